@@ -11,10 +11,11 @@ use crate::bind::{Owner, Part};
 use crate::compiled::{
     Compiled, End, Entry, Kept, Observation, Observed, Per, SequenceState, StateBuffer, Tensor,
 };
+use crate::forms::{Forms, ModelForms};
 use crate::ir::{Binding, DType, Function, Index, Input, Lifetime, Module, Of, Output, PerToken, Port};
 use crate::lower::{Lowered, State};
 use crate::memory::{Counted, Key, Range, Slot, cotangent};
-use crate::pipeline::{Forms, ModelForms, Options};
+use crate::pipeline::Options;
 use crate::program::{
     Affine, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step, kernel,
 };

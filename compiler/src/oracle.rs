@@ -156,7 +156,7 @@ impl Oracle {
     pub fn with(model: &Model, shape: Shape, setup: Setup) -> Result<Self, CompileError> {
         let Setup { recurrence, rewriting, form, watch } = setup;
         let architecture = Architecture::new(model, recurrence)?;
-        let mut lowered = pipeline::lowered(&Passes::new(watch), || match form {
+        let mut lowered = pipeline::lowered(&Passes::new(Some(watch)), || match form {
             Form::Training => lower(&architecture, shape),
             Form::Inference => lower_evaluation(&architecture, shape),
             Form::Declared => lower_inference(&architecture, shape),

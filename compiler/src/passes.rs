@@ -69,7 +69,7 @@ impl Pass {
 /// if a pass were wrong.
 pub type Watch<'a> = &'a dyn Fn(Pass, &mut Module, &mut Function);
 
-/// The time of a pass.
+/// The time of a pass, of all threads together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
     /// Which.
@@ -82,16 +82,52 @@ pub struct Timing {
 
 /// The passes of one compilation.
 pub(crate) struct Passes<'a> {
-    watch: Watch<'a>,
+    watch: Option<Watch<'a>>,
     verifies: bool,
     spent: RefCell<[(u64, Duration); PASSES.len()]>,
 }
 
 impl<'a> Passes<'a> {
-    pub fn new(watch: Watch<'a>) -> Self {
+    pub fn new(watch: Option<Watch<'a>>) -> Self {
         let asked = std::env::var_os("DREAMC_VERIFY").is_some_and(|v| v == "1");
         let spent = RefCell::new([(0, Duration::ZERO); PASSES.len()]);
         Passes { watch, verifies: cfg!(debug_assertions) || asked, spent }
+    }
+
+    /// Works on each item, in order of the items, or on all threads of the machine side by side.
+    /// Where somebody watches, it is one after another. Of several errors it gives the first.
+    pub fn each<T: Send, R: Send>(
+        &self,
+        parallel: bool,
+        items: Vec<T>,
+        work: impl Fn(&Passes, T) -> Result<R, CompileError> + Sync,
+    ) -> Result<Vec<R>, CompileError> {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(items.len());
+        if !parallel || threads < 2 || self.watch.is_some() {
+            return items.into_iter().map(|item| work(self, item)).collect();
+        }
+        let mut shares: Vec<Vec<(usize, T)>> = (0..threads).map(|_| vec![]).collect();
+        for (n, item) in items.into_iter().enumerate() {
+            shares[n % threads].push((n, item));
+        }
+        let own = |share: Vec<(usize, T)>| {
+            let passes = Passes::new(None);
+            let made: Vec<_> = share.into_iter().map(|(n, item)| (n, work(&passes, item))).collect();
+            (made, passes.spent.into_inner())
+        };
+        let mut made = vec![];
+        std::thread::scope(|scope| {
+            let handles: Vec<_> = shares.into_iter().map(|share| scope.spawn(|| own(share))).collect();
+            for handle in handles {
+                let (found, spent) = handle.join().unwrap_or_else(|e| std::panic::resume_unwind(e));
+                made.extend(found);
+                for (total, (runs, time)) in self.spent.borrow_mut().iter_mut().zip(spent) {
+                    *total = (total.0 + runs, total.1 + time);
+                }
+            }
+        });
+        made.sort_by_key(|(n, _)| *n);
+        made.into_iter().map(|(_, result)| result).collect()
     }
 
     /// Runs a pass.
@@ -127,7 +163,9 @@ impl<'a> Passes<'a> {
 
     /// Shows a function to whoever watches.
     pub fn watch(&self, pass: Pass, module: &mut Module, f: &mut Function) {
-        (self.watch)(pass, module, f);
+        if let Some(watch) = self.watch {
+            watch(pass, module, f);
+        }
     }
 
     /// Times of the passes, in order.

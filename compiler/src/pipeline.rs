@@ -10,19 +10,14 @@
 use crate::CompileError;
 use crate::architecture::Architecture;
 use crate::assemble::Assembly;
-use crate::autodiff::{
-    Seed, body_seeds, differentiate, has_derivative, head_seeds, partition, prune, without_training,
-};
 use crate::compiled::{Compiled, Entry};
-use crate::ir::{Binding, Function, Lifetime, Module, Of, Output, Port};
-use crate::lower::{self, EMBED, HEAD, Lowered, POOL, Shape, Weight, lower, lower_evaluation};
+use crate::forms::{Forms, ModelForms};
+use crate::lower::{self, Lowered, Shape, Weight, lower, lower_evaluation};
 use crate::passes::{Pass, Passes, Timing, Watch};
-use crate::precision::{self, Narrow};
+use crate::precision::Narrow;
 use crate::program::{Plan, Program};
-use crate::rewrite::{self, Optimiser, Prepared, Report, Rewriting, Stage};
-use crate::schedule::{Bind, Scheduled, schedule};
+use crate::rewrite::{Optimiser, Report, Rewriting};
 use dreamc_dsl::spec::Spec;
-use indexmap::IndexMap;
 use std::collections::HashSet;
 
 /// A use to compile a spec for.
@@ -129,7 +124,7 @@ pub const PREPARE: &str = "prepare";
 pub const LAST: &str = "backward.last";
 
 /// Tokens that one preparation of weights serves, at the least: a short answer.
-const ANSWER: f64 = 64.0;
+pub(crate) const ANSWER: f64 = 64.0;
 
 /// Sequence caches for generation. A call of `prefill` takes `chunk` tokens of every sequence, one
 /// of `decode` one token: ids, their positions, and the places (`slots`) their keys and values go
@@ -149,15 +144,6 @@ pub struct Cache {
     pub every: bool,
 }
 
-/// A function in the forms that programs need.
-pub(crate) struct Forms {
-    pub forward: (Function, Scheduled),
-    /// The forward that keeps nothing, where there are applications without a gradient.
-    pub detached: Option<(Function, Scheduled)>,
-    pub backward: Option<(Function, Scheduled)>,
-    pub evaluate: (Function, Scheduled),
-}
-
 /// Compiles a spec.
 pub fn compile(spec: &Spec, options: &Options) -> Result<Compiled, CompileError> {
     Ok(compile_with_report(spec, options)?.0)
@@ -165,7 +151,7 @@ pub fn compile(spec: &Spec, options: &Options) -> Result<Compiled, CompileError>
 
 /// Compiles a spec, and says what rewriting did.
 pub fn compile_with_report(spec: &Spec, options: &Options) -> Result<(Compiled, Report), CompileError> {
-    compile_watched(spec, options, &|_, _, _| {})
+    compiled(spec, options, &Passes::new(None))
 }
 
 /// Compiles a spec with its passes watched.
@@ -174,7 +160,11 @@ pub fn compile_watched(
     options: &Options,
     watch: Watch,
 ) -> Result<(Compiled, Report), CompileError> {
-    let (all, report) = run(spec, &[("", options.clone())], &Passes::new(watch))?;
+    compiled(spec, options, &Passes::new(Some(watch)))
+}
+
+fn compiled(spec: &Spec, options: &Options, passes: &Passes) -> Result<(Compiled, Report), CompileError> {
+    let (all, report) = run(spec, &[("", options.clone())], passes)?;
     Ok((only(all)?, report))
 }
 
@@ -208,7 +198,7 @@ pub fn compile_together(
     spec: &Spec,
     uses: &[(&'static str, Options)],
 ) -> Result<(Vec<Compiled>, Report), CompileError> {
-    run(spec, uses, &Passes::new(&|_, _, _| {}))
+    run(spec, uses, &Passes::new(None))
 }
 
 fn only(all: Vec<Compiled>) -> Result<Compiled, CompileError> {
@@ -217,7 +207,7 @@ fn only(all: Vec<Compiled>) -> Result<Compiled, CompileError> {
 
 /// Compiles a spec, and says what each pass took.
 pub fn compile_timed(spec: &Spec, options: &Options) -> Result<(Compiled, Vec<Timing>), CompileError> {
-    let passes = Passes::new(&|_, _, _| {});
+    let passes = Passes::new(None);
     let (all, _) = run(spec, &[("", options.clone())], &passes)?;
     Ok((only(all)?, passes.timings()))
 }
@@ -339,7 +329,10 @@ fn rows<'a>(
     optimiser: &mut Optimiser,
     passes: &Passes,
 ) -> Result<(), CompileError> {
-    let learned = if options.train { assembly.trained.clone() } else { vec![] };
+    let learned: HashSet<(Option<usize>, String)> = match options.train {
+        true => assembly.trained.iter().cloned().collect(),
+        false => HashSet::new(),
+    };
     // Of a body that reads weights of others, by the names of checkpoints.
     let named: HashSet<String> = match options.train {
         true => assembly.tensors.iter().filter(|t| t.gradient.is_some()).map(|t| t.name.clone()).collect(),
@@ -397,239 +390,4 @@ fn rows<'a>(
     })?;
     assembly.add("evaluate", program);
     Ok(())
-}
-
-/// The functions of a model in the forms that programs need.
-pub(crate) struct ModelForms {
-    pub bodies: Vec<Forms>,
-    pub embed: Forms,
-    pub head: Forms,
-    /// The penalty of pooled thresholds with its gradient, in training.
-    pub pool: Option<(Function, Scheduled)>,
-    /// Work before and after the calls of each body, and of the functions outside the layers.
-    pub prepared: IndexMap<Option<usize>, Prepared>,
-}
-
-impl ModelForms {
-    /// `trained` says of which weights gradients are wanted.
-    fn new(
-        architecture: &Architecture,
-        lowered: &mut Lowered,
-        trained: &dyn Fn(&Weight, Option<usize>) -> bool,
-        options: &Options,
-        optimiser: &mut Optimiser,
-        passes: &Passes,
-    ) -> Result<Self, CompileError> {
-        let mut bodies = vec![];
-        let mut prepared = IndexMap::new();
-        for (i, body) in architecture.bodies.iter().enumerate() {
-            let leader = architecture.leader(i);
-            let own = lowered.weights[leader].iter().filter(|w| trained(w, Some(leader)));
-            let others = lowered.foreign[i].iter().filter(|w| trained(w, None));
-            let weights: Vec<String> = own.chain(others).map(|w| w.name.clone()).collect();
-            let function = lowered.module.functions[&body.name].clone();
-            let wanted = |p: &Port| has_derivative(p, |p| weights.contains(&p.name));
-            let seeds = body_seeds(&function, Seed::Param);
-            let mut rewriter = Rewriter::new(architecture, Some(i), options, optimiser, passes);
-            bodies.push(forms(&mut lowered.module, &function, &seeds, &wanted, &mut rewriter)?);
-            prepared.insert(Some(i), rewriter.prepared);
-        }
-        let globals: Vec<String> =
-            lowered.globals.iter().filter(|w| trained(w, None)).map(|w| w.name.clone()).collect();
-        let wanted = |p: &Port| has_derivative(p, |p| globals.contains(&p.name));
-        let function = lowered.module.functions[EMBED].clone();
-        let mut rewriter = Rewriter::new(architecture, None, options, optimiser, passes);
-        let embed = forms(&mut lowered.module, &function, &[("x", Seed::Param)], &wanted, &mut rewriter)?;
-        let function = lowered.module.functions[HEAD].clone();
-        let head = head_forms(&mut lowered.module, &function, &wanted, &mut rewriter)?;
-        prepared.insert(None, rewriter.prepared);
-        let pool = match lowered.module.functions.get(POOL).cloned() {
-            Some(f) if options.train => {
-                let means = |p: &Port| has_derivative(p, |_| false);
-                let joint = passes.function(Pass::Differentiate, &mut lowered.module, |module| {
-                    differentiate(module, &f, &[(Output::Aux.name(), Seed::Param)], &means)
-                })?;
-                Some(scheduled(passes, &lowered.module, joint)?)
-            }
-            _ => None,
-        };
-        Ok(ModelForms { bodies, embed, head, pool, prepared })
-    }
-}
-
-/// Rewriting of the functions of one body.
-struct Rewriter<'a> {
-    options: &'a Options,
-    optimiser: &'a mut Optimiser,
-    passes: &'a Passes<'a>,
-    prepared: Prepared,
-    /// Name of the body.
-    scope: String,
-    /// Calls that one preparation of a set of weights serves.
-    uses: f64,
-    /// Whether some of them have no gradient.
-    detached: bool,
-    indices: Vec<(String, u64)>,
-}
-
-impl<'a> Rewriter<'a> {
-    fn new(
-        architecture: &Architecture,
-        body: Option<usize>,
-        options: &'a Options,
-        optimiser: &'a mut Optimiser,
-        passes: &'a Passes<'a>,
-    ) -> Self {
-        let applications = body.map_or(1.0, |b| {
-            let body = &architecture.bodies[b];
-            body.applications as f64 / body.sets.max(1) as f64
-        });
-        let uses = applications * if options.cache.is_some() { ANSWER } else { 1.0 };
-        let indices = body.map_or(vec![], |b| architecture.constant_rows(b));
-        let scope = body.map_or("model".into(), |b| architecture.bodies[b].name.clone());
-        let detached = body.map(|b| &architecture.bodies[b]).is_some_and(|b| b.kept < b.applications);
-        let prepared = Prepared::default();
-        Rewriter { options, optimiser, passes, prepared, scope, uses, detached, indices }
-    }
-
-    fn rewrite(&mut self, module: &mut Module, f: &Function, stage: Stage) -> Result<Function, CompileError> {
-        let narrow = self.options.narrow != precision::Narrow::Nothing;
-        let context = rewrite::Context { stage, uses: self.uses, indices: self.indices.clone(), narrow };
-        self.passes.function(Pass::Rewrite, module, |module| self.optimiser.rewrite(module, f, &context))
-    }
-
-    fn narrow(&self, module: &mut Module, f: Function) -> Result<Function, CompileError> {
-        self.passes.function(Pass::Narrow, module, |m| precision::narrow(m, &f, self.options.narrow))
-    }
-
-    /// Whether weights are prepared: not for a single use.
-    fn prepares(&self) -> bool {
-        !self.optimiser.is_off() && self.uses > 1.0
-    }
-
-    fn hoist(&mut self, module: &mut Module, f: &Function, at: usize) -> Result<Function, CompileError> {
-        let (prepared, names, scope) = (&mut self.prepared, &mut self.optimiser.names, &self.scope);
-        self.passes.function(Pass::Hoist, module, |module| Ok(prepared.hoist(names, module, scope, f, at)))
-    }
-
-    fn inference(&mut self, module: &mut Module, f: &Function) -> Result<Function, CompileError> {
-        let mut f = self.rewrite(module, f, Stage::Inference)?;
-        self.passes.watch(Pass::Rewrite, module, &mut f);
-        let f = self.narrow(module, f)?;
-        if !self.prepares() {
-            return Ok(f);
-        }
-        let f = self.hoist(module, &f, f.params.len())?;
-        Ok(prune(&f, &|_| true))
-    }
-
-    /// The joint function of `f`, and the part of it that is forward.
-    fn joint(
-        &mut self,
-        module: &mut Module,
-        mut joint: Function,
-        f: &Function,
-    ) -> Result<(Function, Function), CompileError> {
-        self.passes.watch(Pass::Differentiate, module, &mut joint);
-        if self.optimiser.is_off() && self.options.narrow == Narrow::Nothing {
-            self.passes.watch(Pass::Rewrite, module, &mut joint);
-            return Ok((joint, f.clone()));
-        }
-        if !self.optimiser.is_off() {
-            rewrite::forget_stops(&mut joint);
-            joint = self.rewrite(module, &joint, Stage::Final)?;
-        }
-        self.passes.watch(Pass::Rewrite, module, &mut joint);
-        let mut joint = self.narrow(module, joint)?;
-        if self.prepares() {
-            let sunk = self.prepared.sink(&joint);
-            joint = self.hoist(module, &sunk, f.params.len())?;
-        }
-        Ok(rewrite::rejoin(&joint, f))
-    }
-}
-
-/// How the results of a function are bound.
-fn binds(f: &Function) -> Vec<Bind> {
-    f.results
-        .iter()
-        .map(|(port, _)| match (f.state_of(port), port.binding) {
-            (Some(p), _) => Bind::State(p.0),
-            // Every call adds to gradients, to losses, and to cotangents of state that it was not
-            // handed.
-            (None, Binding::Output(Output::Loss | Output::Aux))
-            | (None, Binding::Cotangent(Of::Weight | Of::State(_))) => Bind::Add,
-            (None, _) => Bind::Store,
-        })
-        .collect()
-}
-
-fn scheduled(passes: &Passes, module: &Module, f: Function) -> Result<(Function, Scheduled), CompileError> {
-    let s = passes.run(Pass::Schedule, || schedule(module, &f, &binds(&f)))?;
-    Ok((f, s))
-}
-
-fn forms(
-    module: &mut Module,
-    f: &Function,
-    seeds: &[(&str, Seed)],
-    wanted: &dyn Fn(&Port) -> bool,
-    rewriter: &mut Rewriter,
-) -> Result<Forms, CompileError> {
-    let evaluate = rewriter.inference(module, &without_training(f))?;
-    let evaluate = scheduled(rewriter.passes, module, evaluate)?;
-    if !rewriter.options.train {
-        return Ok(Forms { forward: evaluate.clone(), detached: None, backward: None, evaluate });
-    }
-    let f = rewriter.rewrite(module, f, Stage::Differentiable)?;
-    let passes = rewriter.passes;
-    let joint =
-        passes.function(Pass::Differentiate, module, |module| differentiate(module, &f, seeds, wanted))?;
-    let (joint, f) = rewriter.joint(module, joint, &f)?;
-    let (front, back) = passes.run(Pass::Partition, || partition(module, &joint, &f));
-    passes.verify(Pass::Partition, module, &front)?;
-    passes.verify(Pass::Partition, module, &back)?;
-    // A cotangent of state with no use inside leaves the state's cotangent as it is. That of a
-    // saved stream is of another instance.
-    let back = prune(&back, &|p| match p.binding {
-        Binding::Cotangent(Of::State(Lifetime::Saved)) => true,
-        Binding::Cotangent(Of::State(_)) => back.find_param(&p.name).is_some(),
-        _ => true,
-    });
-    let backward = Some(scheduled(passes, module, back)?);
-    let detached = match rewriter.detached {
-        true => Some(scheduled(passes, module, prune(&front, &|p| p.binding != Binding::Saved))?),
-        false => None,
-    };
-    Ok(Forms { forward: scheduled(passes, module, front)?, detached, backward, evaluate })
-}
-
-/// The head goes forward and back in one function: nothing needs to be kept.
-fn head_forms(
-    module: &mut Module,
-    f: &Function,
-    wanted: &dyn Fn(&Port) -> bool,
-    rewriter: &mut Rewriter,
-) -> Result<Forms, CompileError> {
-    let (generating, logits) = (rewriter.options.cache.is_some(), rewriter.options.logits);
-    let keep = |p: &Port| match p.binding {
-        Binding::Output(Output::Nll) => !generating,
-        Binding::Output(Output::Logits) => logits,
-        _ => false,
-    };
-    let evaluate = rewriter.inference(module, &prune(f, &keep))?;
-    let evaluate = scheduled(rewriter.passes, module, evaluate)?;
-    let forward = if rewriter.options.train {
-        let f = prune(f, &|p| p.binding != Binding::Output(Output::Logits) || logits);
-        let f = rewriter.rewrite(module, &f, Stage::Differentiable)?;
-        let seeds = head_seeds(&f);
-        let passes = rewriter.passes;
-        let joint = passes
-            .function(Pass::Differentiate, module, |module| differentiate(module, &f, &seeds, wanted))?;
-        let (joint, _) = rewriter.joint(module, joint, &f)?;
-        scheduled(passes, module, joint)?
-    } else {
-        evaluate.clone()
-    };
-    Ok(Forms { forward, detached: None, backward: None, evaluate })
 }

@@ -1,0 +1,395 @@
+//! The functions of a model in the forms that programs need.
+//!
+//! *In*: lowered functions, and the weights of each that are trained. *Out*: [`ModelForms`]: of
+//! each function the scheduled forms, and work on weights alone that was taken out of them.
+//! *Promise*: the result is the same on any number of threads.
+//!
+//! A function goes three ways, and bodies go the first and the last side by side:
+//!
+//! 1. [`grow`]: it is rewritten, differentiated, rewritten with its derivative, and narrowed;
+//! 2. [`hoist`]: work on weights alone leaves it, under names that are unique in the plan;
+//! 3. [`cut`]: forward and backward are cut apart, and scheduled.
+
+use crate::CompileError;
+use crate::architecture::Architecture;
+use crate::autodiff::{
+    Seed, body_seeds, differentiate, has_derivative, head_seeds, partition, prune, without_training,
+};
+use crate::ir::{Binding, Function, Lifetime, Module, Of, Output, Port};
+use crate::lower::{EMBED, HEAD, Lowered, POOL, Weight};
+use crate::passes::{Pass, Passes};
+use crate::pipeline::{ANSWER, Options};
+use crate::precision::{self, Narrow};
+use crate::rewrite::{self, Optimiser, Prepared, Stage};
+use crate::schedule::{Bind, Scheduled, schedule};
+use indexmap::IndexMap;
+use std::collections::HashSet;
+
+/// A function in the forms that programs need.
+pub(crate) struct Forms {
+    pub forward: (Function, Scheduled),
+    /// The forward that keeps nothing, where there are applications without a gradient.
+    pub detached: Option<(Function, Scheduled)>,
+    pub backward: Option<(Function, Scheduled)>,
+    pub evaluate: (Function, Scheduled),
+}
+
+/// All functions of a model in the forms that programs need.
+pub(crate) struct ModelForms {
+    pub bodies: Vec<Forms>,
+    pub embed: Forms,
+    pub head: Forms,
+    /// The penalty of pooled thresholds with its gradient, in training.
+    pub pool: Option<(Function, Scheduled)>,
+    /// Work before and after the calls of each body, and of the functions outside the layers.
+    pub prepared: IndexMap<Option<usize>, Prepared>,
+}
+
+/// Nodes of all bodies from which on threads gain more than they cost.
+const MANY: usize = 8192;
+
+impl ModelForms {
+    /// `trained` says of which weights gradients are wanted.
+    pub fn new(
+        architecture: &Architecture,
+        lowered: &mut Lowered,
+        trained: &dyn Fn(&Weight, Option<usize>) -> bool,
+        options: &Options,
+        optimiser: &mut Optimiser,
+        passes: &Passes,
+    ) -> Result<Self, CompileError> {
+        let mut tasks: Vec<Task> = vec![];
+        for i in 0..architecture.bodies.len() {
+            tasks.push(Task::body(architecture, lowered, i, trained, options));
+        }
+        let globals: HashSet<String> =
+            lowered.globals.iter().filter(|w| trained(w, None)).map(|w| w.name.clone()).collect();
+        let site = Site::new(architecture, None, options);
+        let outside = |name: &str| Task {
+            function: lowered.module.functions[name].clone(),
+            weights: globals.clone(),
+            site: site.clone(),
+        };
+        let (embed, head) = (outside(EMBED), outside(HEAD));
+        let module = &mut lowered.module;
+        let nodes: usize = tasks.iter().map(|t| t.function.nodes.len()).sum();
+        let parallel = nodes >= MANY;
+        let mut grown = grow_all(module, &tasks, options, optimiser, passes, parallel)?;
+        let mut prepared = IndexMap::new();
+        for (i, (task, grown)) in tasks.iter().zip(&mut grown).enumerate() {
+            let mut own = Prepared::default();
+            hoist(module, task, options, grown, (&mut own, &mut *optimiser), passes)?;
+            prepared.insert(Some(i), own);
+        }
+        let work = |passes: &Passes, (task, grown): (&Task, Grown)| cut(module, task, grown, passes);
+        let bodies = passes.each(parallel, tasks.iter().zip(grown).collect(), work)?;
+        let mut own = Prepared::default();
+        let seeds = [("x", Seed::Param)];
+        let mut grown = grow(module, &embed, &embed.function, &seeds, options, optimiser, passes)?;
+        hoist(module, &embed, options, &mut grown, (&mut own, &mut *optimiser), passes)?;
+        let embed = cut(module, &embed, grown, passes)?;
+        let head = head_forms(module, &head, options, &mut own, optimiser, passes)?;
+        prepared.insert(None, own);
+        let pool = match module.functions.get(POOL).cloned() {
+            Some(f) if options.train => {
+                let means = |p: &Port| has_derivative(p, |_| false);
+                let joint = passes.function(Pass::Differentiate, module, |module| {
+                    differentiate(module, &f, &[(Output::Aux.name(), Seed::Param)], &means)
+                })?;
+                Some(scheduled(passes, module, joint)?)
+            }
+            _ => None,
+        };
+        Ok(ModelForms { bodies, embed, head, pool, prepared })
+    }
+}
+
+/// A function on its way to its forms.
+struct Task {
+    function: Function,
+    /// Names of the weights whose gradients are wanted.
+    weights: HashSet<String>,
+    site: Site,
+}
+
+impl Task {
+    fn body(
+        architecture: &Architecture,
+        lowered: &Lowered,
+        i: usize,
+        trained: &dyn Fn(&Weight, Option<usize>) -> bool,
+        options: &Options,
+    ) -> Task {
+        let leader = architecture.leader(i);
+        let own = lowered.weights[leader].iter().filter(|w| trained(w, Some(leader)));
+        let others = lowered.foreign[i].iter().filter(|w| trained(w, None));
+        Task {
+            function: lowered.module.functions[&architecture.bodies[i].name].clone(),
+            weights: own.chain(others).map(|w| w.name.clone()).collect(),
+            site: Site::new(architecture, Some(i), options),
+        }
+    }
+
+    fn wants(&self, p: &Port) -> bool {
+        has_derivative(p, |p| self.weights.contains(&p.name))
+    }
+}
+
+/// The place of a function in its model, as far as rewriting asks.
+#[derive(Clone)]
+struct Site {
+    /// Name of the body.
+    scope: String,
+    /// Calls that one preparation of a set of weights serves.
+    uses: f64,
+    /// Whether some of them have no gradient.
+    detached: bool,
+    indices: Vec<(String, u64)>,
+}
+
+impl Site {
+    fn new(architecture: &Architecture, body: Option<usize>, options: &Options) -> Site {
+        let applications = body.map_or(1.0, |b| {
+            let body = &architecture.bodies[b];
+            body.applications as f64 / body.sets.max(1) as f64
+        });
+        Site {
+            scope: body.map_or("model".into(), |b| architecture.bodies[b].name.clone()),
+            uses: applications * if options.cache.is_some() { ANSWER } else { 1.0 },
+            detached: body.map(|b| &architecture.bodies[b]).is_some_and(|b| b.kept < b.applications),
+            indices: body.map_or(vec![], |b| architecture.constant_rows(b)),
+        }
+    }
+
+    fn context(&self, stage: Stage, options: &Options) -> rewrite::Context {
+        let narrow = options.narrow != Narrow::Nothing;
+        rewrite::Context { stage, uses: self.uses, indices: self.indices.clone(), narrow }
+    }
+}
+
+/// A function that is rewritten and narrowed, before weights leave it.
+struct Grown {
+    evaluate: Function,
+    joint: Option<Joint>,
+}
+
+/// A function with its derivative.
+struct Joint {
+    /// Forward and backward together.
+    whole: Function,
+    /// The function that was differentiated.
+    forward: Function,
+}
+
+/// [`grow`] of each body, the dimensions that rules made in `module`, reports in order.
+fn grow_all(
+    module: &mut Module,
+    tasks: &[Task],
+    options: &Options,
+    optimiser: &mut Optimiser,
+    passes: &Passes,
+    parallel: bool,
+) -> Result<Vec<Grown>, CompileError> {
+    let base = Module { dims: module.dims.clone(), functions: Default::default() };
+    let apart = optimiser.apart();
+    let work = |passes: &Passes, task: &Task| {
+        let (mut own, mut optimiser) = (base.clone(), apart.clone());
+        let seeds = body_seeds(&task.function, Seed::Param);
+        let grown = grow(&mut own, task, &task.function, &seeds, options, &mut optimiser, passes)?;
+        Ok((grown, own, optimiser))
+    };
+    let mut all = vec![];
+    for (mut grown, own, theirs) in passes.each(parallel, tasks.iter().collect(), work)? {
+        let joint = grown.joint.iter_mut().flat_map(|j| [&mut j.whole, &mut j.forward]);
+        module.adopt(&own, std::iter::once(&mut grown.evaluate).chain(joint));
+        optimiser.report.functions.extend(theirs.report.functions);
+        all.push(grown);
+    }
+    Ok(all)
+}
+
+fn rewritten(
+    module: &mut Module,
+    f: &Function,
+    context: &rewrite::Context,
+    optimiser: &mut Optimiser,
+    passes: &Passes,
+) -> Result<Function, CompileError> {
+    passes.function(Pass::Rewrite, module, |module| optimiser.rewrite(module, f, context))
+}
+
+fn narrowed(
+    module: &mut Module,
+    f: Function,
+    options: &Options,
+    passes: &Passes,
+) -> Result<Function, CompileError> {
+    passes.function(Pass::Narrow, module, |m| precision::narrow(m, &f, options.narrow))
+}
+
+/// Rewrites, differentiates and narrows a function.
+fn grow(
+    module: &mut Module,
+    task: &Task,
+    f: &Function,
+    seeds: &[(&str, Seed)],
+    options: &Options,
+    optimiser: &mut Optimiser,
+    passes: &Passes,
+) -> Result<Grown, CompileError> {
+    let evaluate = inference(module, task, &without_training(f), options, optimiser, passes)?;
+    let joint = match options.train {
+        true => Some(joint(module, task, f, seeds, options, optimiser, passes)?),
+        false => None,
+    };
+    Ok(Grown { evaluate, joint })
+}
+
+fn inference(
+    module: &mut Module,
+    task: &Task,
+    f: &Function,
+    options: &Options,
+    optimiser: &mut Optimiser,
+    passes: &Passes,
+) -> Result<Function, CompileError> {
+    let context = task.site.context(Stage::Inference, options);
+    let mut f = rewritten(module, f, &context, optimiser, passes)?;
+    passes.watch(Pass::Rewrite, module, &mut f);
+    narrowed(module, f, options, passes)
+}
+
+/// `f` and its derivative in one function.
+fn joint(
+    module: &mut Module,
+    task: &Task,
+    f: &Function,
+    seeds: &[(&str, Seed)],
+    options: &Options,
+    optimiser: &mut Optimiser,
+    passes: &Passes,
+) -> Result<Joint, CompileError> {
+    let context = task.site.context(Stage::Differentiable, options);
+    let forward = rewritten(module, f, &context, optimiser, passes)?;
+    let mut whole = passes.function(Pass::Differentiate, module, |module| {
+        differentiate(module, &forward, seeds, &|p| task.wants(p))
+    })?;
+    passes.watch(Pass::Differentiate, module, &mut whole);
+    if !optimiser.is_off() {
+        rewrite::forget_stops(&mut whole);
+        let context = task.site.context(Stage::Final, options);
+        whole = rewritten(module, &whole, &context, optimiser, passes)?;
+    }
+    passes.watch(Pass::Rewrite, module, &mut whole);
+    if optimiser.is_off() && options.narrow == Narrow::Nothing {
+        return Ok(Joint { whole, forward });
+    }
+    Ok(Joint { whole: narrowed(module, whole, options, passes)?, forward })
+}
+
+/// Takes work on weights alone out of a function, and finds its forward part again.
+fn hoist(
+    module: &mut Module,
+    task: &Task,
+    options: &Options,
+    grown: &mut Grown,
+    (prepared, optimiser): (&mut Prepared, &mut Optimiser),
+    passes: &Passes,
+) -> Result<(), CompileError> {
+    // Not for a single use.
+    let prepares = !optimiser.is_off() && task.site.uses > 1.0;
+    let (names, scope) = (&mut optimiser.names, &task.site.scope);
+    if prepares {
+        let f = &grown.evaluate;
+        let f = passes.function(Pass::Hoist, module, |module| {
+            Ok(prepared.hoist(names, module, scope, f, f.params.len()))
+        })?;
+        grown.evaluate = prune(&f, &|_| true);
+    }
+    let Some(joint) = &mut grown.joint else { return Ok(()) };
+    if prepares {
+        let (sunk, at) = (prepared.sink(&joint.whole), joint.forward.params.len());
+        joint.whole = passes
+            .function(Pass::Hoist, module, |module| Ok(prepared.hoist(names, module, scope, &sunk, at)))?;
+    }
+    if !optimiser.is_off() || options.narrow != Narrow::Nothing {
+        (joint.whole, joint.forward) = rewrite::rejoin(&joint.whole, &joint.forward);
+    }
+    Ok(())
+}
+
+/// Cuts forward and backward apart, and schedules all forms.
+fn cut(module: &Module, task: &Task, grown: Grown, passes: &Passes) -> Result<Forms, CompileError> {
+    let evaluate = scheduled(passes, module, grown.evaluate)?;
+    let Some(Joint { whole, forward }) = grown.joint else {
+        return Ok(Forms { forward: evaluate.clone(), detached: None, backward: None, evaluate });
+    };
+    let (front, back) = passes.run(Pass::Partition, || partition(module, &whole, &forward));
+    passes.verify(Pass::Partition, module, &front)?;
+    passes.verify(Pass::Partition, module, &back)?;
+    // A cotangent of state with no use inside leaves the state's cotangent as it is. That of a
+    // saved stream is of another instance.
+    let back = prune(&back, &|p| match p.binding {
+        Binding::Cotangent(Of::State(Lifetime::Saved)) => true,
+        Binding::Cotangent(Of::State(_)) => back.find_param(&p.name).is_some(),
+        _ => true,
+    });
+    let backward = Some(scheduled(passes, module, back)?);
+    let detached = match task.site.detached {
+        true => Some(scheduled(passes, module, prune(&front, &|p| p.binding != Binding::Saved))?),
+        false => None,
+    };
+    Ok(Forms { forward: scheduled(passes, module, front)?, detached, backward, evaluate })
+}
+
+/// The head goes forward and back in one function: nothing needs to be kept.
+fn head_forms(
+    module: &mut Module,
+    task: &Task,
+    options: &Options,
+    prepared: &mut Prepared,
+    optimiser: &mut Optimiser,
+    passes: &Passes,
+) -> Result<Forms, CompileError> {
+    let (generating, logits) = (options.cache.is_some(), options.logits);
+    let keep = |p: &Port| match p.binding {
+        Binding::Output(Output::Nll) => !generating,
+        Binding::Output(Output::Logits) => logits,
+        _ => false,
+    };
+    let evaluate = inference(module, task, &prune(&task.function, &keep), options, optimiser, passes)?;
+    let trained = if options.train {
+        let f = prune(&task.function, &|p| p.binding != Binding::Output(Output::Logits) || logits);
+        Some(joint(module, task, &f, &head_seeds(&f), options, optimiser, passes)?)
+    } else {
+        None
+    };
+    let mut grown = Grown { evaluate, joint: trained };
+    hoist(module, task, options, &mut grown, (prepared, optimiser), passes)?;
+    let evaluate = scheduled(passes, module, grown.evaluate)?;
+    let forward = match grown.joint {
+        Some(joint) => scheduled(passes, module, joint.whole)?,
+        None => evaluate.clone(),
+    };
+    Ok(Forms { forward, detached: None, backward: None, evaluate })
+}
+
+/// How the results of a function are bound.
+fn binds(f: &Function) -> Vec<Bind> {
+    f.results
+        .iter()
+        .map(|(port, _)| match (f.state_of(port), port.binding) {
+            (Some(p), _) => Bind::State(p.0),
+            // Every call adds to gradients, to losses, and to cotangents of state that it was not
+            // handed.
+            (None, Binding::Output(Output::Loss | Output::Aux))
+            | (None, Binding::Cotangent(Of::Weight | Of::State(_))) => Bind::Add,
+            (None, _) => Bind::Store,
+        })
+        .collect()
+}
+
+fn scheduled(passes: &Passes, module: &Module, f: Function) -> Result<(Function, Scheduled), CompileError> {
+    let s = passes.run(Pass::Schedule, || schedule(module, &f, &binds(&f)))?;
+    Ok((f, s))
+}
