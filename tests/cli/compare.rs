@@ -601,6 +601,18 @@ fn training_flops_are_a_quantity() {
     );
     let error = said(&sandbox, &["check", "none.suite.yaml"]);
     assert!(error.contains("`match` names no field"), "{error}");
+    sandbox.write(
+        "two.suite.yaml",
+        &SUITE.replace("flops: {ea.intermediate: 1}", "flops: {ea.intermediate: 1, ea.count: 8}"),
+    );
+    let error = said(&sandbox, &["check", "two.suite.yaml"]);
+    assert!(error.contains("`flops` is met by one field; `ea.count` is a second"), "{error}");
+    sandbox.write(
+        "gone.suite.yaml",
+        &SUITE.replace("flops: {ea.intermediate: 1}", "flops: {ea.intermediat: 1}"),
+    );
+    let error = said(&sandbox, &["check", "gone.suite.yaml"]);
+    assert!(error.contains("`ea.intermediat` is not an integer field; `ea` has"), "{error}");
     sandbox.write("twice.suite.yaml", &SUITE.replace("params: ea.count", "params: model.ea.intermediate"));
     let error = said(&sandbox, &["check", "twice.suite.yaml"]);
     assert!(

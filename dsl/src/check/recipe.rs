@@ -633,6 +633,15 @@ impl Checker {
                 let step = self.whole("step", &Type::Int { min: 1 }, 1, &pair.value);
                 (pair.key.text.clone(), pair.key.span, step)
             }
+            ValueKind::Map(map) if map.items.len() > 1 => {
+                let second = &map.items[1].node.key;
+                let message = format!("`{key}` is met by one field; `{}` is a second", second.text);
+                let first = &map.items[0].node.key.text;
+                let help =
+                    format!("keep one, such as `{key}: {{{first}: 8}}`; another figure may vary another");
+                self.error("wrong-type", second.span, message, help);
+                return None;
+            }
             _ => {
                 self.wrong_type(key, &Self::kind(group, key), value);
                 return None;
