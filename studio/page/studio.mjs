@@ -1,0 +1,379 @@
+// The page of `dreamc studio`: an editor on the language server, and next to it what the text makes.
+import { autocompletion, closeBrackets, closeBracketsKeymap, completionKeymap } from "@codemirror/autocomplete";
+import { defaultKeymap, history, historyKeymap, indentWithTab } from "@codemirror/commands";
+import { yaml } from "@codemirror/lang-yaml";
+import { HighlightStyle, StreamLanguage, bracketMatching, indentOnInput, syntaxHighlighting } from "@codemirror/language";
+import { lintKeymap, setDiagnostics } from "@codemirror/lint";
+import { searchKeymap } from "@codemirror/search";
+import { EditorState } from "@codemirror/state";
+import { EditorView, drawSelection, highlightActiveLine, highlightActiveLineGutter, hoverTooltip, keymap, lineNumbers } from "@codemirror/view";
+import { tags } from "@lezer/highlight";
+
+const token = new URLSearchParams(location.search).get("token") ?? "";
+const tab = crypto.randomUUID();
+const at = (id) => document.getElementById(id);
+// Pause after a keystroke before the text is looked at, in milliseconds.
+const PAUSE = 40;
+
+async function ask(path, body) {
+  const headers = { "x-dreamc-token": token, "x-dreamc-tab": tab };
+  const options = body === undefined ? { headers } : { method: "POST", headers: { ...headers, "content-type": "application/json" }, body: JSON.stringify(body) };
+  const answer = await fetch(path, options);
+  const value = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw Object.assign(new Error(value.error ?? `the server answered ${answer.status}`), { status: answer.status });
+  return value;
+}
+
+function say(text, bad = false) {
+  at("said").textContent = text;
+  at("said").classList.toggle("bad", bad);
+}
+
+// --- the file -----------------------------------------------------------------------------------
+
+const file = { path: "", saved: "", version: null, number: 0 };
+const uri = () => `file:///${tab}/${encodeURI(file.path)}`;
+const text = () => editor.state.doc.toString();
+
+async function language(method, params, id) {
+  const message = { jsonrpc: "2.0", method, params, ...(id === undefined ? {} : { id }) };
+  return ask("/lsp", { path: file.path, message });
+}
+
+const position = (state, offset) => {
+  const line = state.doc.lineAt(offset);
+  return { line: line.number - 1, character: offset - line.from };
+};
+const offset = (state, { line, character }) => {
+  const found = state.doc.line(Math.min(line + 1, state.doc.lines));
+  return Math.min(found.from + character, found.to);
+};
+const here = (state, at) => ({ textDocument: { uri: uri() }, position: position(state, at) });
+
+async function open(path) {
+  if (file.path && text() !== file.saved && !confirm(`${file.path} has changes that are not saved. Leave them?`)) {
+    at("files").value = file.path;
+    return;
+  }
+  const found = await ask(`/file?path=${encodeURIComponent(path)}`);
+  Object.assign(file, { path, saved: found.text, version: found.version });
+  at("files").value = path;
+  const dream = path.endsWith(".dream");
+  editor.setState(EditorState.create({ doc: found.text, extensions: extensions(dream) }));
+  looked = found.text;
+  await language("textDocument/didOpen", { textDocument: { uri: uri(), languageId: dream ? "dream" : "yaml", version: 0, text: found.text } }).then(publish);
+  await view();
+  said();
+}
+
+async function save() {
+  if (text() === file.saved) return;
+  const now = text();
+  try {
+    const { version } = await ask("/file", { path: file.path, text: now, version: file.version });
+    Object.assign(file, { saved: now, version });
+    say(`${file.path} is saved`);
+    said(true);
+    await view();
+  } catch (error) {
+    say(error.message, true);
+  }
+}
+
+function said(keep = false) {
+  const changed = text() !== file.saved;
+  at("save").disabled = !changed;
+  document.title = `${changed ? "• " : ""}${file.path} · dreamc studio`;
+  if (!keep) say(changed ? "not saved" : "");
+}
+
+// --- the editor ---------------------------------------------------------------------------------
+
+const dreamLanguage = StreamLanguage.define({
+  token(stream) {
+    if (stream.eatSpace()) return null;
+    if (stream.match(/#.*/)) return "comment";
+    if (stream.match(/"([^"\\]|\\.)*"?/)) return "string";
+    if (stream.match(/\d[\d_.]*(e[+-]?\d+)?%?/)) return "number";
+    if (stream.match(/(model|train|data|eval|define|include|let|repeat|recur|skip|match|task|return|input|state|weights)\b/)) return "keyword";
+    if (stream.match(/[A-Za-z_][\w.-]*/)) return "variableName";
+    stream.next();
+    return null;
+  },
+  languageData: { commentTokens: { line: "#" } },
+});
+
+const colours = HighlightStyle.define([
+  { tag: tags.comment, color: "var(--soft)", fontStyle: "italic" },
+  { tag: tags.keyword, color: "var(--accent)" },
+  { tag: [tags.propertyName, tags.definition(tags.propertyName)], color: "var(--accent)" },
+  { tag: tags.number, color: "var(--warn)" },
+]);
+
+async function complete(context) {
+  if (!context.explicit && !context.matchBefore(/[\w.]+|[{:|>( ]/)) return null;
+  await look();
+  const [{ result }] = await language("textDocument/completion", here(context.state, context.pos), 1);
+  const items = result?.items ?? result ?? [];
+  if (!items.length) return null;
+  const word = context.matchBefore(/[\w.-]*/);
+  const options = items.map((item) => ({
+    label: item.label,
+    detail: item.detail,
+    info: item.documentation?.value ?? item.documentation,
+    apply: (item.insertText ?? item.textEdit?.newText ?? item.label).replace(/\$\{\d+:?([^}]*)\}|\$\d+/g, "$1"),
+  }));
+  return { from: word?.from ?? context.pos, options };
+}
+
+const hover = hoverTooltip(async (view, pos) => {
+  const [{ result }] = await language("textDocument/hover", here(view.state, pos), 2);
+  const value = result?.contents?.value ?? result?.contents;
+  if (!value) return null;
+  return {
+    pos,
+    create() {
+      const dom = document.createElement("div");
+      dom.textContent = value;
+      return { dom };
+    },
+  };
+});
+
+async function format() {
+  await look();
+  const [{ result }] = await language("textDocument/formatting", { textDocument: { uri: uri() }, options: {} }, 3);
+  const { state } = editor;
+  const changes = (result ?? []).map(({ range, newText }) => ({ from: offset(state, range.start), to: offset(state, range.end), insert: newText }));
+  if (changes.length) editor.dispatch({ changes });
+}
+
+const extensions = (dream) => [
+  lineNumbers(), history(), drawSelection(), indentOnInput(), bracketMatching(), closeBrackets(), highlightActiveLine(), highlightActiveLineGutter(),
+  dream ? dreamLanguage : yaml(),
+  syntaxHighlighting(colours),
+  autocompletion({ override: [complete] }),
+  hover,
+  EditorView.contentAttributes.of({ "aria-label": "Specification" }),
+  EditorView.updateListener.of((update) => update.docChanged && changed()),
+  keymap.of([
+    { key: "Mod-s", preventDefault: true, run: () => (save(), true) },
+    { key: "Alt-Shift-f", run: () => (format(), true) },
+    ...closeBracketsKeymap, ...defaultKeymap, ...searchKeymap, ...historyKeymap, ...completionKeymap, ...lintKeymap, indentWithTab,
+  ]),
+];
+
+const editor = new EditorView({ parent: at("editor"), state: EditorState.create({ extensions: [] }) });
+
+let timer, looked = "";
+function changed() {
+  said();
+  clearTimeout(timer);
+  timer = setTimeout(() => Promise.all([look(), view()]).catch((error) => say(error.message, true)), PAUSE);
+}
+
+// Sends the text where it is not the one that was sent last.
+async function look() {
+  const now = text();
+  if (now === looked) return;
+  looked = now;
+  const version = ++file.number;
+  publish(await language("textDocument/didChange", { textDocument: { uri: uri(), version }, contentChanges: [{ text: now }] }));
+}
+
+function publish(messages) {
+  const found = messages.filter((m) => m.method === "textDocument/publishDiagnostics").pop();
+  if (!found) return;
+  const { state } = editor;
+  const problems = found.params.diagnostics.map((d) => {
+    const from = offset(state, d.range.start);
+    return { from, to: Math.max(from, offset(state, d.range.end)), severity: d.severity === 1 ? "error" : "warning", message: d.message };
+  });
+  editor.dispatch(setDiagnostics(state, problems));
+  at("problems").replaceChildren(...problems.map((problem) => {
+    const item = document.createElement("li");
+    const button = document.createElement("button");
+    const line = state.doc.lineAt(problem.from);
+    button.className = problem.severity;
+    button.textContent = `${line.number}:${problem.from - line.from + 1} ${problem.severity}: ${problem.message}`;
+    button.onclick = () => {
+      editor.dispatch({ selection: { anchor: problem.from }, scrollIntoView: true });
+      editor.focus();
+    };
+    item.append(button);
+    return item;
+  }));
+}
+
+// --- what the text makes ------------------------------------------------------------------------
+
+let asked = 0;
+async function view() {
+  const mine = ++asked;
+  const seen = await ask("/view", { path: file.path, text: text(), baseline: at("baseline").value || null });
+  if (mine !== asked) return;
+  // While the text has an error the last drawing stays, pale.
+  for (const panel of ["drawing", "sizes", "change"]) at(panel).classList.toggle("stale", !seen.counts);
+  if (!seen.counts) return;
+  const picture = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(seen.svg)}`;
+  at("drawing").replaceChildren(element("img", [], { src: picture, alt: `Drawing of ${seen.counts.model}: ${seen.counts.depth} layers` }));
+  at("sizes").replaceChildren(...sizes(seen.counts));
+  at("change").replaceChildren(...change(seen.counts, seen.other, at("baseline").value || "the saved file"));
+}
+
+const number = (x) => {
+  for (const [unit, size] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (Math.abs(x) >= size) return `${(x / size).toFixed(2)} ${unit}`;
+  return Number.isInteger(x) ? `${x}` : x.toFixed(2);
+};
+
+function element(name, children, attributes = {}) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...[children].flat());
+  return made;
+}
+
+function table(caption, head, rows) {
+  const cells = ([first, ...rest], name) => element("tr", [element("th", first, { scope: "row" }), ...rest.map((cell) => element(name, cell))]);
+  return [element("h2", caption), element("table", [cells(head, "th"), ...rows.map((row) => cells(row, "td"))])];
+}
+
+const FIGURES = [
+  ["parameters", (c) => c.parameters.total], ["active parameters", (c) => c.parameters.active],
+  ["FLOPs of a generated token", (c) => c.flops_per_token.decode], ["FLOPs of a trained token", (c) => c.flops_per_token.training],
+  ["bytes of weights", (c) => c.memory_bytes.weights], ["bytes of activations", (c) => c.memory_bytes.activations],
+  ["bytes of training", (c) => c.memory_bytes.training], ["bytes of the cache of a full context", (c) => c.memory_bytes.sequence_cache_context],
+];
+
+function sizes(counts) {
+  const parameters = counts.parameters.by_component, flops = counts.flops_per_token.decode_by_component;
+  const names = [...new Set([...Object.keys(parameters), ...Object.keys(flops)])];
+  const share = (x, total) => `${number(x)} (${(100 * x / (total || 1)).toFixed(1)} %)`;
+  return [
+    ...table(`${counts.model}: ${counts.depth} layers`, ["", "in all"], FIGURES.map(([name, of]) => [name, number(of(counts))])),
+    element("h2", "Parameters by component"), treemap(parameters),
+    element("h2", "FLOPs of a generated token by component"), treemap(flops),
+    ...table("By component", ["component", "parameters", "FLOPs of a token"], names.map((name) => [
+      name, share(parameters[name] ?? 0, counts.parameters.total), share(flops[name] ?? 0, counts.flops_per_token.decode),
+    ])),
+  ];
+}
+
+function change(counts, other, name) {
+  if (!other) return [element("p", `${name} has errors: there is nothing to compare with.`)];
+  const rows = FIGURES.map(([figure, of]) => {
+    const [now, was] = [of(counts), of(other)];
+    const by = was ? 100 * (now - was) / was : 0;
+    return [figure, number(was), number(now), `${by > 0 ? "+" : ""}${by.toFixed(2)} %`];
+  });
+  return table(`Against ${name}`, ["", name, "this text", "change"], rows);
+}
+
+// Sizes that meet the baseline, shown before they are written into the text.
+async function match() {
+  const before = text();
+  say("looking for sizes …");
+  const found = await ask("/match", { path: file.path, text: before, baseline: at("baseline").value });
+  const write = element("button", "Write these sizes into the text");
+  write.onclick = () => {
+    if (text() !== before) return say("the text has changed: match it again", true);
+    editor.dispatch({ changes: { from: 0, to: before.length, insert: found.text } });
+    editor.focus();
+  };
+  const percent = (share) => `${(100 * share).toFixed(3)} %`;
+  at("change").replaceChildren(
+    ...table(`Sizes that meet ${at("baseline").value}`, ["size", "value"], Object.entries(found.fields).map(([name, value]) => [name, `${value}`])),
+    ...table("Differences that are left", ["", "share"], Object.entries(found.residual).map(([name, share]) => [name.replaceAll("_", " "), percent(share)])),
+    write,
+  );
+  show(at("tab-change"));
+  say("");
+}
+
+// Rectangles of areas in proportion, in rows of nearly square ones.
+function treemap(values) {
+  const width = 600, height = 220, made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const items = Object.entries(values).filter(([, v]) => v > 0).sort((a, b) => b[1] - a[1]);
+  const total = items.reduce((sum, [, v]) => sum + v, 0);
+  made.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  made.setAttribute("class", "map");
+  made.setAttribute("role", "img");
+  made.setAttribute("aria-label", items.map(([name, v]) => `${name} ${(100 * v / total).toFixed(1)} %`).join(", "));
+  let [x, y, w, h] = [0, 0, width, height], left = total, hue = 205;
+  while (items.length) {
+    const side = Math.min(w, h), scale = (w * h) / left;
+    let row = [], sum = 0, worst = Infinity;
+    while (items.length) {
+      const next = sum + items[0][1], thick = next * scale / side;
+      const ratio = Math.max(...[...row, items[0]].map(([, v]) => { const long = v * scale / thick; return Math.max(long / thick, thick / long); }));
+      if (ratio > worst) break;
+      [worst, sum] = [ratio, next];
+      row.push(items.shift());
+    }
+    const thick = sum * scale / side;
+    let along = 0;
+    for (const [name, v] of row) {
+      const long = v * scale / thick, flat = w >= h;
+      const box = flat ? [x, y + along, thick, long] : [x + along, y, long, thick];
+      made.append(tile(name, v / total, box, (hue += 47) % 360));
+      along += long;
+    }
+    if (w >= h) [x, w] = [x + thick, w - thick]; else [y, h] = [y + thick, h - thick];
+    left -= sum;
+  }
+  return made;
+}
+
+function tile(name, share, [x, y, w, h], hue) {
+  const svg = (kind, attributes, text = "") => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    made.textContent = text;
+    return made;
+  };
+  const group = svg("g", {});
+  group.append(svg("rect", { x, y, width: w, height: h, fill: `hsl(${hue} 55% 78%)` }), svg("title", {}, `${name}: ${(100 * share).toFixed(2)} %`));
+  if (w > 7 * name.length && h > 14) group.append(svg("text", { x: x + 4, y: y + 14 }, name));
+  return group;
+}
+
+// --- the frame ----------------------------------------------------------------------------------
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+function show(tab) {
+  for (const other of tabs) {
+    const chosen = other === tab;
+    other.setAttribute("aria-selected", chosen);
+    other.tabIndex = chosen ? 0 : -1;
+    at(other.getAttribute("aria-controls")).hidden = !chosen;
+  }
+}
+tabs.forEach((tab, n) => {
+  tab.onclick = () => show(tab);
+  tab.onkeydown = ({ key }) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[key];
+    if (!step) return;
+    const next = tabs[(n + step + tabs.length) % tabs.length];
+    show(next);
+    next.focus();
+  };
+});
+at("files").onchange = () => open(at("files").value).catch((error) => say(error.message, true));
+at("baseline").onchange = () => {
+  at("match").disabled = !at("baseline").value;
+  view().catch((error) => say(error.message, true));
+};
+at("match").onclick = () => match().catch((error) => say(error.message, true));
+at("save").onclick = save;
+at("format").onclick = () => format().catch((error) => say(error.message, true));
+addEventListener("beforeunload", (event) => text() !== file.saved && event.preventDefault());
+
+async function begin() {
+  const { files, first } = await ask("/files");
+  const options = (names) => names.map((name) => element("option", name, { value: name }));
+  at("files").replaceChildren(...options(files));
+  at("baseline").replaceChildren(element("option", "the saved file", { value: "" }), ...options(files));
+  if (!files.length) return say("the folder has no specification: write one with `dreamc new`", true);
+  await open(first ?? files[0]);
+}
+begin().catch((error) => say(error.message, true));
