@@ -6,7 +6,7 @@
 //! tables and numbers, [`number`] those that are compared to the last digit, [`progress`] is the
 //! live line, [`rewriting`] picks rules, [`ranks`] finds the other ranks of a training, [`compare`]
 //! is the way of a suite, [`unknown`] answers options that a command lacks, [`report`] what reports
-//! are made of, [`lsp`] the server of editors.
+//! are made of, [`lsp`] the server of editors, [`studio`] what the studio's page asks.
 
 mod command;
 mod compare;
@@ -22,6 +22,7 @@ mod report;
 mod rewriting;
 mod show;
 pub mod spec;
+mod studio;
 mod unknown;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -79,6 +80,7 @@ enum Command {
     Compile(command::compile::Arguments),
     Explain(command::explain::Arguments),
     Draw(command::draw::Arguments),
+    Studio(command::studio::Arguments),
     Train(command::train::Arguments),
     Resume(command::resume::Arguments),
     Launch(command::launch::Arguments),
@@ -136,6 +138,7 @@ pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> 
         Command::Compile(a) => command::compile::run(a),
         Command::Explain(a) => command::explain::run(a),
         Command::Draw(a) => command::draw::run(a),
+        Command::Studio(a) => command::studio::run(a),
         Command::Train(a) => command::train::run(a),
         Command::Resume(a) => command::resume::run(a),
         Command::Launch(a) => command::launch::run(a),

@@ -9,7 +9,7 @@ use clap::{Args, value_parser};
 use dreamc_compiler::matching::{
     Candidate, Matched, Measure, Objective, Request, TOKENS, candidates, find, pair,
 };
-use dreamc_dsl::{FileKind, Spec, Spelling};
+use dreamc_dsl::{Diagnostics, FileKind, Spec, Spelling};
 use dreamc_runtime::files;
 use serde::Serialize;
 use std::fs;
@@ -339,6 +339,11 @@ fn edited(from: &Path, set: &[String], matched: &Matched) -> Result<String, Fail
             text = dreamc_dsl::edit(name, &text, field.trim(), value.trim())?;
         }
     }
+    Ok(with_values(name, text, matched)?)
+}
+
+/// A text, of the spelling of `name`, with the matched values.
+pub fn with_values(name: &str, mut text: String, matched: &Matched) -> Result<String, Diagnostics> {
     for (field, value) in &matched.fields {
         text = dreamc_dsl::edit(name, &text, field, &value.to_string())?;
     }

@@ -29,6 +29,7 @@ pub mod runs;
 pub mod schema;
 pub mod serve;
 pub mod show;
+pub mod studio;
 pub mod tokenizer;
 pub mod train;
 pub mod verify;

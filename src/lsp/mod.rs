@@ -68,6 +68,29 @@ pub fn serve() -> io::Result<bool> {
     }
 }
 
+/// A connection of the studio's page, which opens documents at once.
+pub struct Session(Server);
+
+impl Default for Session {
+    fn default() -> Self {
+        Session(Server { state: State::Running, documents: HashMap::new() })
+    }
+}
+
+impl Session {
+    /// Answers a message about the document of the file `path`, whatever its address says.
+    pub fn answer(&mut self, path: &Path, message: &Value) -> Vec<Value> {
+        let uri = message.pointer("/params/textDocument/uri").and_then(Value::as_str).unwrap_or_default();
+        if message.get("method").and_then(Value::as_str) == Some("textDocument/didOpen") {
+            // One document is open in a page.
+            self.0.documents.clear();
+            self.0.open(uri, message.get("params").unwrap_or(&Value::Null), Some(path));
+            return self.0.look(uri);
+        }
+        self.0.message(message)
+    }
+}
+
 impl Server {
     /// Reads a message; gives what is to be sent, and whether it was the last. `None` at the end.
     fn next(&mut self, input: &mut impl BufRead) -> io::Result<Option<(Vec<Value>, bool)>> {
@@ -79,16 +102,39 @@ impl Server {
                 return Ok(Some((vec![wire::answer(Value::Null, Err(fault))], false)));
             }
         };
+        let exits = message.get("method").and_then(Value::as_str) == Some("exit");
+        match exits && message.get("id").is_none() {
+            true => Ok(Some((vec![], true))),
+            false => Ok(Some((self.message(&message), false))),
+        }
+    }
+
+    /// The answers to a message.
+    fn message(&mut self, message: &Value) -> Vec<Value> {
         let method = message.get("method").and_then(Value::as_str);
         let parameters = message.get("params").unwrap_or(&Value::Null);
-        let answers = match (method, message.get("id")) {
+        match (method, message.get("id")) {
             (Some(method), Some(id)) => vec![wire::answer(id.clone(), self.request(method, parameters))],
-            (Some("exit"), None) => return Ok(Some((vec![], true))),
             (Some(method), None) => self.notification(method, parameters),
             // An answer to a request: none is sent.
             (None, _) => vec![],
-        };
-        Ok(Some((answers, false)))
+        }
+    }
+
+    /// Takes a document in; its file is the one of its address where `path` names none.
+    fn open(&mut self, uri: &str, parameters: &Value, path: Option<&Path>) {
+        let words = |pointer: &str| parameters.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let path = path.map_or_else(|| path_of(uri), Path::to_path_buf);
+        let dream = words("/textDocument/languageId") == "dream";
+        let spelling = if dream { Spelling::Dream } else { Spelling::of(&path.to_string_lossy()) };
+        let text = words("/textDocument/text").to_string();
+        self.documents.insert(uri.to_string(), Document { path, spelling, text });
+    }
+
+    /// Diagnostics of a document, published.
+    fn look(&self, uri: &str) -> Vec<Value> {
+        let found = self.documents.get(uri).map(Document::diagnostics);
+        found.into_iter().map(|found| published(uri, found)).collect()
     }
 
     fn request(&mut self, method: &str, parameters: &Value) -> Result<Value, Fault> {
@@ -158,15 +204,8 @@ impl Server {
         let Some(uri) = parameters.pointer("/textDocument/uri").and_then(Value::as_str) else {
             return vec![];
         };
-        let words = |pointer: &str| parameters.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         match method {
-            "textDocument/didOpen" => {
-                let path = path_of(uri);
-                let dream = words("/textDocument/languageId") == "dream";
-                let spelling = if dream { Spelling::Dream } else { Spelling::of(&path.to_string_lossy()) };
-                let text = words("/textDocument/text").to_string();
-                self.documents.insert(uri.to_string(), Document { path, spelling, text });
-            }
+            "textDocument/didOpen" => self.open(uri, parameters, None),
             "textDocument/didChange" => {
                 let changes = parameters.get("contentChanges").and_then(Value::as_array);
                 let last = changes.and_then(|c| c.last()?.get("text")?.as_str());
@@ -182,8 +221,7 @@ impl Server {
             }
             _ => return vec![],
         }
-        let found = self.documents.get(uri).map(Document::diagnostics);
-        found.into_iter().map(|found| published(uri, found)).collect()
+        self.look(uri)
     }
 }
 

@@ -1,0 +1,299 @@
+//! Connections and routes.
+//!
+//! *In*: a listener. *Out*: HTTP/1.1. *Promise*: each request needs the token and one of the
+//! server's own names in `Host`, so that neither another origin's page nor a name that was bound
+//! to this machine afterwards is answered; bodies have a bound; work that takes long is done apart.
+
+use crate::Studio;
+use crate::files::FileError;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderValue, ORIGIN};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+
+/// Time between two looks at whether to stop.
+const TICK: Duration = Duration::from_millis(100);
+/// Time to send a request.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes of a request's body.
+const BODY: usize = 8 << 20;
+/// Connections at once.
+const CONNECTIONS: usize = 64;
+
+const PAGE: &str = include_str!("../page/index.html");
+const STYLE: &str = include_str!("../page/style.css");
+const SCRIPT: &str = include_str!("../page/bundle.js");
+
+/// Takes connections until `stop`.
+pub async fn listen(
+    listener: std::net::TcpListener,
+    studio: Arc<Studio>,
+    stop: &dyn Fn() -> bool,
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = TcpListener::from_std(listener)?;
+    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+    while !stop() {
+        let Ok(permit) = permits.clone().try_acquire_owned() else {
+            sleep(TICK / 4).await;
+            continue;
+        };
+        let stream = match timeout(TICK, listener.accept()).await {
+            Err(_) => continue,
+            // So many files are open that none can be: some will be closed.
+            Ok(Err(_)) => {
+                sleep(TICK).await;
+                continue;
+            }
+            Ok(Ok((stream, _))) => stream,
+        };
+        let studio = studio.clone();
+        tokio::spawn(async move {
+            let service = service_fn(|request| {
+                let studio = studio.clone();
+                async move { Ok::<_, Infallible>(respond(request, studio).await) }
+            });
+            let mut builder = http1::Builder::new();
+            builder.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
+            // Of a connection that fails nobody is left to hear.
+            let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+            drop(permit);
+        });
+    }
+    Ok(())
+}
+
+/// Why a request has no answer.
+struct Refusal(StatusCode, String);
+
+impl Refusal {
+    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Refusal(status, message.into())
+    }
+}
+
+impl From<FileError> for Refusal {
+    fn from(error: FileError) -> Self {
+        let status = match error {
+            FileError::Outside(_) | FileError::Kind(_) => StatusCode::FORBIDDEN,
+            FileError::Gone(_) => StatusCode::NOT_FOUND,
+            FileError::Changed(_) => StatusCode::CONFLICT,
+            FileError::Large(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            FileError::Io(..) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Refusal(status, error.to_string())
+    }
+}
+
+type Reply = Response<Full<Bytes>>;
+
+async fn respond(request: Request<Incoming>, studio: Arc<Studio>) -> Reply {
+    route(request, studio).await.unwrap_or_else(|Refusal(status, message)| {
+        let mut reply = json_reply(&json!({ "error": message }));
+        *reply.status_mut() = status;
+        reply
+    })
+}
+
+#[derive(Deserialize)]
+struct Written {
+    path: String,
+    text: String,
+    /// The version that was read; none for a new file.
+    version: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Seen {
+    path: String,
+    text: String,
+    baseline: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Asked {
+    path: String,
+    message: Value,
+}
+
+async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply, Refusal> {
+    authorise(&request, &studio)?;
+    let path = request.uri().path().to_string();
+    match (request.method().clone(), path.as_str()) {
+        (Method::GET, "/") => Ok(page()),
+        (Method::GET, "/files") => {
+            let list = apart(move || Ok(json!({ "files": studio.folder.list(), "first": studio.first })));
+            Ok(json_reply(&list.await?))
+        }
+        (Method::GET, "/file") => {
+            let path = query(&request, "path").unwrap_or_default();
+            let text = apart(move || Ok(studio.folder.read(&path)?)).await?;
+            Ok(json_reply(&json!({ "text": text.text, "version": text.version })))
+        }
+        (Method::POST, "/file") => {
+            let asked: Written = body(request).await?;
+            let version =
+                apart(move || Ok(studio.folder.write(&asked.path, &asked.text, asked.version.as_deref())?));
+            Ok(json_reply(&json!({ "version": version.await? })))
+        }
+        (Method::POST, "/view") => {
+            let asked: Seen = body(request).await?;
+            Ok(json_reply(&apart(move || view(&studio, &asked)).await?))
+        }
+        (Method::POST, "/match") => {
+            let asked: Seen = body(request).await?;
+            Ok(json_reply(&apart(move || matched(&studio, &asked)).await?))
+        }
+        (Method::POST, "/lsp") => {
+            let tab = request.headers().get("x-dreamc-tab").and_then(|tab| tab.to_str().ok());
+            let tab = tab.unwrap_or_default().to_string();
+            let asked: Asked = body(request).await?;
+            let answers = apart(move || {
+                let place = studio.folder.place(&asked.path)?;
+                Ok(studio.tools.language(&tab, &place, &asked.message))
+            });
+            Ok(json_reply(&Value::Array(answers.await?)))
+        }
+        (_, "/" | "/files") => Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} takes GET"))),
+        (_, "/file" | "/view" | "/match" | "/lsp") => {
+            Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} takes POST")))
+        }
+        _ => Err(Refusal::new(StatusCode::NOT_FOUND, format!("there is nothing at {path}"))),
+    }
+}
+
+/// The drawing and counts of a text, and the counts of what it is compared with: the baseline, or
+/// its own file as it was saved.
+fn view(studio: &Studio, asked: &Seen) -> Result<Value, Refusal> {
+    let place = studio.folder.place(&asked.path)?;
+    let Some(own) = studio.tools.view(&place, &asked.text) else { return Ok(json!({})) };
+    let other = asked.baseline.as_ref().unwrap_or(&asked.path);
+    let other = match (studio.folder.place(other), studio.folder.read(other)) {
+        (Ok(place), Ok(text)) => studio.tools.view(&place, &text.text).map(|view| view.counts),
+        _ => None,
+    };
+    Ok(json!({ "svg": own.svg, "counts": own.counts, "other": other }))
+}
+
+/// Sizes at which a text meets its baseline.
+fn matched(studio: &Studio, asked: &Seen) -> Result<Value, Refusal> {
+    let place = studio.folder.place(&asked.path)?;
+    let unfit = |message: &str| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, message);
+    let baseline = asked.baseline.as_ref().ok_or_else(|| unfit("choose a baseline to meet"))?;
+    let (there, text) = (studio.folder.place(baseline)?, studio.folder.read(baseline)?);
+    let found = studio.tools.matched((&place, &asked.text), (&there, &text.text)).map_err(|e| unfit(&e))?;
+    Ok(json!({ "fields": found.fields, "residual": found.residual, "text": found.text }))
+}
+
+/// Whether a request comes from the page: it has the token, in its header or, for the page itself,
+/// in its address; it names this server; and where it says its origin, that is this server, too.
+fn authorise(request: &Request<Incoming>, studio: &Studio) -> Result<(), Refusal> {
+    let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let own = |authority: &str| studio.hosts.iter().any(|host| host == authority);
+    let refused = |message: &str| Err(Refusal::new(StatusCode::FORBIDDEN, message));
+    if !header(HOST.as_str()).is_some_and(own) {
+        return refused("the studio answers to the name of this machine alone");
+    }
+    if header(ORIGIN.as_str()).is_some_and(|origin| !origin.strip_prefix("http://").is_some_and(own)) {
+        return refused("the studio does not answer pages of another origin");
+    }
+    let given = match request.uri().path() {
+        "/" => query(request, "token"),
+        _ => header("x-dreamc-token").map(str::to_string),
+    };
+    let same = |given: &String| {
+        let (given, token) = (given.as_bytes(), studio.token.as_bytes());
+        given.len() == token.len() && given.iter().zip(token).fold(0, |d, (a, b)| d | (a ^ b)) == 0
+    };
+    match given.as_ref().is_some_and(same) {
+        true => Ok(()),
+        false => refused(
+            "the token is missing or is another server's: use the address that `dreamc studio` printed",
+        ),
+    }
+}
+
+/// A field of the address.
+fn query(request: &Request<Incoming>, name: &str) -> Option<String> {
+    let fields = request.uri().query()?.split('&');
+    let value = fields.filter_map(|field| field.split_once('=')).find(|(key, _)| *key == name)?.1;
+    let mut bytes = vec![];
+    let mut rest = value.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
+            }
+            b'+' => b' ',
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The body of a request. It must say that it is JSON: a page of another origin cannot send such a
+/// one unasked.
+async fn body<T: for<'a> Deserialize<'a>>(request: Request<Incoming>) -> Result<T, Refusal> {
+    let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("");
+    if !kind.starts_with("application/json") {
+        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body must be JSON"));
+    }
+    let collected = timeout(PATIENCE, Limited::new(request.into_body(), BODY).collect()).await;
+    let late = |_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive");
+    let bytes = collected.map_err(late)?.map_err(|error| {
+        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body cannot be read: {error}"))
+    })?;
+    serde_json::from_slice(&bytes.to_bytes())
+        .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, format!("the body: {error}")))
+}
+
+/// Does what takes long on another thread.
+async fn apart<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    let failed =
+        |_| Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be worked on"));
+    spawn_blocking(work).await.unwrap_or_else(failed)
+}
+
+/// The page, whole: it loads nothing, and may ask this server alone.
+fn page() -> Reply {
+    let nonce = blake3::hash(format!("{:?}", std::time::SystemTime::now()).as_bytes()).to_hex().to_string();
+    let page = PAGE.replace("{{style}}", STYLE).replace("{{nonce}}", &nonce).replace("{{script}}", SCRIPT);
+    let mut reply = Response::new(Full::from(page));
+    let rules = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; \
+         frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    );
+    let headers = reply.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Ok(rules) = HeaderValue::from_str(&rules) {
+        headers.insert(CONTENT_SECURITY_POLICY, rules);
+    }
+    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    headers.insert("referrer-policy", HeaderValue::from_static("no-referrer"));
+    reply
+}
+
+fn json_reply(value: &Value) -> Reply {
+    let mut reply = Response::new(Full::from(value.to_string()));
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    reply.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    reply
+}

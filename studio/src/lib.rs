@@ -1,0 +1,83 @@
+//! A page on this machine on which specifications are written and seen.
+//!
+//! *In*: a [`Folder`], [`Tools`] that know the language, a listener on a loopback address. *Out*: a
+//! page over HTTP until `stop` says so. *Promise*: only who has the token of the address is
+//! answered, and no page of another origin; no file outside the folder is read or written; a file
+//! that changed since it was read is not written over; the page asks nothing of another machine.
+//!
+//! [`files`] is the folder, `http` connections and routes, `page/` the page: `studio.mjs` is its
+//! source, `bundle.js` the source with its libraries, which `npm ci && npm run build` there writes.
+
+pub mod files;
+mod http;
+
+pub use files::Folder;
+
+use serde_json::Value;
+use std::io;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What the page asks of the rest of dreamc.
+pub trait Tools: Send + Sync + 'static {
+    /// Answers a message of the Language Server Protocol about the document of one tab, whose file
+    /// is `path`.
+    fn language(&self, tab: &str, path: &Path, message: &Value) -> Vec<Value>;
+
+    /// The drawing and the counts of a text, `{svg, counts}`; nothing where the text has errors.
+    fn view(&self, path: &Path, text: &str) -> Option<View>;
+
+    /// Sizes at which a text costs what the baseline does, and the text with them; a sentence
+    /// where there are none. Nothing is written.
+    fn matched(&self, own: (&Path, &str), baseline: (&Path, &str)) -> Result<Match, String>;
+}
+
+/// Sizes that meet a baseline.
+pub struct Match {
+    /// The fields and their new values.
+    pub fields: Value,
+    /// Relative differences that are left, by measure.
+    pub residual: Value,
+    /// The text with the values.
+    pub text: String,
+}
+
+/// The view of a specification.
+pub struct View {
+    /// Its drawing.
+    pub svg: String,
+    /// Everything that is counted, as `dreamc count --json` prints it.
+    pub counts: Value,
+}
+
+/// Everything that requests read.
+struct Studio {
+    folder: Folder,
+    first: Option<String>,
+    token: String,
+    /// The authority of the server's own address, as `Host` has it.
+    hosts: Vec<String>,
+    tools: Box<dyn Tools>,
+}
+
+/// Serves until `stop`, which is asked several times a second. `first` is the file that the page
+/// opens.
+pub fn serve(
+    folder: Folder,
+    first: Option<String>,
+    token: String,
+    tools: Box<dyn Tools>,
+    listener: TcpListener,
+    stop: &dyn Fn() -> bool,
+) -> io::Result<()> {
+    let port = listener.local_addr()?.port();
+    let hosts = ["127.0.0.1", "localhost", "[::1]"].map(|name| format!("{name}:{port}")).to_vec();
+    let studio = Arc::new(Studio { folder, first, token, hosts, tools });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(4)
+        .build()?;
+    runtime.block_on(http::listen(listener, studio, stop))
+}
