@@ -22,6 +22,7 @@ mod ranks;
 mod refusals;
 mod router_tuning;
 mod serve;
+mod studio;
 mod terminal;
 mod torch;
 mod training;
