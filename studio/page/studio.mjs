@@ -8,6 +8,8 @@ import { searchKeymap } from "@codemirror/search";
 import { EditorState } from "@codemirror/state";
 import { EditorView, drawSelection, highlightActiveLine, highlightActiveLineGutter, hoverTooltip, keymap, lineNumbers } from "@codemirror/view";
 import { tags } from "@lezer/highlight";
+import uPlot from "uplot";
+import plotStyle from "uplot/dist/uPlot.min.css";
 
 const token = new URLSearchParams(location.search).get("token") ?? "";
 const tab = crypto.randomUUID();
@@ -337,6 +339,122 @@ function tile(name, share, [x, y, w, h], hue) {
   return group;
 }
 
+// --- runs -----------------------------------------------------------------------------------------
+
+// Points of a curve that are kept: of a longer one every second, so that a page left open does not grow.
+const POINTS = 4000;
+// Curves at once, rows of the list, and milliseconds between two looks.
+const CURVES = 8, ROWS = 200, EVERY = 1000;
+const chosen = new Map();
+const colour = (n) => `hsl(${(n * 67 + 210) % 360} 70% 50%)`;
+let listed = [], chart, colours_used = 0;
+
+document.head.append(element("style", plotStyle));
+
+async function plan() {
+  show(at("tab-runs"));
+  if (text() !== file.saved) return say("save the file first: training reads what is saved", true);
+  say("asking what training takes …");
+  const path = file.path;
+  const { plan } = await ask("/plan", { path });
+  say("");
+  const start = element("button", `Start training ${path}`), leave = element("button", "Not now");
+  start.onclick = async () => {
+    at("plan").hidden = true;
+    await ask("/start", { path }).catch((error) => say(error.message, true));
+    await runs();
+  };
+  leave.onclick = () => (at("plan").hidden = true);
+  at("plan").replaceChildren(element("pre", plan), start, " ", leave);
+  at("plan").hidden = false;
+  start.focus();
+}
+
+function choose(path, on) {
+  if (!on) chosen.delete(path);
+  else if (chosen.size < CURVES) chosen.set(path, { next: 0, skip: 1, seen: 0, points: [], held: [], hue: colour(colours_used++) });
+  else return say(`${CURVES} curves are the most at once`, true);
+  draw();
+  runs().catch((error) => say(error.message, true));
+}
+
+// New lines of a run's metrics.
+async function follow(path, run) {
+  for (;;) {
+    const { lines, next, again } = await ask(`/metrics?run=${encodeURIComponent(path)}&from=${run.next}`);
+    if (again) Object.assign(run, { skip: 1, seen: 0, points: [], held: [] });
+    const moved = next !== run.next;
+    run.next = next;
+    for (const line of lines) {
+      const point = JSON.parse(line);
+      if (point.loss !== undefined) {
+        if (run.seen++ % run.skip === 0) run.points.push({ step: point.step, tokens: point.tokens, seconds: point.seconds, loss: point.loss });
+        if (run.points.length > POINTS) [run.points, run.skip] = [run.points.filter((_, n) => n % 2 === 0), 2 * run.skip];
+      } else if (point.validation_loss !== undefined) {
+        const near = run.points.at(-1);
+        run.held.push({ step: point.step, tokens: near?.tokens, seconds: near?.seconds, loss: point.validation_loss });
+        if (run.held.length > POINTS) run.held = run.held.filter((_, n) => n % 2 === 0);
+      }
+    }
+    if (!moved || !lines.length) return;
+  }
+}
+
+function draw() {
+  const over = at("over").value, width = Math.max(240, at("runs").clientWidth - 40);
+  chart?.destroy();
+  chart = undefined;
+  at("curves").replaceChildren();
+  if (!chosen.size) return;
+  const lines = [...chosen].flatMap(([path, run]) => [[path, run.points, run, false], [`${path}, held out`, run.held, run, true]]).filter(([, points]) => points.length);
+  if (!lines.length) return;
+  const tables = lines.map(([, points]) => [points.map((p) => p[over]), points.map((p) => p.loss)]);
+  const style = getComputedStyle(document.body), axis = { stroke: style.color, grid: { stroke: style.getPropertyValue("--line") } };
+  const series = lines.map(([label, , run, held]) => ({ label, stroke: run.hue, width: held ? 0 : 1.5, points: { show: held, fill: run.hue, size: 7 }, spanGaps: true }));
+  chart = new uPlot({
+    width, height: 280, scales: { x: { time: false } }, axes: [{ ...axis, label: at("over").selectedOptions[0].text }, { ...axis, label: "loss, nats" }],
+    series: [{ label: at("over").selectedOptions[0].text }, ...series],
+  }, uPlot.join(tables), at("curves"));
+  at("curves").setAttribute("data-points", lines.map(([, points]) => points.length).join(" "));
+}
+
+async function runs() {
+  const found = await ask("/runs");
+  listed = found.runs;
+  at("failed").hidden = !found.said;
+  at("failed").textContent = found.said ?? "";
+  list();
+  for (const [path, run] of chosen) await follow(path, run);
+  draw();
+}
+
+function list() {
+  const part = at("filter").value, those = listed.filter((run) => run.path.includes(part));
+  const head = element("tr", ["", "run", "status", "steps", "held-out loss", ""].map((name) => element("th", name, { scope: "col" })));
+  const focused = document.activeElement?.dataset?.key;
+  at("list").replaceChildren(head, ...those.slice(0, ROWS).map((run) => {
+    const box = element("input", [], { type: "checkbox", "aria-label": `Curve of ${run.path}`, "data-key": `curve ${run.path}` });
+    box.checked = chosen.has(run.path);
+    box.onchange = () => choose(run.path, box.checked);
+    const act = (name, route) => {
+      const button = element("button", name, { "aria-label": `${name} ${run.path}`, "data-key": `${name} ${run.path}` });
+      button.onclick = () => ask(route, { path: run.path }).then(runs).catch((error) => say(error.message, true));
+      return button;
+    };
+    const action = run.trains ? act("Stop", "/stop") : run.ended ? "" : act("Resume", "/resume");
+    const cells = [box, run.path, run.status, `${run.steps ?? ""}`, run.loss?.toFixed(4) ?? "", action];
+    return element("tr", cells.map((cell) => element("td", cell)));
+  }));
+  if (focused) at("list").querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+  at("more").textContent = those.length > ROWS ? `${those.length - ROWS} more: type a part of their names` : those.length ? "" : "no run yet: Train… starts one";
+}
+
+// Looks while the runs are shown and the page is.
+async function watch() {
+  if (!at("runs").hidden && !document.hidden) await runs().catch((error) => say(error.message, true));
+  setTimeout(watch, EVERY);
+}
+
 // --- the frame ----------------------------------------------------------------------------------
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
@@ -365,6 +483,10 @@ at("baseline").onchange = () => {
 };
 at("match").onclick = () => match().catch((error) => say(error.message, true));
 at("save").onclick = save;
+at("train").onclick = () => plan().catch((error) => say(error.message, true));
+at("over").onchange = draw;
+at("filter").oninput = list;
+at("tab-runs").addEventListener("click", () => runs().catch((error) => say(error.message, true)));
 at("format").onclick = () => format().catch((error) => say(error.message, true));
 addEventListener("beforeunload", (event) => text() !== file.saved && event.preventDefault());
 
@@ -377,3 +499,4 @@ async function begin() {
   await open(first ?? files[0]);
 }
 begin().catch((error) => say(error.message, true));
+watch();

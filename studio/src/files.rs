@@ -4,7 +4,7 @@
 //! versions. *Promise*: a path that leaves the folder, by `..` or by a link, is refused; a file is
 //! written whole or not at all, and only where it is still as its writer read it.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Component, Path, PathBuf};
 use thiserror::Error;
 
@@ -14,6 +14,8 @@ const MOST: usize = 5_000;
 const DEPTH: usize = 6;
 /// Bytes of a file that is shown.
 const LARGEST: u64 = 4 << 20;
+/// Bytes of metrics that are read at once.
+const PART: u64 = 256 << 10;
 
 /// A folder with specifications.
 #[derive(Clone, Debug)]
@@ -116,16 +118,48 @@ impl Folder {
         Ok(version(text.as_bytes()))
     }
 
-    /// The place of a path that stays in the folder.
+    /// The folder of a run.
+    pub fn run(&self, path: &str) -> Result<PathBuf, FileError> {
+        let there = self.inside(path)?;
+        match there.join("metrics.jsonl").is_file() {
+            true => Ok(there),
+            false => Err(FileError::Gone(format!("{path}/metrics.jsonl"))),
+        }
+    }
+
+    /// Whole lines of a run's metrics from a byte on, and the byte after them. A file that became
+    /// shorter, as that of a run that went on from a checkpoint, is read from its beginning.
+    pub fn metrics(&self, path: &str, from: u64) -> Result<(Vec<String>, u64, bool), FileError> {
+        let place = self.run(path)?.join("metrics.jsonl");
+        let io = |error| FileError::Io(path.into(), error);
+        let mut file = std::fs::File::open(place).map_err(io)?;
+        let again = file.metadata().map_err(io)?.len() < from;
+        let from = if again { 0 } else { from };
+        file.seek(SeekFrom::Start(from)).map_err(io)?;
+        let mut bytes = vec![];
+        file.take(PART).read_to_end(&mut bytes).map_err(io)?;
+        let end = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |last| last + 1);
+        let text = String::from_utf8_lossy(&bytes[..end]);
+        Ok((text.lines().map(str::to_string).collect(), from + end as u64, again))
+    }
+
+    /// The place of a specification's path, which stays in the folder.
     pub fn place(&self, path: &str) -> Result<PathBuf, FileError> {
+        if !path.is_empty() && !is_specification(Path::new(path)) {
+            // A path that leads elsewhere is told so first.
+            self.inside(path)?;
+            return Err(FileError::Kind(path.into()));
+        }
+        self.inside(path)
+    }
+
+    /// The place of a path that stays in the folder.
+    fn inside(&self, path: &str) -> Result<PathBuf, FileError> {
         let outside = || FileError::Outside(path.into());
         let relative = Path::new(path);
         let plain = relative.components().all(|part| matches!(part, Component::Normal(_)));
         if path.is_empty() || !plain || path.contains('\\') {
             return Err(outside());
-        }
-        if !is_specification(relative) {
-            return Err(FileError::Kind(path.into()));
         }
         let place = self.root.join(relative);
         // A link is followed, as far as the path exists, to where it leads.
@@ -209,6 +243,20 @@ mod tests {
         assert!(matches!(folder.read("notes.txt"), Err(FileError::Kind(_))));
         assert!(matches!(folder.read("gone/a.yaml"), Err(FileError::Gone(_))));
         assert_eq!(std::fs::read_to_string(place.path().join("secret.yaml")).unwrap(), "s");
+    }
+
+    #[test]
+    fn metrics_are_read_by_whole_lines_and_from_the_beginning_where_they_became_fewer() {
+        let (_place, folder) = folder();
+        let run = folder.root().join("runs/a");
+        std::fs::create_dir_all(&run).unwrap();
+        std::fs::write(run.join("metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"st").unwrap();
+        let (lines, next, again) = folder.metrics("runs/a", 0).unwrap();
+        assert_eq!((lines.len(), next, again), (2, 22, false));
+        std::fs::write(run.join("metrics.jsonl"), "{\"step\":1}\n").unwrap();
+        assert_eq!(folder.metrics("runs/a", next).unwrap(), (vec!["{\"step\":1}".to_string()], 11, true));
+        assert!(matches!(folder.metrics("zoo", 0), Err(FileError::Gone(_))));
+        assert!(matches!(folder.metrics("../specs/runs/a", 0), Err(FileError::Outside(_))));
     }
 
     #[test]

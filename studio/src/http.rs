@@ -125,6 +125,11 @@ struct Seen {
 }
 
 #[derive(Deserialize)]
+struct Named {
+    path: String,
+}
+
+#[derive(Deserialize)]
 struct Asked {
     path: String,
     message: Value,
@@ -158,6 +163,22 @@ async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply,
             let asked: Seen = body(request).await?;
             Ok(json_reply(&apart(move || matched(&studio, &asked)).await?))
         }
+        (Method::GET, "/runs") => {
+            let root = studio.folder.root().to_path_buf();
+            let list =
+                apart(move || Ok(json!({ "runs": studio.tools.runs(&root), "said": studio.tools.said() })));
+            Ok(json_reply(&list.await?))
+        }
+        (Method::GET, "/metrics") => {
+            let run = query(&request, "run").unwrap_or_default();
+            let from = query(&request, "from").and_then(|from| from.parse().ok()).unwrap_or(0);
+            let (lines, next, again) = apart(move || Ok(studio.folder.metrics(&run, from)?)).await?;
+            Ok(json_reply(&json!({ "lines": lines, "next": next, "again": again })))
+        }
+        (Method::POST, "/plan" | "/start" | "/stop" | "/resume") => {
+            let asked: Named = body(request).await?;
+            Ok(json_reply(&apart(move || act(&studio, &path, &asked)).await?))
+        }
         (Method::POST, "/lsp") => {
             let tab = request.headers().get("x-dreamc-tab").and_then(|tab| tab.to_str().ok());
             let tab = tab.unwrap_or_default().to_string();
@@ -168,8 +189,10 @@ async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply,
             });
             Ok(json_reply(&Value::Array(answers.await?)))
         }
-        (_, "/" | "/files") => Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} takes GET"))),
-        (_, "/file" | "/view" | "/match" | "/lsp") => {
+        (_, "/" | "/files" | "/runs" | "/metrics") => {
+            Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} takes GET")))
+        }
+        (_, "/file" | "/view" | "/match" | "/plan" | "/start" | "/stop" | "/resume" | "/lsp") => {
             Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} takes POST")))
         }
         _ => Err(Refusal::new(StatusCode::NOT_FOUND, format!("there is nothing at {path}"))),
@@ -197,6 +220,21 @@ fn matched(studio: &Studio, asked: &Seen) -> Result<Value, Refusal> {
     let (there, text) = (studio.folder.place(baseline)?, studio.folder.read(baseline)?);
     let found = studio.tools.matched((&place, &asked.text), (&there, &text.text)).map_err(|e| unfit(&e))?;
     Ok(json!({ "fields": found.fields, "residual": found.residual, "text": found.text }))
+}
+
+/// Plans, starts, stops or continues training.
+fn act(studio: &Studio, route: &str, asked: &Named) -> Result<Value, Refusal> {
+    let (tools, root) = (&studio.tools, studio.folder.root());
+    let unfit = |message: String| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, message);
+    match route {
+        "/plan" => {
+            let plan = tools.plan(root, &studio.folder.place(&asked.path)?).map_err(unfit)?;
+            Ok(json!({ "plan": plan }))
+        }
+        "/start" => tools.start(root, &studio.folder.place(&asked.path)?).map_err(unfit).map(|()| json!({})),
+        "/resume" => tools.resume(root, &studio.folder.run(&asked.path)?).map_err(unfit).map(|()| json!({})),
+        _ => tools.stop(&studio.folder.run(&asked.path)?).map_err(unfit).map(|()| json!({})),
+    }
 }
 
 /// Whether a request comes from the page: it has the token, in its header or, for the page itself,

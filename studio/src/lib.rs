@@ -31,6 +31,26 @@ pub trait Tools: Send + Sync + 'static {
     /// Sizes at which a text costs what the baseline does, and the text with them; a sentence
     /// where there are none. Nothing is written.
     fn matched(&self, own: (&Path, &str), baseline: (&Path, &str)) -> Result<Match, String>;
+
+    /// The runs below a folder, those that train first; each an object with `path` (relative to the
+    /// folder), `model`, `status`, `steps`, `tokens`, `loss` (held out, or null) and `trains`.
+    fn runs(&self, root: &Path) -> Vec<Value>;
+
+    /// The account that training a file would begin with: its time and memory; or why it would not
+    /// begin.
+    fn plan(&self, root: &Path, path: &Path) -> Result<String, String>;
+
+    /// Begins to train a file, in a process that outlives the studio.
+    fn start(&self, root: &Path, path: &Path) -> Result<(), String>;
+
+    /// Asks the process that trains in a folder to write a checkpoint and end.
+    fn stop(&self, run: &Path) -> Result<(), String>;
+
+    /// Goes on with a run that was stopped, in a process that outlives the studio.
+    fn resume(&self, root: &Path, run: &Path) -> Result<(), String>;
+
+    /// The last lines that a process begun here said, where one ended with an error.
+    fn said(&self) -> Option<String>;
 }
 
 /// Sizes that meet a baseline.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SMALL: &str = "\
 model small {
@@ -24,12 +24,16 @@ fn sandbox() -> Sandbox {
              - repeat: {count}\n      layers: [\"sa > ff\"]\n"
         )
     };
+    let task = layers("task", 2)
+        + "data: {task: permutation, size: 4, max_steps: 2}\n\
+           train: {steps: 1000000, batch: 2, sequence: 32, precision: f32}\n";
     let sandbox = Sandbox::with(&[
+        ("task.yaml", &task),
         ("small.dream", SMALL),
         ("other.yaml", &layers("other", 2)),
         ("deep.yaml", &layers("deep", 4096)),
     ]);
-    sandbox.good(&["check", "small.dream", "other.yaml", "deep.yaml"]);
+    sandbox.good(&["check", "small.dream", "other.yaml", "deep.yaml", "task.yaml"]);
     sandbox
 }
 
@@ -100,6 +104,23 @@ fn a_specification_is_written_and_seen_in_a_browser() {
         return dreamc_skip::skip("no Chromium: apt-get install chromium");
     }
     assert!(output.status.success() && out.contains("all well"), "{out}{err}");
+    // The run that the page began goes on when the studio is gone.
+    drop(studio);
+    let runs: Vec<_> = std::fs::read_dir(sandbox.path("runs")).unwrap().flatten().collect();
+    let run = runs[0].path();
+    let length = || std::fs::metadata(run.join("metrics.jsonl")).unwrap().len();
+    let before = length();
+    let until = Instant::now() + Duration::from_secs(60);
+    while length() == before {
+        assert!(Instant::now() < until, "the run ended with the studio");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let process = std::fs::read_to_string(run.join("run.lock")).unwrap();
+    assert!(Command::new("kill").args(["-INT", process.trim()]).status().unwrap().success());
+    while !std::fs::read_to_string(run.join("ledger.json")).unwrap().contains("\"interrupted\"") {
+        assert!(Instant::now() < until, "the run does not end");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 #[test]
@@ -126,7 +147,10 @@ fn only_the_page_is_answered() {
     }
     let good = [("Host", host), ("Origin", own.as_str()), ("x-dreamc-token", token)];
     let (status, answer) = studio.send("GET", "/files", &good, "");
-    assert_eq!((status, &answer["files"]), (200, &json!(["deep.yaml", "other.yaml", "small.dream"])));
+    assert_eq!(
+        (status, &answer["files"]),
+        (200, &json!(["deep.yaml", "other.yaml", "small.dream", "task.yaml"]))
+    );
     // A form of another page cannot say that it sends JSON.
     assert_eq!(studio.send("POST", "/view", &good, "{}").0, 415);
     assert_eq!(studio.ask("POST", "/view", &json!({})).0, 400);
@@ -175,7 +199,10 @@ fn the_bundle_is_built_from_its_sources() {
     }
     let made = tempfile::tempdir().unwrap();
     let out = made.path().join("bundle.js");
-    let options = ["--bundle", "--minify", "--format=iife", "--target=es2022", "--legal-comments=none"];
+    let package: Value =
+        serde_json::from_str(&std::fs::read_to_string(format!("{page}/package.json")).unwrap()).unwrap();
+    let options = package["scripts"]["build"].as_str().unwrap().split(' ').filter(|o| o.starts_with("--"));
+    let options = options.filter(|o| !o.starts_with("--outfile"));
     let status = Command::new(esbuild)
         .current_dir(page)
         .arg("studio.mjs")

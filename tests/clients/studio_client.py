@@ -1,6 +1,6 @@
 """The studio's page in Chromium: a mistake and its message, sizes, a baseline, a file that changed outside.
 
-Usage: studio_client.py ADDRESS FOLDER, with small.dream, other.yaml and deep.yaml in the folder. Prints `all well`, or
+Usage: studio_client.py ADDRESS FOLDER, with small.dream, other.yaml, deep.yaml and task.yaml in the folder; leaves a run that trains.  Prints `all well`, or
 `no Chromium` where there is none."""
 
 import os
@@ -147,6 +147,52 @@ with sync_playwright() as playwright:
     page.get_by_role("tab", name="Drawing").click()
     expect(drawing).to_have_attribute("alt", "Drawing of deep: 4096 layers", timeout=60_000)
     print(f"4,096 layers are open after {time.time() - begin:.1f} s")
+
+    # What training takes is said before it begins; its curve grows.
+    page.get_by_label("File", exact=True).select_option("task.yaml")
+    expect(content).to_contain_text("permutation")
+    page.get_by_role("button", name="Train…").click()
+    start = page.get_by_role("button", name="Start training task.yaml")
+    start.wait_for(timeout=60_000)
+    said = page.locator("#plan pre").inner_text()
+    assert "parameters" in said and "memory" in said, said
+    start.click()
+    curve = page.get_by_role("checkbox", name="Curve of runs")
+    curve.wait_for(timeout=60_000)
+    curve.check()
+
+    def points():
+        return int((page.locator("#curves").get_attribute("data-points") or "0").split()[0])
+
+    def wait(what):
+        until = time.time() + 60
+        while not what():
+            assert time.time() < until, page.locator("#runs").inner_text()
+            page.wait_for_timeout(200)
+
+    wait(lambda: points() > 5)
+    before = points()
+    wait(lambda: points() > before)
+
+    # Stopped, it has a checkpoint; the page that was loaded anew finds it, and it goes on from there.
+    page.get_by_role("button", name="Stop runs").click()
+    resume = page.get_by_role("button", name="Resume runs")
+    resume.wait_for(timeout=60_000)
+    page.reload()
+    page.get_by_role("tab", name="Runs").click()
+    resume.wait_for(timeout=60_000)
+    curve.check()
+    wait(lambda: points() > 5)
+    before = points()
+    resume.click()
+    wait(lambda: points() > before)
+    page.get_by_label("Over").select_option("tokens")
+
+    # A specification that cannot be trained is refused in the page, as in a terminal.
+    page.get_by_label("File", exact=True).select_option("small.dream")
+    expect(content).to_contain_text("model small")
+    page.get_by_role("button", name="Train…").click()
+    expect(page.locator("#said.bad")).to_contain_text("data", timeout=60_000)
 
     # On a telephone nothing is wider than the screen.
     page.set_viewport_size({"width": 390, "height": 800})
