@@ -292,6 +292,9 @@ async function match() {
   say("");
 }
 
+// A name has the same colour in every map.
+const hue = (name) => [...name].reduce((sum, letter) => (31 * sum + letter.codePointAt(0)) % 997, 7) * 137 % 360;
+
 // Rectangles of areas in proportion, in rows of nearly square ones.
 function treemap(values) {
   const width = 600, height = 220, made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -301,7 +304,7 @@ function treemap(values) {
   made.setAttribute("class", "map");
   made.setAttribute("role", "img");
   made.setAttribute("aria-label", items.map(([name, v]) => `${name} ${(100 * v / total).toFixed(1)} %`).join(", "));
-  let [x, y, w, h] = [0, 0, width, height], left = total, hue = 205;
+  let [x, y, w, h] = [0, 0, width, height], left = total;
   while (items.length) {
     const side = Math.min(w, h), scale = (w * h) / left;
     let row = [], sum = 0, worst = Infinity;
@@ -317,7 +320,7 @@ function treemap(values) {
     for (const [name, v] of row) {
       const long = v * scale / thick, flat = w >= h;
       const box = flat ? [x, y + along, thick, long] : [x + along, y, long, thick];
-      made.append(tile(name, v / total, box, (hue += 47) % 360));
+      made.append(tile(name, v / total, box, hue(name)));
       along += long;
     }
     if (w >= h) [x, w] = [x + thick, w - thick]; else [y, h] = [y + thick, h - thick];
@@ -449,6 +452,31 @@ function list() {
   at("more").textContent = those.length > ROWS ? `${those.length - ROWS} more: type a part of their names` : those.length ? "" : "no run yet: Train… starts one";
 }
 
+// Reports open in a tab of their own, where they may run their scripts and ask nobody.
+async function reports() {
+  const { reports } = await ask("/reports");
+  at("reports").replaceChildren(...reports.map((path) => {
+    const link = element("a", path, { href: `/report?path=${encodeURIComponent(path)}&token=${encodeURIComponent(token)}`, target: "_blank", rel: "noopener" });
+    return element("li", link);
+  }));
+}
+
+// The view that is shown, as one file that opens without a server.
+function share() {
+  const panel = at(tabs.find((tab) => tab.getAttribute("aria-selected") === "true").getAttribute("aria-controls")).cloneNode(true);
+  const canvas = at("curves").querySelector("canvas");
+  for (const control of panel.querySelectorAll("button, input, select, label, [hidden], .u-wrap")) control.remove();
+  const copy = panel.querySelector("#curves");
+  if (copy && canvas) copy.prepend(element("img", [], { src: canvas.toDataURL(), alt: "Loss curves", style: "max-width: 100%" }));
+  const page = document.implementation.createHTMLDocument(`${file.path} · dreamc`);
+  page.head.append(element("meta", [], { charset: "utf-8" }), element("style", document.querySelector("style").textContent + "body { height: auto; padding: 1rem; }"));
+  page.body.append(element("h1", file.path), panel, element("h2", "Text"), element("pre", text()));
+  const blob = new Blob([`<!doctype html>${page.documentElement.outerHTML}`], { type: "text/html" });
+  const link = element("a", "", { href: URL.createObjectURL(blob), download: `${file.path.replaceAll("/", "-")}.html` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
 // Looks while the runs are shown and the page is.
 async function watch() {
   if (!at("runs").hidden && !document.hidden) await runs().catch((error) => say(error.message, true));
@@ -486,7 +514,8 @@ at("save").onclick = save;
 at("train").onclick = () => plan().catch((error) => say(error.message, true));
 at("over").onchange = draw;
 at("filter").oninput = list;
-at("tab-runs").addEventListener("click", () => runs().catch((error) => say(error.message, true)));
+at("share").onclick = share;
+at("tab-runs").addEventListener("click", () => Promise.all([runs(), reports()]).catch((error) => say(error.message, true)));
 at("format").onclick = () => format().catch((error) => say(error.message, true));
 addEventListener("beforeunload", (event) => text() !== file.saved && event.preventDefault());
 

@@ -78,10 +78,28 @@ impl Folder {
     /// Specifications in it and in folders below, in order of their names. Hidden folders and links
     /// to folders are left out.
     pub fn list(&self) -> Vec<String> {
+        self.gathered(&is_specification)
+    }
+
+    /// Reports in it and in folders below.
+    pub fn reports(&self) -> Vec<String> {
+        self.gathered(&is_report)
+    }
+
+    fn gathered(&self, is: &dyn Fn(&Path) -> bool) -> Vec<String> {
         let mut found = vec![];
-        gather(&self.root, "", DEPTH, &mut found);
+        gather(&self.root, "", DEPTH, is, &mut found);
         found.sort();
         found
+    }
+
+    /// The page of a report.
+    pub fn report(&self, path: &str) -> Result<Vec<u8>, FileError> {
+        let place = self.inside(path)?;
+        if !is_report(Path::new(path)) {
+            return Err(FileError::Gone(path.into()));
+        }
+        std::fs::read(place).map_err(|error| FileError::Io(path.into(), error))
     }
 
     /// The text of a file.
@@ -189,7 +207,12 @@ fn version(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
 }
 
-fn gather(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<String>) {
+/// Reports are pages that dreamc wrote: of a comparison `report.html`, of others what `-o` named.
+fn is_report(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "html")
+}
+
+fn gather(folder: &Path, prefix: &str, depth: usize, is: &dyn Fn(&Path) -> bool, found: &mut Vec<String>) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
@@ -198,8 +221,8 @@ fn gather(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<String>) {
         }
         let Ok(kind) = entry.file_type() else { continue };
         if kind.is_dir() && depth > 0 {
-            gather(&entry.path(), &format!("{prefix}{name}/"), depth - 1, found);
-        } else if !kind.is_dir() && is_specification(Path::new(&name)) {
+            gather(&entry.path(), &format!("{prefix}{name}/"), depth - 1, is, found);
+        } else if !kind.is_dir() && is(Path::new(&name)) {
             found.push(format!("{prefix}{name}"));
         }
     }
@@ -224,7 +247,11 @@ mod tests {
     #[test]
     fn specifications_are_listed_by_name() {
         let (_place, folder) = folder();
+        std::fs::write(folder.root().join("zoo/report.html"), "<p>").unwrap();
         assert_eq!(folder.list(), ["a.yaml", "zoo/b.dream"]);
+        assert_eq!(folder.reports(), ["zoo/report.html"]);
+        assert_eq!(folder.report("zoo/report.html").unwrap(), b"<p>");
+        assert!(folder.report("a.yaml").is_err() && folder.report("../x.html").is_err());
     }
 
     #[test]

@@ -169,6 +169,14 @@ async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply,
                 apart(move || Ok(json!({ "runs": studio.tools.runs(&root), "said": studio.tools.said() })));
             Ok(json_reply(&list.await?))
         }
+        (Method::GET, "/reports") => {
+            let list = apart(move || Ok(json!({ "reports": studio.folder.reports() })));
+            Ok(json_reply(&list.await?))
+        }
+        (Method::GET, "/report") => {
+            let path = query(&request, "path").unwrap_or_default();
+            Ok(report(apart(move || Ok(studio.folder.report(&path)?)).await?))
+        }
         (Method::GET, "/metrics") => {
             let run = query(&request, "run").unwrap_or_default();
             let from = query(&request, "from").and_then(|from| from.parse().ok()).unwrap_or(0);
@@ -189,7 +197,7 @@ async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply,
             });
             Ok(json_reply(&Value::Array(answers.await?)))
         }
-        (_, "/" | "/files" | "/runs" | "/metrics") => {
+        (_, "/" | "/files" | "/runs" | "/metrics" | "/reports" | "/report") => {
             Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} takes GET")))
         }
         (_, "/file" | "/view" | "/match" | "/plan" | "/start" | "/stop" | "/resume" | "/lsp") => {
@@ -237,8 +245,8 @@ fn act(studio: &Studio, route: &str, asked: &Named) -> Result<Value, Refusal> {
     }
 }
 
-/// Whether a request comes from the page: it has the token, in its header or, for the page itself,
-/// in its address; it names this server; and where it says its origin, that is this server, too.
+/// Whether a request comes from the page: it has the token, in its header or, for the page itself
+/// and for reports, in its address; it names this server; and where it says its origin, that is this server, too.
 fn authorise(request: &Request<Incoming>, studio: &Studio) -> Result<(), Refusal> {
     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
     let own = |authority: &str| studio.hosts.iter().any(|host| host == authority);
@@ -250,7 +258,7 @@ fn authorise(request: &Request<Incoming>, studio: &Studio) -> Result<(), Refusal
         return refused("the studio does not answer pages of another origin");
     }
     let given = match request.uri().path() {
-        "/" => query(request, "token"),
+        "/" | "/report" => query(request, "token"),
         _ => header("x-dreamc-token").map(str::to_string),
     };
     let same = |given: &String| {
@@ -324,6 +332,19 @@ fn page() -> Reply {
     if let Ok(rules) = HeaderValue::from_str(&rules) {
         headers.insert(CONTENT_SECURITY_POLICY, rules);
     }
+    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    headers.insert("referrer-policy", HeaderValue::from_static("no-referrer"));
+    reply
+}
+
+/// A report, which may run its own scripts, in an origin of its own, and ask nobody.
+fn report(page: Vec<u8>) -> Reply {
+    let mut reply = Response::new(Full::from(page));
+    let rules = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; sandbox allow-scripts";
+    let headers = reply.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(rules));
     headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
     headers.insert("referrer-policy", HeaderValue::from_static("no-referrer"));
     reply

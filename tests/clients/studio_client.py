@@ -148,6 +148,29 @@ with sync_playwright() as playwright:
     expect(drawing).to_have_attribute("alt", "Drawing of deep: 4096 layers", timeout=60_000)
     print(f"4,096 layers are open after {time.time() - begin:.1f} s")
 
+    # A view is kept as one file that opens without the server.
+    page.get_by_role("tab", name="Sizes").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Keep view").click()
+    kept = folder / "kept.html"
+    download.value.save_as(kept)
+    alone = chromium.new_context(java_script_enabled=False, offline=True).new_page()
+    alone.goto(kept.resolve().as_uri())
+    expect(alone.locator("svg.map")).to_have_count(2)
+    expect(alone.locator("h2").first).to_have_text("deep: 4096 layers")
+    alone.close()
+
+    # Reports of the folder open in tabs, whose scripts reach nothing of the studio.
+    script = "<script>document.title = 'ran'; fetch('/files').then(() => document.title = 'reached', () => 0);</script>"
+    (folder / "report.html").write_text(f"<!doctype html><title>report</title><p>all</p>{script}")
+    page.get_by_role("tab", name="Runs").click()
+    with page.expect_popup() as popup:
+        page.get_by_role("link", name="report.html").click()
+    expect(popup.value.locator("p")).to_have_text("all")
+    popup.value.wait_for_timeout(500)
+    assert popup.value.title() == "ran", popup.value.title()
+    popup.value.close()
+
     # What training takes is said before it begins; its curve grows.
     page.get_by_label("File", exact=True).select_option("task.yaml")
     expect(content).to_contain_text("permutation")
