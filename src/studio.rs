@@ -5,11 +5,13 @@ use crate::command::watch;
 use crate::compare::arms::TOLERANCE;
 use crate::compare::study::{ended, ledger};
 use crate::lsp::Session;
-use crate::report::{draw, page};
+use crate::report::{draw, formulas, page};
+use dreamc_compiler::count::device::{DEVICES, Device};
 use dreamc_compiler::count::{Options, count};
 use dreamc_compiler::matching::{Measure, Request, TOKENS, find, pair};
+use dreamc_dsl::spec::Component;
 use dreamc_dsl::{Diagnostics, FileKind, Spec, Spelling};
-use dreamc_studio::{Match, Tools, View};
+use dreamc_studio::{Match, Question, Tools, View};
 use indexmap::IndexMap;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -46,12 +48,26 @@ impl Tools for Studio {
         tabs.entry(tab.to_string()).or_default().answer(path, message)
     }
 
-    fn view(&self, path: &Path, text: &str) -> Option<View> {
+    fn view(&self, path: &Path, text: &str, device: Option<&str>) -> Option<View> {
         let spec = spec(path, text).ok()??;
         let tokens = TOKENS.min(spec.model.context);
-        let counts = count(&spec, &Options { tokens, device: None }).ok()?;
+        let counts = count(&spec, &Options { tokens, device: device.and_then(Device::find) }).ok()?;
         let svg = page::alone(&draw::svg(&spec.model));
-        Some(View { svg, counts: serde_json::to_value(counts).ok()? })
+        let own = |(name, component): (&String, &Component)| {
+            matches!(component, Component::Defined(_)).then(|| name.clone())
+        };
+        let defined = spec.model.components.iter().filter_map(own).collect();
+        Some(View { svg, counts: serde_json::to_value(counts).ok()?, defined })
+    }
+
+    fn devices(&self) -> Vec<String> {
+        DEVICES.iter().map(|device| device.name.to_string()).collect()
+    }
+
+    fn inside(&self, path: &Path, text: &str, component: &str) -> Option<String> {
+        let model = spec(path, text).ok()??.model;
+        let Some(Component::Defined(defined)) = model.components.get(component) else { return None };
+        Some(page::alone(&formulas::svg(component, &defined.graph(&model).ok()?)))
     }
 
     fn matched(&self, own: (&Path, &str), baseline: (&Path, &str)) -> Result<Match, String> {
@@ -94,17 +110,11 @@ impl Tools for Studio {
     }
 
     fn plan(&self, root: &Path, path: &Path) -> Result<String, String> {
-        let output = this().current_dir(root).args(["train", "--dry-run"]).arg(path).output();
-        let output = output.map_err(|e| format!("dreamc cannot be started: {e}"))?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
-        match output.status.success() {
-            true => Ok([text(&output.stdout), text(&output.stderr)].join("\n").trim().to_string()),
-            false => Err(text(&output.stderr)),
-        }
+        answer(this().current_dir(root).arg(command(path)).arg(path).arg("--dry-run"))
     }
 
     fn start(&self, root: &Path, path: &Path) -> Result<(), String> {
-        self.begin(root, |line| line.arg("train").arg(path))
+        self.begin(root, |line| line.arg(command(path)).arg(path))
     }
 
     fn resume(&self, root: &Path, run: &Path) -> Result<(), String> {
@@ -123,6 +133,17 @@ impl Tools for Studio {
             0 => Ok(()),
             _ => Err(format!("process {process} cannot be asked to end: {}", io::Error::last_os_error())),
         }
+    }
+
+    fn tell(&self, root: &Path, question: Question) -> Result<String, String> {
+        let mut line = this();
+        line.current_dir(root).env("COLUMNS", "100").stdin(Stdio::null());
+        match question {
+            Question::Run(run) => line.arg("watch").arg(run).arg("--once"),
+            Question::Difference(one, other) => line.arg("diff").arg(one).arg(other),
+            Question::Continuation(run, prompt) => line.arg("generate").arg(run).arg("--").arg(prompt),
+        };
+        answer(&mut line)
     }
 
     fn said(&self) -> Option<String> {
@@ -164,6 +185,24 @@ impl Studio {
 /// This program.
 fn this() -> Command {
     Command::new(std::env::current_exe().unwrap_or_else(|_| "dreamc".into()))
+}
+
+/// The command that trains a file: a suite is compared.
+fn command(path: &Path) -> &'static str {
+    match dreamc_dsl::parse_file(path).map(|tree| tree.kind) {
+        Ok(FileKind::Suite) => "compare",
+        Ok(FileKind::Spec) | Err(_) => "train",
+    }
+}
+
+/// The text that a command prints; its error where it fails.
+fn answer(line: &mut Command) -> Result<String, String> {
+    let output = line.output().map_err(|e| format!("dreamc cannot be started: {e}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_string();
+    match output.status.success() {
+        true => Ok([text(&output.stdout), text(&output.stderr)].join("\n").trim_end().to_string()),
+        false => Err(text(&output.stderr)),
+    }
 }
 
 /// The last lines of a text, as many as a page shows.

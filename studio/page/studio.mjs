@@ -212,15 +212,33 @@ function publish(messages) {
 let asked = 0;
 async function view() {
   const mine = ++asked;
-  const seen = await ask("/view", { path: file.path, text: text(), baseline: at("baseline").value || null });
+  const now = text(), device = at("device").value || null;
+  const seen = await ask("/view", { path: file.path, text: now, baseline: at("baseline").value || null, device });
   if (mine !== asked) return;
   // While the text has an error the last drawing stays, pale.
   for (const panel of ["drawing", "sizes", "change"]) at(panel).classList.toggle("stale", !seen.counts);
   if (!seen.counts) return;
-  const picture = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(seen.svg)}`;
-  at("drawing").replaceChildren(element("img", [], { src: picture, alt: `Drawing of ${seen.counts.model}: ${seen.counts.depth} layers` }));
+  const inside = at("inside"), open = seen.defined.includes(inside.value) ? inside.value : "";
+  inside.replaceChildren(element("option", "the model", { value: "" }), ...seen.defined.map((name) => element("option", `formulas of ${name}`, { value: name })));
+  inside.value = open;
+  const svg = open ? (await ask("/inside", { path: file.path, text: now, inside: open })).svg : seen.svg;
+  if (mine !== asked) return;
+  picture(svg, open ? `Formulas of ${open}` : `Drawing of ${seen.counts.model}: ${seen.counts.depth} layers`);
   at("sizes").replaceChildren(...sizes(seen.counts));
   at("change").replaceChildren(...change(seen.counts, seen.other, at("baseline").value || "the saved file"));
+}
+
+function picture(svg, alt) {
+  const image = element("img", [], { src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`, alt });
+  image.onload = zoom;
+  at("picture").replaceChildren(image);
+  zoom();
+}
+
+// At 100 % a drawing fills the panel, and is no larger than it was drawn.
+function zoom() {
+  const image = at("picture").firstElementChild;
+  if (image) image.style.width = `${Math.min(at("picture").clientWidth, image.naturalWidth || Infinity) * at("zoom").value / 100}px`;
 }
 
 const number = (x) => {
@@ -247,12 +265,20 @@ const FIGURES = [
   ["bytes of training", (c) => c.memory_bytes.training], ["bytes of the cache of a full context", (c) => c.memory_bytes.sequence_cache_context],
 ];
 
+const time = (seconds) => (seconds < 1e-3 ? `${(1e6 * seconds).toFixed(3)} µs` : `${(1e3 * seconds).toFixed(2)} ms`);
+
+function predicted({ device, decode, prefill, training }) {
+  const row = (name, { seconds_per_token, bound }) => [name, time(seconds_per_token), bound];
+  return table(`Predicted on ${device.title}, from its data sheet`, ["a token", "time", "bound by"], [row("generated", decode), row("of a prompt", prefill), row("trained", training)]);
+}
+
 function sizes(counts) {
   const parameters = counts.parameters.by_component, flops = counts.flops_per_token.decode_by_component;
   const names = [...new Set([...Object.keys(parameters), ...Object.keys(flops)])];
   const share = (x, total) => `${number(x)} (${(100 * x / (total || 1)).toFixed(1)} %)`;
   return [
     ...table(`${counts.model}: ${counts.depth} layers`, ["", "in all"], FIGURES.map(([name, of]) => [name, number(of(counts))])),
+    ...(counts.predicted ? predicted(counts.predicted) : []),
     element("h2", "Parameters by component"), treemap(parameters),
     element("h2", "FLOPs of a generated token by component"), treemap(flops),
     ...table("By component", ["component", "parameters", "FLOPs of a token"], names.map((name) => [
@@ -449,6 +475,7 @@ function list() {
     return element("tr", cells.map((cell) => element("td", cell)));
   }));
   if (focused) at("list").querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+  for (const [name, runs] of [["details", 1], ["continue", 1], ["differ", 2]]) at(name).disabled = chosen.size !== runs;
   at("more").textContent = those.length > ROWS ? `${those.length - ROWS} more: type a part of their names` : those.length ? "" : "no run yet: Train… starts one";
 }
 
@@ -475,6 +502,15 @@ function share() {
   const link = element("a", "", { href: URL.createObjectURL(blob), download: `${file.path.replaceAll("/", "-")}.html` });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+// What a command says of the runs that are chosen.
+async function tell(more) {
+  const [run, other] = chosen.keys();
+  at("told").hidden = false;
+  at("told").textContent = "…";
+  const { text } = await ask("/tell", { run, ...(more ?? { other }) }).catch((error) => ({ text: error.message }));
+  at("told").textContent = text;
 }
 
 // Looks while the runs are shown and the page is.
@@ -509,21 +545,27 @@ at("baseline").onchange = () => {
   at("match").disabled = !at("baseline").value;
   view().catch((error) => say(error.message, true));
 };
+for (const name of ["device", "inside"]) at(name).onchange = () => view().catch((error) => say(error.message, true));
+at("zoom").oninput = zoom;
 at("match").onclick = () => match().catch((error) => say(error.message, true));
 at("save").onclick = save;
 at("train").onclick = () => plan().catch((error) => say(error.message, true));
 at("over").onchange = draw;
 at("filter").oninput = list;
 at("share").onclick = share;
+at("details").onclick = () => tell({});
+at("differ").onclick = () => tell();
+at("continue").onclick = () => tell({ prompt: at("prompt").value });
 at("tab-runs").addEventListener("click", () => Promise.all([runs(), reports()]).catch((error) => say(error.message, true)));
 at("format").onclick = () => format().catch((error) => say(error.message, true));
 addEventListener("beforeunload", (event) => text() !== file.saved && event.preventDefault());
 
 async function begin() {
-  const { files, first } = await ask("/files");
+  const { files, first, devices } = await ask("/files");
   const options = (names) => names.map((name) => element("option", name, { value: name }));
   at("files").replaceChildren(...options(files));
   at("baseline").replaceChildren(element("option", "the saved file", { value: "" }), ...options(files));
+  at("device").append(...options(devices));
   if (!files.length) return say("the folder has no specification: write one with `dreamc new`", true);
   await open(first ?? files[0]);
 }

@@ -4,8 +4,8 @@
 //! server's own names in `Host`, so that neither another origin's page nor a name that was bound
 //! to this machine afterwards is answered; bodies have a bound; work that takes long is done apart.
 
-use crate::Studio;
 use crate::files::FileError;
+use crate::{Question, Studio};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -122,6 +122,17 @@ struct Seen {
     path: String,
     text: String,
     baseline: Option<String>,
+    device: Option<String>,
+    /// The component whose formulas are drawn.
+    inside: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Told {
+    run: String,
+    /// Another run to compare with.
+    other: Option<String>,
+    prompt: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -141,7 +152,11 @@ async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply,
     match (request.method().clone(), path.as_str()) {
         (Method::GET, "/") => Ok(page()),
         (Method::GET, "/files") => {
-            let list = apart(move || Ok(json!({ "files": studio.folder.list(), "first": studio.first })));
+            let list = apart(move || {
+                Ok(
+                    json!({ "files": studio.folder.list(), "first": studio.first, "devices": studio.tools.devices() }),
+                )
+            });
             Ok(json_reply(&list.await?))
         }
         (Method::GET, "/file") => {
@@ -158,6 +173,14 @@ async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply,
         (Method::POST, "/view") => {
             let asked: Seen = body(request).await?;
             Ok(json_reply(&apart(move || view(&studio, &asked)).await?))
+        }
+        (Method::POST, "/inside") => {
+            let asked: Seen = body(request).await?;
+            Ok(json_reply(&apart(move || inside(&studio, &asked)).await?))
+        }
+        (Method::POST, "/tell") => {
+            let asked: Told = body(request).await?;
+            Ok(json_reply(&apart(move || tell(&studio, &asked)).await?))
         }
         (Method::POST, "/match") => {
             let asked: Seen = body(request).await?;
@@ -200,9 +223,11 @@ async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply,
         (_, "/" | "/files" | "/runs" | "/metrics" | "/reports" | "/report") => {
             Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} takes GET")))
         }
-        (_, "/file" | "/view" | "/match" | "/plan" | "/start" | "/stop" | "/resume" | "/lsp") => {
-            Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} takes POST")))
-        }
+        (
+            _,
+            "/file" | "/view" | "/inside" | "/tell" | "/match" | "/plan" | "/start" | "/stop" | "/resume"
+            | "/lsp",
+        ) => Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} takes POST"))),
         _ => Err(Refusal::new(StatusCode::NOT_FOUND, format!("there is nothing at {path}"))),
     }
 }
@@ -211,13 +236,39 @@ async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply,
 /// its own file as it was saved.
 fn view(studio: &Studio, asked: &Seen) -> Result<Value, Refusal> {
     let place = studio.folder.place(&asked.path)?;
-    let Some(own) = studio.tools.view(&place, &asked.text) else { return Ok(json!({})) };
+    let device = asked.device.as_deref();
+    let Some(own) = studio.tools.view(&place, &asked.text, device) else { return Ok(json!({})) };
     let other = asked.baseline.as_ref().unwrap_or(&asked.path);
     let other = match (studio.folder.place(other), studio.folder.read(other)) {
-        (Ok(place), Ok(text)) => studio.tools.view(&place, &text.text).map(|view| view.counts),
+        (Ok(place), Ok(text)) => studio.tools.view(&place, &text.text, device).map(|view| view.counts),
         _ => None,
     };
-    Ok(json!({ "svg": own.svg, "counts": own.counts, "other": other }))
+    Ok(json!({ "svg": own.svg, "counts": own.counts, "defined": own.defined, "other": other }))
+}
+
+/// The drawing of a component's formulas.
+fn inside(studio: &Studio, asked: &Seen) -> Result<Value, Refusal> {
+    let place = studio.folder.place(&asked.path)?;
+    let name = asked.inside.as_deref().unwrap_or_default();
+    let svg = studio.tools.inside(&place, &asked.text, name);
+    let none = || {
+        let message = format!("no definition makes the component `{name}`");
+        Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, message)
+    };
+    Ok(json!({ "svg": svg.ok_or_else(none)? }))
+}
+
+/// Words of a command about runs.
+fn tell(studio: &Studio, asked: &Told) -> Result<Value, Refusal> {
+    let run = studio.folder.run(&asked.run)?;
+    let other = asked.other.as_ref().map(|other| studio.folder.run(other)).transpose()?;
+    let question = match (&other, &asked.prompt) {
+        (Some(other), _) => Question::Difference(&run, other),
+        (None, Some(prompt)) => Question::Continuation(&run, prompt),
+        (None, None) => Question::Run(&run),
+    };
+    let unfit = |message: String| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, message);
+    Ok(json!({ "text": studio.tools.tell(studio.folder.root(), question).map_err(unfit)? }))
 }
 
 /// Sizes at which a text meets its baseline.

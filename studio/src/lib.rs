@@ -25,8 +25,15 @@ pub trait Tools: Send + Sync + 'static {
     /// is `path`.
     fn language(&self, tab: &str, path: &Path, message: &Value) -> Vec<Value>;
 
-    /// The drawing and the counts of a text, `{svg, counts}`; nothing where the text has errors.
-    fn view(&self, path: &Path, text: &str) -> Option<View>;
+    /// The drawing and the counts of a text, with times on a device of that name; nothing where
+    /// the text has errors.
+    fn view(&self, path: &Path, text: &str, device: Option<&str>) -> Option<View>;
+
+    /// Names of the devices that times are predicted for.
+    fn devices(&self) -> Vec<String>;
+
+    /// The drawing of the formulas of a component that a definition makes.
+    fn inside(&self, path: &Path, text: &str, component: &str) -> Option<String>;
 
     /// Sizes at which a text costs what the baseline does, and the text with them; a sentence
     /// where there are none. Nothing is written.
@@ -49,6 +56,9 @@ pub trait Tools: Send + Sync + 'static {
     /// Goes on with a run that was stopped, in a process that outlives the studio.
     fn resume(&self, root: &Path, run: &Path) -> Result<(), String>;
 
+    /// The answer to a question, as a terminal shows it; or why there is none.
+    fn tell(&self, root: &Path, question: Question) -> Result<String, String>;
+
     /// The last lines that a process begun here said, where one ended with an error.
     fn said(&self) -> Option<String>;
 }
@@ -69,6 +79,18 @@ pub struct View {
     pub svg: String,
     /// Everything that is counted, as `dreamc count --json` prints it.
     pub counts: Value,
+    /// Components that a definition makes, whose formulas can be drawn.
+    pub defined: Vec<String>,
+}
+
+/// A question about runs that a command answers in words.
+pub enum Question<'a> {
+    /// How a run stands: speed, balance, losses.
+    Run(&'a Path),
+    /// Every field and result in which two runs differ.
+    Difference(&'a Path, &'a Path),
+    /// The text that a run's model writes after a prompt.
+    Continuation(&'a Path, &'a str),
 }
 
 /// Everything that requests read.

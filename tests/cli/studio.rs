@@ -16,6 +16,20 @@ model small {
 }
 ";
 
+/// A component that a definition makes.
+const OWN: &str = "\
+define mix(width 4) {
+  return linear(silu(conv(linear(x, [hidden]), width)), [hidden])
+}
+
+model own {
+  vocab 256  hidden 64  context 64
+  mix = mix {}
+  ff = mlp { intermediate 128 }
+  repeat 2 { mix > ff }
+}
+";
+
 fn sandbox() -> Sandbox {
     let layers = |name: &str, count: u64| {
         format!(
@@ -29,11 +43,12 @@ fn sandbox() -> Sandbox {
            train: {steps: 1000000, batch: 2, sequence: 32, precision: f32}\n";
     let sandbox = Sandbox::with(&[
         ("task.yaml", &task),
+        ("own.dream", OWN),
         ("small.dream", SMALL),
         ("other.yaml", &layers("other", 2)),
         ("deep.yaml", &layers("deep", 4096)),
     ]);
-    sandbox.good(&["check", "small.dream", "other.yaml", "deep.yaml", "task.yaml"]);
+    sandbox.good(&["check", "small.dream", "other.yaml", "deep.yaml", "task.yaml", "own.dream"]);
     sandbox
 }
 
@@ -149,7 +164,7 @@ fn only_the_page_is_answered() {
     let (status, answer) = studio.send("GET", "/files", &good, "");
     assert_eq!(
         (status, &answer["files"]),
-        (200, &json!(["deep.yaml", "other.yaml", "small.dream", "task.yaml"]))
+        (200, &json!(["deep.yaml", "other.yaml", "own.dream", "small.dream", "task.yaml"]))
     );
     // A form of another page cannot say that it sends JSON.
     assert_eq!(studio.send("POST", "/view", &good, "{}").0, 415);
@@ -187,6 +202,45 @@ fn no_file_outside_is_reached_and_none_is_overwritten() {
     let notes = sandbox.path("notes.txt");
     std::fs::write(&notes, "n").unwrap();
     assert!(sandbox.error(&["studio", "notes.txt"]).contains("is no specification"));
+}
+
+/// Thousands of runs are listed, those that train first, and each is what its ledger says.
+#[test]
+fn five_thousand_runs_are_listed() {
+    let sandbox = sandbox();
+    sandbox.good(&["train", "task.yaml", "--set", "train.steps=2", "--out", "runs/first"]);
+    let (ledger, metrics) =
+        (sandbox.read("runs/first/ledger.json"), sandbox.read("runs/first/metrics.jsonl"));
+    for n in 0..4999 {
+        let folder = sandbox.path(&format!("runs/{n:04}"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("ledger.json"), &ledger).unwrap();
+        std::fs::write(folder.join("metrics.jsonl"), &metrics).unwrap();
+    }
+    std::fs::write(sandbox.path("runs/4711/ledger.json"), "{damaged").unwrap();
+    let studio = Studio::start(&sandbox, ".");
+    let begin = Instant::now();
+    let (status, answer) = studio.ask("GET", "/runs", &Value::Null);
+    let took = begin.elapsed();
+    let runs = answer["runs"].as_array().unwrap();
+    assert_eq!((status, runs.len()), (200, 5000));
+    let first = runs.iter().find(|run| run["path"] == "runs/first").unwrap();
+    assert_eq!((&first["status"], &first["steps"]), (&json!("finished"), &json!(2)));
+    let damaged = runs.iter().find(|run| run["path"] == "runs/4711").unwrap();
+    assert_eq!(damaged["status"], "begins");
+    println!("5,000 runs are listed in {took:?}");
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    // Neither of these trains.
+    for path in ["runs/first", "runs/0001"] {
+        let (status, answer) = studio.ask("POST", "/stop", &json!({"path": path}));
+        assert_eq!(status, 422, "{answer}");
+    }
+    for path in ["runs", "../runs/first", "runs/none", ""] {
+        assert!(studio.ask("POST", "/stop", &json!({"path": path})).0 >= 403, "{path}");
+        assert!(studio.ask("GET", &format!("/metrics?run={path}"), &Value::Null).0 >= 403, "{path}");
+    }
+    let (_, told) = studio.ask("POST", "/tell", &json!({"run": "runs/first", "other": "runs/first"}));
+    assert!(told["text"].is_string(), "{told}");
 }
 
 /// The page has what its sources make, where the tools to build it are installed.

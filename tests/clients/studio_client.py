@@ -86,6 +86,11 @@ with sync_playwright() as playwright:
     assert abs(number(now) - number(was) - 2 * 3 * 64 * 128) < 0.01 * number(now), (was, now)
     assert change.startswith("+"), change
 
+    # A device predicts times.
+    page.get_by_label("Device").select_option("h100")
+    page.get_by_role("tab", name="Sizes").click()
+    expect(sizes).to_contain_text("Predicted on NVIDIA H100")
+
     # Completion knows the keys.
     replace("intermediate 256", "intermediate 256 acti")
     page.keyboard.press("Control+Space")
@@ -128,16 +133,17 @@ with sync_playwright() as playwright:
 
     # Another specification as the baseline.
     page.get_by_label("Baseline").select_option("other.yaml")
+    page.get_by_role("tab", name="Change").click()
     expect(page.locator("#change h2")).to_have_text("Against other.yaml")
 
     # Sizes that meet it are shown before they are written into the text.
     page.get_by_role("button", name="Match").click()
     write = page.get_by_role("button", name="Write these sizes into the text")
     write.wait_for(timeout=30_000)
-    sizes = dict(zip(*[page.locator("#change table").first.locator(kind).all_inner_texts()[skip:] for kind, skip in (("th", 2), ("td", 0))]))
-    assert sizes and "320" in content.inner_text(), sizes
+    found = dict(zip(*[page.locator("#change table").first.locator(kind).all_inner_texts()[skip:] for kind, skip in (("th", 2), ("td", 0))]))
+    assert found and "320" in content.inner_text(), found
     write.click()
-    for name, value in sizes.items():
+    for name, value in found.items():
         expect(content).to_contain_text(f"{name.rsplit('.', 1)[-1]} {value}")
 
     # Another file is opened after a question; 4,096 layers are no trouble.
@@ -210,6 +216,28 @@ with sync_playwright() as playwright:
     resume.click()
     wait(lambda: points() > before)
     page.get_by_label("Over").select_option("tokens")
+
+    # Commands tell of a run: how it stands, and what its model writes.
+    page.get_by_role("button", name="Details").click()
+    expect(page.locator("#told")).to_contain_text("tokens/s", timeout=30_000)
+    page.get_by_role("button", name="Stop runs").click()
+    resume.wait_for(timeout=60_000)
+    page.get_by_label("Prompt").fill("abcd")
+    page.get_by_role("button", name="Continue it").click()
+    expect(page.locator("#told")).to_contain_text("abcd", timeout=30_000)
+    resume.click()
+    page.get_by_role("button", name="Stop runs").wait_for(timeout=60_000)
+
+    # A component's formulas are drawn, larger or smaller.
+    page.get_by_label("File", exact=True).select_option("own.dream")
+    page.get_by_role("tab", name="Drawing").click()
+    page.get_by_label("Show").select_option("mix")
+    expect(drawing).to_have_attribute("alt", "Formulas of mix")
+    drawing.evaluate("image => image.decode()")
+    narrow = drawing.bounding_box()["width"]
+    page.get_by_label("Zoom").fill("200")
+    wide = drawing.bounding_box()["width"]
+    assert abs(wide - 2 * narrow) < 2, (narrow, wide)
 
     # A specification that cannot be trained is refused in the page, as in a terminal.
     page.get_by_label("File", exact=True).select_option("small.dream")
