@@ -1,4 +1,4 @@
-//! What the studio's page asks: the language server, drawings, counts, matching, and runs.
+//! Answers to the studio's page: the language server, drawings, counts, matching, and runs.
 
 use crate::command::matching::with_values;
 use crate::command::watch;
@@ -128,7 +128,8 @@ impl Tools for Studio {
         let none = || "no process trains there".to_string();
         let process = watch::process(run).ok_or_else(none)?;
         let id = i32::try_from(process).map_err(|_| none())?;
-        // SAFETY: the call has no memory to keep; a number that is no process's is answered by an error.
+        // SAFETY: the call has no memory to keep; a number that is no process's is answered by an
+        // error.
         match unsafe { libc::kill(id, libc::SIGINT) } {
             0 => Ok(()),
             _ => Err(format!("process {process} cannot be asked to end: {}", io::Error::last_os_error())),

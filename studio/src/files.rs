@@ -41,7 +41,7 @@ pub enum FileError {
     /// The name is no specification's.
     #[error("{0} is no specification: its name ends in .yaml, .yml or .dream")]
     Kind(String),
-    /// There is none.
+    /// No such file.
     #[error("{0} does not exist")]
     Gone(String),
     /// Another program wrote it.
@@ -119,8 +119,8 @@ impl Folder {
         Ok(Text { text, version })
     }
 
-    /// Writes a file that is still of the version `read`, or that does not exist where `read` is
-    /// none; gives the new version.
+    /// Writes a file that is still of the version `read`, or that does not exist where nothing
+    /// was read; gives the new version.
     pub fn write(&self, path: &str, text: &str, read: Option<&str>) -> Result<String, FileError> {
         let place = self.place(path)?;
         let now = match std::fs::read(&place) {
@@ -164,7 +164,7 @@ impl Folder {
     /// The place of a specification's path, which stays in the folder.
     pub fn place(&self, path: &str) -> Result<PathBuf, FileError> {
         if !path.is_empty() && !is_specification(Path::new(path)) {
-            // A path that leads elsewhere is told so first.
+            // A path that leads elsewhere says so first.
             self.inside(path)?;
             return Err(FileError::Kind(path.into()));
         }

@@ -297,7 +297,8 @@ fn act(studio: &Studio, route: &str, asked: &Named) -> Result<Value, Refusal> {
 }
 
 /// Whether a request comes from the page: it has the token, in its header or, for the page itself
-/// and for reports, in its address; it names this server; and where it says its origin, that is this server, too.
+/// and for reports, in its address; it names this server; and where it says its origin, that is
+/// this server, too.
 fn authorise(request: &Request<Incoming>, studio: &Studio) -> Result<(), Refusal> {
     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
     let own = |authority: &str| studio.hosts.iter().any(|host| host == authority);

@@ -1,9 +1,10 @@
 //! A page on this machine on which specifications are written and seen.
 //!
 //! *In*: a [`Folder`], [`Tools`] that know the language, a listener on a loopback address. *Out*: a
-//! page over HTTP until `stop` says so. *Promise*: only who has the token of the address is
-//! answered, and no page of another origin; no file outside the folder is read or written; a file
-//! that changed since it was read is not written over; the page asks nothing of another machine.
+//! page over HTTP until `stop` says so. *Promise*: a request is answered where it has the token of
+//! the address, and comes from no other origin; no file outside the folder is read or written; a
+//! file that changed since it was read is not written over; the page asks nothing of another
+//! machine.
 //!
 //! [`files`] is the folder, `http` connections and routes, `page/` the page: `studio.mjs` is its
 //! source, `bundle.js` the source with its libraries, which `npm ci && npm run build` there writes.
@@ -19,7 +20,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What the page asks of the rest of dreamc.
+/// Questions of the page to the rest of dreamc.
 pub trait Tools: Send + Sync + 'static {
     /// Answers a message of the Language Server Protocol about the document of one tab, whose file
     /// is `path`.

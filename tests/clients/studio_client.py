@@ -19,6 +19,8 @@ if browser is None:
     sys.exit(0)
 
 address, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+# Where pictures of the book go, if they are wanted.
+pictures = os.environ.get("DREAMC_PICTURES")
 origin = re.match(r"http://[^/]+", address).group(0)
 small = folder / "small.dream"
 
@@ -45,6 +47,9 @@ with sync_playwright() as playwright:
     expect(drawing).to_have_attribute("alt", "Drawing of small: 2 layers")
     assert drawing.evaluate("image => image.decode().then(() => image.naturalWidth)") > 100
     expect(page.locator("#problems li")).to_have_count(0)
+
+    if pictures:
+        page.screenshot(path=f"{pictures}/studio.png")
 
     # A mistake has its message, in the list and below its token; the last drawing stays, pale.
     def replace(old, new):
@@ -202,6 +207,9 @@ with sync_playwright() as playwright:
     wait(lambda: points() > 5)
     before = points()
     wait(lambda: points() > before)
+
+    if pictures:
+        page.screenshot(path=f"{pictures}/studio-runs.png")
 
     # Stopped, it has a checkpoint; the page that was loaded anew finds it, and it goes on from there.
     page.get_by_role("button", name="Stop runs").click()
