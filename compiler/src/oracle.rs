@@ -15,11 +15,12 @@ use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, head_seed
 use crate::bind::Part;
 use crate::compiled::{Init, TensorKind};
 use crate::ir::interpret::{self, Data, InterpretError, Tensor};
-use crate::ir::{Binding, Function, Index, Lifetime, Module, Node, Of, Op, Output, Port, Unary};
+use crate::ir::{Binding, Function, Index, Input, Lifetime, Module, Node, Of, Op, Output, Port, Unary};
 use crate::lower::{
     EMBED, Form, HEAD, Lowered, POOL, Shape, Weight, lower, lower_declared_training, lower_evaluation,
     lower_inference,
 };
+use crate::op::attention::drawn;
 use crate::op::{Derivative, Ties};
 use crate::passes::Passes;
 use crate::pipeline;
@@ -73,6 +74,8 @@ pub struct Batch {
     pub segments: Vec<i32>,
     /// Numbers that streams start with, a row for each token; zeros where there are none.
     pub noise: Vec<f64>,
+    /// Random numbers of tokens, by which attentions drop weights; zeros where there are none.
+    pub draws: Vec<i32>,
 }
 
 /// The share of the loss that passes leave, where it is read.
@@ -330,6 +333,7 @@ impl Oracle {
                 here.insert(p.name.clone(), value);
             }
             self.indices(Some(apply), variables, &mut here);
+            self.draws(&body.name, apply.depth.at(variables), batch, &mut here);
             let pass = [&apply.pass, &apply.turn].map(|which| which.at(variables) as usize);
             self.of_pass(apply.body, &layer, pass, weights, &mut here)?;
             self.first_rows(apply.body, &layer, weights, &mut here)?;
@@ -654,6 +658,18 @@ impl Oracle {
                 _ => continue,
             };
             here.insert(p.name.clone(), Tensor::index(value as i32));
+        }
+    }
+
+    /// Random numbers of the queries of an application's attentions.
+    fn draws(&self, body: &str, application: u64, batch: &Batch, here: &mut IndexMap<String, Tensor>) {
+        let dims = [self.shape.batch as usize, self.shape.sequence as usize];
+        for p in &self.lowered.module.functions[body].params {
+            let (Binding::Batch(Input::Draws), Some(number)) = (p.binding, Input::drawn(&p.name)) else {
+                continue;
+            };
+            let of = |i: usize| drawn(batch.draws.get(i).copied().unwrap_or(0), application, number);
+            here.insert(p.name.clone(), Tensor::int(&dims, (0..dims[0] * dims[1]).map(of).collect()));
         }
     }
 

@@ -7,6 +7,7 @@ use dreamc_compiler::count::{self, count};
 use dreamc_compiler::program::Step;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::{Spec, Spelling, check, parse};
+use dreamc_runtime::data::Batch;
 use dreamc_runtime::generate::{Cached, Next, NextLogits, Slots, Writing, compile_cached};
 use dreamc_runtime::model::Model;
 use dreamc_runtime::rng::Philox;
@@ -156,6 +157,27 @@ const FUNCTIONS: &[(&str, &str)] = &[
            o = linear(C, [two: 2, size], over heads size)
          }
          return linear(o, [hidden]) + n",
+    ),
+    (
+        "choices of a state",
+        "k = linear(x, [heads, size])
+         n = linear(x, [few: 3, size])
+         recurrence C [size, heads] from 0 {
+           C = 0.5 * C + k
+           best = top(C, 2, over size)
+           o = sum(pick(C, best) * softmax(pick(n, best), over choices), over few) + sum(places(size) * C, over size)
+         }
+         return linear(o, [hidden])",
+    ),
+    (
+        "attention that drops weights",
+        "q = linear(x, [four: 2 * heads, size])
+         k = linear(x, [heads, size])
+         v = linear(x, [heads, wide: 3])
+         f = running(log_sigmoid(linear(x, [heads])))
+         a = attend(q, k, v, window = 5, sink, dropout = 0.4)
+         b = attend(k, k, v, score = s + f[i] - f[j], mask = i - j < 6 or j == 0, dropout = 0.25)
+         return linear(a, [hidden]) + linear(b, [hidden])",
     ),
     (
         "attention along depth",
@@ -384,6 +406,11 @@ fn parts_of_authors_models_are_said() {
 /// A model whose `own` has states of every kind of function of several tokens: components before
 /// the body, then what else the specification has.
 fn within(body: &str, more: &str) -> Spec {
+    within_dropping(body, more, "")
+}
+
+/// The same, whose attention has these words, too.
+fn within_dropping(body: &str, more: &str, words: &str) -> Spec {
     let text = format!(
         "model:
   name: within
@@ -409,7 +436,7 @@ define:
         S = S + outer(v - sum(S * k, over size), k)
         o = sum(S * k, over size)
       }}
-      y = attend(k, shift(k), v, score = s + f[i] - f[j], mask = i - j < 5 or j == 0)
+      y = attend(k, shift(k), v, score = s + f[i] - f[j], mask = i - j < 5 or j == 0{words})
       return linear(o, [hidden]) + linear(y, [hidden])
 "
     );
@@ -478,6 +505,48 @@ fn a_definition_goes_wherever_a_component_goes() {
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
 }
 
+/// Weights are dropped where tokens are gathered, skip, and come again: by application, and by the
+/// tokens that there are.
+#[test]
+fn an_attention_drops_weights_wherever_it_stands() {
+    for body in [
+        "    - {recur: 3, residual_norm: false, backprop: 2, layers: [\"own > mlp\"]}",
+        "    - \"skip(capacity 0.6, causal bce 0.2) { own > mlp }\"\n    - own",
+        "    - \"skip(threshold, capacity 0.5, penalty 0.3) { own } > mlp\"",
+    ] {
+        let spec = within_dropping(&format!("{body}\n{TRAIN}}}"), "", ", dropout = 0.3");
+        prove(&spec, body);
+    }
+}
+
+/// Evaluation drops nothing: its logits are those of the same model without.
+#[test]
+fn evaluation_drops_no_weights() {
+    let body = format!("    - own > mlp\n{TRAIN}}}");
+    let logits = |words: &str, trained: bool| {
+        let spec = within_dropping(&body, "", words);
+        let options =
+            Options { batch: 2, sequence: 8, logits: true, as_trained: trained, ..Options::default() };
+        let compiled = compile(&spec, &options).unwrap_or_else(|e| panic!("{e}"));
+        let mut model = Model::load(&cpu(1), compiled).unwrap();
+        fill(&mut model);
+        let ids: Vec<i32> = (0..16).map(|i| i % 17).collect();
+        let batch = Batch {
+            sequence: 8,
+            targets: ids.clone(),
+            positions: (0..16).map(|i| i % 8).collect(),
+            segments: vec![0; 16],
+            ids,
+            ..Batch::default()
+        };
+        model.evaluate(&batch).unwrap();
+        model.all_logits().unwrap()
+    };
+    let plain = logits("", false);
+    assert_eq!(logits(", dropout = 0.3", false), plain);
+    assert_ne!(logits(", dropout = 0.3", true), plain);
+}
+
 /// Passes of fewer and fewer tokens: everything but the count of decoding, which is not exact
 /// there.
 #[test]
@@ -499,17 +568,6 @@ fn a_definition_goes_into_nested_passes() {
     };
     let report = verify(&task, &mut |_| {}).unwrap();
     assert!(report.holds(), "{report}");
-}
-
-/// Where tokens leave their loop as they are written, states of texts would need theirs.
-#[test]
-fn states_of_texts_in_a_loop_that_tokens_leave_are_refused() {
-    let body = "    - {recur: 3, residual_norm: false, exit: {gate: 0.1}, layers: [\"own > mlp\", norm]}";
-    let spec = within(&format!("{body}\n{TRAIN}}}"), "");
-    compile(&spec, &Options::default()).map(|_| ()).unwrap();
-    let leaving = Options { exit: Some(0.5), logits: true, ..Options::default() };
-    let error = compile(&spec, &leaving).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("a state of a text in a loop that tokens leave"), "{error}");
 }
 
 /// Documents behind one another in a row do not see each other, on one rank or several.
@@ -560,19 +618,6 @@ fn every_mixer_of_the_library_keeps_its_promises() {
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
-}
-
-/// Functions that nothing lowers yet are refused by name.
-#[test]
-fn functions_that_are_not_lowered_are_refused() {
-    let statements = "k = linear(x, [heads, size])
-         recurrence C [size, heads] {
-           C = 0.5 * C + k
-           o = pick(C, top(C, 2, over size))
-         }
-         return linear(o, [hidden])";
-    let error = compile(&defined(statements), &Options::default()).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("a function in a recurrence"), "{error}");
 }
 
 // The same plan -----------------------------------------------------------------------------------

@@ -319,12 +319,6 @@ impl Function {
             | Function::Look(_) => Reads::Region,
         }
     }
-
-    /// Whether decoding keeps something for it that is no key and no value: rows of earlier tokens,
-    /// a sum, a state.
-    pub fn keeps_states(&self) -> bool {
-        matches!(self, Function::Shift(_) | Function::Conv(_) | Function::Running | Function::Recurrence(_))
-    }
 }
 
 /// A number of the token or of the application.

@@ -14,7 +14,8 @@ use dreamc_compiler::lower::{Form, Shape};
 use dreamc_compiler::oracle::Batch;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Compiled, PREPARE};
-use dreamc_dsl::spec::{Component, Item, SkipKv};
+use dreamc_dsl::define::graph::{Function, Node};
+use dreamc_dsl::spec::{Component, Item, Model, SkipKv};
 
 /// Executed work and tensors are as many as counted.
 pub struct Counts;
@@ -104,10 +105,8 @@ impl Proof for Counts {
         let counted = text.flops_per_token.decode.total;
         // Which keys chosen tokens see depends on which were chosen, where there is a window, where
         // others have keys, too, and where tokens merge: the count is of even distances.
-        let windows = |c: &str| match s.spec.model.components.get(c) {
-            Some(Component::Sequence(a)) => a.window.is_some(),
-            _ => false,
-        };
+        let model = &s.spec.model;
+        let windows = |c: &str| model.components.get(c).is_some_and(|c| sees_by_place(model, c));
         let shared = queries && first_keys(&s.spec.model.body);
         let varies = shared
             || any_skip(s, &|skip, inner| {
@@ -142,6 +141,25 @@ impl Proof for Counts {
             exact(checks, format!("parameters of {component}"), found, *counted, place);
         }
         Ok(None)
+    }
+}
+
+/// Whether an attention of a component sees keys by how far they are.
+fn sees_by_place(model: &Model, component: &Component) -> bool {
+    match component {
+        Component::Sequence(a) => a.window.is_some(),
+        Component::Defined(defined) => {
+            let place = |node: &Node| matches!(node.function, Function::QueryPlace | Function::KeyPlace);
+            let nodes = defined.graph(model).map(|graph| graph.region.nodes).unwrap_or_default();
+            nodes.iter().any(|node| match &node.function {
+                Function::Attend(a) => {
+                    a.window.is_some() || a.mask.as_ref().is_some_and(|mask| mask.nodes.iter().any(place))
+                }
+                Function::Apply(applied) => sees_by_place(model, &applied.component),
+                _ => false,
+            })
+        }
+        Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) => false,
     }
 }
 
