@@ -21,7 +21,7 @@ use crate::lower::{
     lower_inference,
 };
 use crate::op::attention::drawn;
-use crate::op::{Derivative, Ties};
+use crate::op::{Derivative, Ties, Work};
 use crate::passes::Passes;
 use crate::pipeline;
 use crate::program::Affine;
@@ -123,6 +123,9 @@ pub struct Forward {
     pub largest: f64,
     /// Multiply-adds of matrix products, counted one by one.
     pub multiply_adds: u64,
+    /// Those among them of attention along the sequence, of which positions may decide how many
+    /// there are.
+    pub attended: u64,
 }
 
 /// Results of an evaluation.
@@ -272,6 +275,7 @@ impl Oracle {
             tied: watcher.tied,
             largest: watcher.largest,
             multiply_adds: watcher.multiply_adds,
+            attended: watcher.attended,
         })
     }
 
@@ -784,7 +788,10 @@ fn run(
         watcher.see(node, operands, results);
     };
     let (results, multiply_adds) = interpret::run(module, f, &args, &mut see)?;
-    watcher.multiply_adds += multiply_adds;
+    watcher.multiply_adds += multiply_adds.iter().sum::<u64>();
+    let pairs = |node: &Node| matches!(node.op.signature().work, Work::Pairs(..));
+    let attended = f.nodes.iter().zip(&multiply_adds).filter(|(node, _)| pairs(node));
+    watcher.attended += attended.map(|(_, n)| n).sum::<u64>();
     Ok(results.into_iter().collect())
 }
 
@@ -822,6 +829,7 @@ struct Decider<'a> {
     tied: bool,
     largest: f64,
     multiply_adds: u64,
+    attended: u64,
 }
 
 impl Default for Decider<'_> {
@@ -834,6 +842,7 @@ impl Default for Decider<'_> {
             tied: false,
             largest: 0.0,
             multiply_adds: 0,
+            attended: 0,
         }
     }
 }
