@@ -168,6 +168,7 @@ impl Scoring<'_, '_> {
                 ));
             }
             Of::Input
+            | Of::Embedding
             | Of::Noise(_)
             | Of::Outer
             | Of::Reduce(..)

@@ -175,6 +175,7 @@ impl Lower<'_> {
                 Ok(self.b.scale(noise, *deviation))
             }
             Of::Weight(weight) => Ok(self.own_weight(d, *weight, self.is_matrix(d, at))),
+            Of::Embedding => self.embedding(d, node),
             Of::Linear(over) => self.linear(d, node, over),
             Of::Slice { of, .. } => self.sliced(d, node, at, *of),
             Of::Rope { base, over, at } => self.turned(d, node, *base, *over, *at),
@@ -381,6 +382,16 @@ impl Lower<'_> {
             }
             None => Ok(y),
         }
+    }
+
+    /// The row of a table for the id of each token.
+    fn embedding(&mut self, d: &Defining, node: &Node) -> Result<Value, CompileError> {
+        let table = d.arg(node, 0)?;
+        let (vocab, row) = (self.b.dims(table)[0], self.joint(d, &node.ty.dims, false));
+        let table = self.b.reshape(table, &[vocab, row]);
+        let ids = self.given(Input::Ids);
+        let rows = self.b.op(Op::Embed, &[table, ids]);
+        Ok(self.b.reshape(rows, &[&d.rows[..], &d.own(&node.ty)].concat()))
     }
 
     /// Part of a dimension. All parts of a value's dimension that are taken somewhere are cut at

@@ -189,6 +189,7 @@ impl Lower<'_> {
                 | Of::Top { .. }
                 | Of::Pick
                 | Of::Stop
+                | Of::Embedding
                 | Of::Rope { .. }
                 | Of::Shift(_)
                 | Of::Conv(_)
@@ -318,6 +319,7 @@ impl Lower<'_> {
                 | Of::Top { .. }
                 | Of::Pick
                 | Of::Stop
+                | Of::Embedding
                 | Of::Rope { .. }
                 | Of::Shift(_)
                 | Of::Conv(_)
@@ -335,9 +337,7 @@ impl Lower<'_> {
                 | Of::Head(_)
                 | Of::AtQuery(_)
                 | Of::AtKey(_)
-                | Of::Look(_) => {
-                    values.in_step(n, &made, &inside)?
-                }
+                | Of::Look(_) => values.in_step(n, &made, &inside)?,
             };
             made.push(value);
         }

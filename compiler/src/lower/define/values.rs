@@ -526,6 +526,7 @@ impl Values<'_, '_> {
             | Of::Fact(_)
             | Of::Noise(_)
             | Of::Weight(_)
+            | Of::Embedding
             | Of::Linear(_)
             | Of::Slice { .. }
             | Of::Rope { .. }

@@ -5,11 +5,11 @@
 //! side of a kink a number is on is a choice, which is held where a derivative is measured.
 
 use super::*;
+use dreamc_compiler::op::attention::{drawn, kept};
 use dreamc_dsl::define::graph::{
     Attend, Binary, DimId, Fact, From as Begins, Function as Of, Graph, Node, Norm, Purpose, Recurrence,
     Reduce, Region, Turn, Unary, ValueId, WeightId,
 };
-use dreamc_compiler::op::attention::{drawn, kept};
 use std::collections::HashMap;
 
 /// A value: for each token, or once.
@@ -318,6 +318,7 @@ fn function(g: &Sizes, node: &Node, x: &[Numbers], places_of: Option<DimId>, hol
         | Of::Fact(_)
         | Of::Noise(_)
         | Of::Weight(_)
+        | Of::Embedding
         | Of::Rope { .. }
         | Of::Shift(_)
         | Of::Conv(_)
@@ -437,6 +438,11 @@ impl Formulas<'_> {
                 each(self.noise.chunks(self.model.hidden as usize).map(scaled).collect())
             }
             Of::Weight(id) => self.weight_of(d, *id),
+            Of::Embedding => {
+                let (table, width) = (d.arg(node, 0).at(0), g.elements(&dims));
+                let ids = self.batch.ids.iter();
+                each(ids.map(|&id| table[id as usize * width..][..width].to_vec()).collect())
+            }
             Of::Rope { base, over, at } => {
                 let x = d.arg(node, 0).spread(tokens);
                 let turned = x.each.iter().enumerate().map(|(i, row)| {
@@ -504,7 +510,15 @@ impl Formulas<'_> {
                         .map(|(k, v, _)| (k.at(i), v.at(i)))
                         .collect();
                     let kinds: [&[DimId]; 3] = [&q.dims, &all[0].0.dims, &all[0].1.dims];
-                    mix(&g, &dims, kinds, q.at(i), &seen, (|_, _: &Places, s| scale * s, |_, _: &Places| 1.0), |_| None)
+                    mix(
+                        &g,
+                        &dims,
+                        kinds,
+                        q.at(i),
+                        &seen,
+                        (|_, _: &Places, s| scale * s, |_, _: &Places| 1.0),
+                        |_| None,
+                    )
                 });
                 each(rows.collect())
             }
@@ -749,10 +763,10 @@ impl Formulas<'_> {
                 }
                 a.score.as_ref().map_or(s, |score| pair(score, j, p, s))
             };
-            let factor = |at: usize, p: &Places| drops.as_ref().map_or(1.0, |d| d.factor(&g, [i, seen[at]], p));
-            let sink = |p: &Places| {
-                sink.as_ref().map(|sink| g.of(Numbers { dims: &sink.dims, of: sink.at(i) }, p))
-            };
+            let factor =
+                |at: usize, p: &Places| drops.as_ref().map_or(1.0, |d| d.factor(&g, [i, seen[at]], p));
+            let sink =
+                |p: &Places| sink.as_ref().map(|sink| g.of(Numbers { dims: &sink.dims, of: sink.at(i) }, p));
             mix(&g, &node.ty.dims, kinds, q.at(i), &pairs, (score, factor), sink)
         });
         rows.collect()
