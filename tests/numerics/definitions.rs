@@ -297,110 +297,6 @@ fn values_outlast_the_applications_that_a_token_skips() {
     }
 }
 
-// Parts of authors' models ------------------------------------------------------------------------
-
-/// Parts that no component of the language said, and a definition says: docs/dev/definitions.md
-/// lists them. Each is of a component with `pre_norm false`, where it has a norm of its own.
-const SAID: &[(&str, &str)] = &[
-    (
-        "LayerNorm with gain and bias",
-        "n = layer_norm(x, over hidden, gain, eps = 1e-5) + weight([hidden], zero)
-         return linear(gelu(linear(n, [wide: 12], bias)), [hidden], bias)",
-    ),
-    (
-        // Abramowitz and Stegun, 7.1.26: within 1.5e-7 of the error function.
-        "GELU by the error function",
-        "a = linear(x, [wide: 12])
-         z = abs(a) * rsqrt(2)
-         t = 1 / (1 + 0.3275911 * z)
-         p = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-         e = 1 - p * exp(-z * z)
-         return linear(0.5 * (a + abs(a) * e), [hidden])",
-    ),
-    ("a norm without a gain", "return linear(relu2(linear(rms(x, over hidden), [wide: 12])), [hidden])"),
-    (
-        "one gain of two norms",
-        "g = weight([hidden], one)
-         a = linear(rms(x, over hidden) * g, [hidden])
-         return rms(x + a, over hidden) * g - x",
-    ),
-    (
-        "rotation by frequencies of one's own",
-        "q = linear(x, [heads, size])
-         k = linear(x, [heads, size])
-         q1 = slice(q, over size, 0, [half: size / 2])
-         turn = position * exp(-log(100) * places(half))
-         c = cos(turn)
-         s = sin(turn)
-         q2 = slice(q, over size, size / 2, [half])
-         k1 = slice(k, over size, 0, [half])
-         k2 = slice(k, over size, size / 2, [half])
-         qr = join(q1 * c - q2 * s, q2 * c + q1 * s, along size)
-         kr = join(k1 * c - k2 * s, k2 * c + k1 * s, along size)
-         return linear(attend(qr, kr, linear(x, [heads, value: size])), [hidden])",
-    ),
-    (
-        "the smear of the token before",
-        "part = slice(x, over hidden, 0, [few: 3])
-         return sigmoid(linear(part, [])) * weight([], zero) * shift(x)",
-    ),
-    (
-        "value residuals whose share each token chooses",
-        "own = linear(x, [heads, value: size])
-         first = where(depth == 0, own, earlier(first))
-         share = sigmoid(linear(x, [heads], bias))
-         v = own + share * (first - own)
-         return linear(attend(linear(x, [heads, size]), linear(x, [heads, size]), v), [hidden])",
-    ),
-    (
-        "queries and keys that are normed alone",
-        "n = rms(x, over hidden, gain)
-         y = attend(linear(n, [heads, size]), linear(n, [heads, size]), linear(x, [heads, value: size]))
-         return linear(y, [hidden])",
-    ),
-    (
-        "gated retention",
-        "n = rms(x, over hidden, gain)
-         q = linear(n, [heads, size])
-         k = linear(n, [heads, size])
-         v = linear(n, [heads, value: size])
-         keep = exp(log_sigmoid(linear(n, [heads])) / 16)
-         recurrence S [heads, value, size] {
-           S = keep * S + outer(v, k)
-           o = sum(S * q, over size)
-         }
-         return linear(rms(o, over value) * silu(linear(n, [heads, value])), [hidden])",
-    ),
-];
-
-#[test]
-fn parts_of_authors_models_are_said() {
-    let mut failed = vec![];
-    for (of, statements) in SAID {
-        let model = MODEL.replace("mixer { }", "mixer { pre_norm false }");
-        let text = format!("define mixer(heads 2, size 4) {{\n{statements}\n}}\n{model}");
-        let only = ["formulas", "cached", "gradients"].map(String::from);
-        let found = std::panic::catch_unwind(|| {
-            let spec = spec(&text);
-            let task = Task {
-                spec: &spec,
-                weights: None,
-                seed: 1,
-                only: &only,
-                devices: &[],
-                pipeline: &Compiler,
-                ranks: 1,
-            };
-            let report = verify(&task, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"));
-            assert!(report.holds(), "{report}");
-        });
-        if let Err(why) = found {
-            failed.push(format!("{of}: {}", why.downcast_ref::<String>().cloned().unwrap_or_default()));
-        }
-    }
-    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
-}
-
 // Every way ---------------------------------------------------------------------------------------
 
 /// A model whose `own` has states of every kind of function of several tokens: components before
@@ -471,6 +367,13 @@ const WAYS: &[(&str, &str, &str, &str)] = &[
     (
         "tokens that skip by a threshold",
         "    - \"skip(threshold, capacity 0.5, penalty 0.3) { own } > mlp\"",
+        "",
+        "",
+    ),
+    (
+        "passes of fewer and fewer tokens",
+        "    - {recur: 3, residual_norm: false, layers: [\"skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], \
+         nested, causal bce 0.2) { own > mlp }\"]}",
         "",
         "",
     ),
@@ -545,29 +448,6 @@ fn evaluation_drops_no_weights() {
     let plain = logits("", false);
     assert_eq!(logits(", dropout = 0.3", false), plain);
     assert_ne!(logits(", dropout = 0.3", true), plain);
-}
-
-/// Passes of fewer and fewer tokens: everything but the count of decoding, which is not exact
-/// there.
-#[test]
-fn a_definition_goes_into_nested_passes() {
-    let body = "    - {recur: 3, residual_norm: false, layers: [\"skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], \
-                nested, causal bce 0.2) { own > mlp }\"]}";
-    let spec = within(&format!("{body}\n{TRAIN}}}"), "");
-    let only =
-        ["formulas", "gradients", "devices", "rewritten", "plain", "cached", "batch", "causal", "resume"];
-    let only = only.map(String::from);
-    let task = Task {
-        spec: &spec,
-        weights: None,
-        seed: 1,
-        only: &only,
-        devices: &[],
-        pipeline: &Compiler,
-        ranks: 1,
-    };
-    let report = verify(&task, &mut |_| {}).unwrap();
-    assert!(report.holds(), "{report}");
 }
 
 /// Documents behind one another in a row do not see each other, on one rank or several.
