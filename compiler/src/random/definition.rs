@@ -196,8 +196,8 @@ impl Writer {
 
     /// Elements that another value of theirs chooses.
     fn choice(&mut self) {
-        let (v, n) = (self.matrix(&["heads", "value"]), self.values.len());
-        self.lines.push(format!("  s{n} = {}\n  p{n} = top(s{n}, 2, over heads)", self.matrix(&["heads"])));
+        let (v, s, n) = (self.matrix(&["heads", "value"]), self.matrix(&["heads"]), self.values.len());
+        self.lines.push(format!("  s{n} = {s}\n  p{n} = top(s{n}, 2, over heads)"));
         let text = format!("sum(pick({v}, p{n}) * sigmoid(pick(s{n}, p{n})), over choices)");
         self.push(text, vec!["value"]);
     }
