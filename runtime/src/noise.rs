@@ -1,9 +1,9 @@
 //! Noise that a stream begins with, and the numbers by which attentions drop weights.
 //!
 //! *In*: a seed, and which token each row is of. *Out*: standard normal numbers, cut at 3; or an
-//! integer of each token. *Promise*: in training they are a function of (seed, step, sequence, token) and so the same in
-//! whatever micro-batches a step is taken; otherwise of (seed, position), so that a token which is
-//! decoded has those that it has in its whole text.
+//! integer of each token. *Promise*: in training they are a function of (seed, step, sequence,
+//! token) and so the same in whatever micro-batches a step is taken; otherwise of (seed, position),
+//! so that a token which is decoded has those that it has in its whole text.
 
 use crate::rng::{Philox, unit_open};
 use std::f64::consts::TAU;

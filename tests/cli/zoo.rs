@@ -25,11 +25,11 @@ without sharing anything.
 
 ";
 
-/// What authors have beside what components of the language compute, and the text that says it.
+/// Parts of authors' models beside the built-in components, and the text that says each.
 const PARTS: &str = "
 ## Parts
 
-What authors have beside the built-in components, and the text of a definition that says it. `cargo test --test numerics authors` compares each with
+Parts of authors' models beside the built-in components, and the text of a definition that says each. `cargo test --test numerics authors` compares each with
 its authors' formula. [Definitions](definitions.md) begins with the ideas.
 
 | part | text | in the zoo |

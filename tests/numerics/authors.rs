@@ -21,13 +21,13 @@ const VOCAB: usize = 11;
 /// A row of numbers for each token.
 type Rows = Vec<Vec<f64>>;
 
-/// What a part of a layer reads.
+/// The operands of a part of a layer.
 struct Layer<'a> {
     weights: &'a IndexMap<String, Tensor>,
     number: usize,
     x: &'a Rows,
     ids: &'a [i32],
-    /// What the layer before left for it.
+    /// Values that the first layer left.
     first: &'a mut Option<Rows>,
 }
 

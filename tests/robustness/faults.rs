@@ -2307,7 +2307,7 @@ fn faults() -> Vec<Fault> {
                 .into_iter()
                 .find(|&at| f.nodes[at].inputs[0] == state);
             let Some(before) = taken.map(|at| f.nodes[at].first) else { return false };
-            // What the token has now, in the place of what its last pass made.
+            // The value that the token has now, in the place of what its last pass made.
             let kept = nodes(f, |op| matches!(op, Op::Keep));
             let Some(&of_left) = kept.iter().find(|&&at| f.nodes[at].inputs[0] == before) else {
                 return false;
