@@ -2254,16 +2254,11 @@ fn faults() -> Vec<Fault> {
             place: ["", ""],
         },
         lower("the weights of two networks inside a definition mixed up", INSIDE, |_, f| {
-            let find = |name: &str| f.params.iter().position(|p| p.name == name).map(|i| Value(i as u32));
-            let (one, two) = ("own.first.down.weight", "own.second.down.weight");
-            let (Some(one), Some(two)) = (find(one), find(two)) else { return false };
-            f.nodes.iter_mut().flat_map(|n| &mut n.inputs).for_each(|v| {
-                if *v == one {
-                    *v = two;
-                } else if *v == two {
-                    *v = one;
-                }
-            });
+            let find = |name: &str| f.params.iter().position(|p| p.name == name);
+            let (one, two) = (find("own.first.down.weight"), find("own.second.down.weight"));
+            let (Some(one), Some(two)) = (one, two) else { return false };
+            let name = std::mem::take(&mut f.params[one].name);
+            f.params[one].name = std::mem::replace(&mut f.params[two].name, name);
             true
         }),
         lower("weights that are kept and not made greater", DROPPING, |module, f| {
