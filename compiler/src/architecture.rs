@@ -645,11 +645,21 @@ impl Architecture {
         self.bodies.iter().any(|b| !b.skips().is_empty())
     }
 
-    /// Whether evaluation decides by another rule than training: which tokens skip, and which
-    /// experts' numbers of tokens are rounded.
+    /// Whether evaluation decides by another rule than training: which tokens skip, which experts'
+    /// numbers of tokens are rounded, which weights of attentions are dropped.
     pub fn decides_anew(&self) -> bool {
         let rounds = |c: &Component| matches!(c, Component::Experts(e) if e.round.is_some());
-        self.skips() || self.model.components.values().any(rounds)
+        self.skips() || self.drops() || self.model.components.values().any(rounds)
+    }
+
+    /// Whether an attention drops weights, which it does in training alone.
+    fn drops(&self) -> bool {
+        let drops = |function: &Function| matches!(function, Function::Attend(a) if a.dropout > 0.0);
+        self.model.components.values().any(|component| {
+            let Component::Defined(defined) = component else { return false };
+            let Ok(graph) = defined.graph(&self.model) else { return false };
+            graph.region.nodes.iter().any(|node| drops(&node.function))
+        })
     }
 
     /// Whether the same weights give other losses in evaluation than in training: by another rule
@@ -661,6 +671,7 @@ impl Architecture {
             SkipRule::Threshold { .. } | SkipRule::DepthChoice { .. } => false,
         };
         self.exit.is_some()
+            || self.drops()
             || self.bodies.iter().flat_map(Body::skips).any(ruled)
             || self.model.components.values().any(rounds)
     }

@@ -58,6 +58,8 @@ pub(crate) struct Assembly<'a> {
     /// The states of layers, and what layers leave for the host, by name.
     pub(crate) states: IndexMap<String, State>,
     pub(crate) left: IndexMap<String, (Owner, Observation)>,
+    /// Attentions of an application that drop weights, at the most.
+    pub(crate) draws: u64,
     /// Buffers of what decoding keeps of sequences.
     pub(crate) sequence: IndexMap<BufferId, Lifetime>,
     /// Bytes of temporaries that programs share.
@@ -117,6 +119,7 @@ impl<'a> Assembly<'a> {
             bound: IndexMap::new(),
             states: IndexMap::new(),
             left: IndexMap::new(),
+            draws: draws(lowered),
             sequence: IndexMap::new(),
             temporary: 0,
             temporaries: vec![],
@@ -333,6 +336,15 @@ impl<'a> Assembly<'a> {
             }
             Binding::Cotangent(Of::Output(Output::Aux)) => {
                 (self.end(End::Input(Input::AuxScale), ty.dtype, shape)?, Affine::default())
+            }
+            Binding::Batch(Input::Draws) => {
+                let (Some(apply), Some(number)) = (site.apply, Input::drawn(&name)) else {
+                    return bug("no attention of a layer reads");
+                };
+                let end = Slot::End(End::Input(Input::Draws));
+                let named = (Input::Draws.name().into(), Space::Io, ty.dtype);
+                let instance = apply.depth.times(self.draws).plus(&Affine::constant(number));
+                (self.bind(end, named, shape, depth.saturating_mul(self.draws))?, instance)
             }
             Binding::Batch(input) => (self.end(End::Input(input), ty.dtype, shape)?, Affine::default()),
             Binding::Output(output) => (self.end(End::Output(output), ty.dtype, shape)?, Affine::default()),
@@ -1017,11 +1029,18 @@ impl<'a> Assembly<'a> {
             observed: u.observed,
             cut: u.trains && self.trained_weights.is_some(),
             seed: self.spec.train.seed,
+            draws: self.draws,
             places: u.places,
             own: u.own,
             kept: u.kept,
         }
     }
+}
+
+/// How many attentions of an application drop weights, at the most.
+fn draws(lowered: &Lowered) -> u64 {
+    let read = |f: &Function| f.params.iter().filter_map(|p| Some(Input::drawn(&p.name)? + 1)).max();
+    lowered.module.functions.values().filter_map(read).max().unwrap_or(0)
 }
 
 /// Calls `f` for every application in the text of blocks.

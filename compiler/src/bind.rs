@@ -198,6 +198,10 @@ pub enum Input {
     Asked,
     /// `f32[batch, seq, hidden]`: normal numbers that a stream starts with.
     Noise,
+    /// `i32[batch, seq]`: a random number of every query, of which an attention that drops weights
+    /// chooses those that it keeps. Each attention of each application has its own
+    /// ([`Input::draws`]).
+    Draws,
     /// `f32[1]`: one over the number of targets of the whole step.
     LossScale,
     /// `f32[1]`: the weight of the auxiliary losses of a micro-batch.
@@ -371,7 +375,7 @@ impl Lifetime {
 
 impl Input {
     /// All of them.
-    pub const ALL: [Input; 14] = [
+    pub const ALL: [Input; 15] = [
         Input::Ids,
         Input::Targets,
         Input::Positions,
@@ -380,6 +384,7 @@ impl Input {
         Input::KeyPositions,
         Input::Asked,
         Input::Noise,
+        Input::Draws,
         Input::LossScale,
         Input::AuxScale,
         Input::LearningRate,
@@ -399,6 +404,7 @@ impl Input {
             Input::KeyPositions => "key_positions",
             Input::Asked => "asked",
             Input::Noise => "noise",
+            Input::Draws => "draws",
             Input::LossScale => "loss_scale",
             Input::AuxScale => "aux_scale",
             Input::LearningRate => "learning_rate",
@@ -406,6 +412,17 @@ impl Input {
             Input::SecondCorrection => "second_correction",
             Input::Clip => "clip",
         }
+    }
+
+    /// The name of the parameter of [`Input::Draws`] for the attention of that number in an
+    /// application.
+    pub fn draws(number: u32) -> String {
+        format!("{}.{number}", Input::Draws.name())
+    }
+
+    /// The number of an attention from the name of its parameter.
+    pub fn drawn(name: &str) -> Option<u64> {
+        name.strip_prefix(Input::Draws.name())?.strip_prefix('.')?.parse().ok()
     }
 }
 

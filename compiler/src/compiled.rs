@@ -36,8 +36,12 @@ pub struct Compiled {
     pub observed: Vec<Observed>,
     /// Whether the optimizer's states are cut over ranks, and this plan is for the part of one.
     pub cut: bool,
-    /// Seed of the recipe, of which the noise that streams start with is a function.
+    /// Seed of the recipe, of which the noise that streams start with is a function, and which
+    /// weights attentions drop.
     pub seed: u64,
+    /// How many attentions of an application drop weights, at the most: application `a` reads
+    /// instance `a · draws + n` of [`Input::Draws`] for the `n`-th.
+    pub draws: u64,
     /// Tokens a sequence may have, in plans with caches.
     pub places: Option<u64>,
     /// Bytes of the buffers that this use has alone: neither weights nor what belongs to them, nor

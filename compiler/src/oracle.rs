@@ -15,12 +15,13 @@ use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, head_seed
 use crate::bind::Part;
 use crate::compiled::{Init, TensorKind};
 use crate::ir::interpret::{self, Data, InterpretError, Tensor};
-use crate::ir::{Binding, Function, Index, Lifetime, Module, Node, Of, Op, Output, Port, Unary};
+use crate::ir::{Binding, Function, Index, Input, Lifetime, Module, Node, Of, Op, Output, Port, Unary};
 use crate::lower::{
     EMBED, Form, HEAD, Lowered, POOL, Shape, Weight, lower, lower_declared_training, lower_evaluation,
     lower_inference,
 };
-use crate::op::{Derivative, Ties};
+use crate::op::attention::drawn;
+use crate::op::{Derivative, Ties, Work};
 use crate::passes::Passes;
 use crate::pipeline;
 use crate::program::Affine;
@@ -73,6 +74,8 @@ pub struct Batch {
     pub segments: Vec<i32>,
     /// Numbers that streams start with, a row for each token; zeros where there are none.
     pub noise: Vec<f64>,
+    /// Random numbers of tokens, by which attentions drop weights; zeros where there are none.
+    pub draws: Vec<i32>,
 }
 
 /// The share of the loss that passes leave, where it is read.
@@ -120,6 +123,9 @@ pub struct Forward {
     pub largest: f64,
     /// Multiply-adds of matrix products, counted one by one.
     pub multiply_adds: u64,
+    /// Those among them of attention along the sequence, of which positions may decide how many
+    /// there are.
+    pub attended: u64,
 }
 
 /// Results of an evaluation.
@@ -269,6 +275,7 @@ impl Oracle {
             tied: watcher.tied,
             largest: watcher.largest,
             multiply_adds: watcher.multiply_adds,
+            attended: watcher.attended,
         })
     }
 
@@ -330,6 +337,7 @@ impl Oracle {
                 here.insert(p.name.clone(), value);
             }
             self.indices(Some(apply), variables, &mut here);
+            self.draws(&body.name, apply.depth.at(variables), batch, &mut here);
             let pass = [&apply.pass, &apply.turn].map(|which| which.at(variables) as usize);
             self.of_pass(apply.body, &layer, pass, weights, &mut here)?;
             self.first_rows(apply.body, &layer, weights, &mut here)?;
@@ -657,6 +665,18 @@ impl Oracle {
         }
     }
 
+    /// Random numbers of the queries of an application's attentions.
+    fn draws(&self, body: &str, application: u64, batch: &Batch, here: &mut IndexMap<String, Tensor>) {
+        let dims = [self.shape.batch as usize, self.shape.sequence as usize];
+        for p in &self.lowered.module.functions[body].params {
+            let (Binding::Batch(Input::Draws), Some(number)) = (p.binding, Input::drawn(&p.name)) else {
+                continue;
+            };
+            let of = |i: usize| drawn(batch.draws.get(i).copied().unwrap_or(0), application, number);
+            here.insert(p.name.clone(), Tensor::int(&dims, (0..dims[0] * dims[1]).map(of).collect()));
+        }
+    }
+
     fn zeros(&self, function: &str, param: &str) -> Result<Tensor, OracleError> {
         let f = &self.lowered.module.functions[function];
         let v = f.find_param(param).ok_or_else(|| OracleError::Missing(param.into()))?;
@@ -768,7 +788,10 @@ fn run(
         watcher.see(node, operands, results);
     };
     let (results, multiply_adds) = interpret::run(module, f, &args, &mut see)?;
-    watcher.multiply_adds += multiply_adds;
+    watcher.multiply_adds += multiply_adds.iter().sum::<u64>();
+    let pairs = |node: &Node| matches!(node.op.signature().work, Work::Pairs(..));
+    let attended = f.nodes.iter().zip(&multiply_adds).filter(|(node, _)| pairs(node));
+    watcher.attended += attended.map(|(_, n)| n).sum::<u64>();
     Ok(results.into_iter().collect())
 }
 
@@ -806,6 +829,7 @@ struct Decider<'a> {
     tied: bool,
     largest: f64,
     multiply_adds: u64,
+    attended: u64,
 }
 
 impl Default for Decider<'_> {
@@ -818,6 +842,7 @@ impl Default for Decider<'_> {
             tied: false,
             largest: 0.0,
             multiply_adds: 0,
+            attended: 0,
         }
     }
 }

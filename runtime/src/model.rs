@@ -14,6 +14,7 @@ use crate::noise;
 use dreamc_compiler::bind::{Input, Output};
 use dreamc_compiler::compiled::{Entry as Of, Tensor};
 use dreamc_compiler::ir::DType;
+use dreamc_compiler::op::attention::drawn;
 use dreamc_compiler::program::{BufferId, Plan, Space};
 use dreamc_compiler::{Compiled, LAST, PREPARE};
 use std::collections::HashMap;
@@ -379,10 +380,12 @@ impl Model {
         self.give_positions(Of::Whole, &batch.positions)
     }
 
-    /// Gives programs the positions of tokens, and the noise that streams start with there.
+    /// Gives programs the positions of tokens, the noise that streams start with there, and the
+    /// numbers by which attentions drop weights.
     pub fn give_positions(&mut self, of: Of, positions: &[i32]) -> Result<(), ModelError> {
         self.give(of, Input::Positions, positions)?;
-        self.give_noise(of, |seed, hidden| noise::of_positions(seed, positions, hidden))
+        self.give_noise(of, |seed, hidden| noise::of_positions(seed, positions, hidden))?;
+        self.give_draws(of, |seed| noise::draws_of_positions(seed, positions))
     }
 
     fn give_noise(&mut self, of: Of, make: impl Fn(u64, usize) -> Vec<f32>) -> Result<(), ModelError> {
@@ -392,8 +395,22 @@ impl Model {
         Ok(self.session().write_at(buffer, 0, 0, &values)?)
     }
 
+    /// Gives every attention of every application that drops weights its numbers of these tokens.
+    fn give_draws(&mut self, of: Of, make: impl Fn(u64) -> Vec<i32>) -> Result<(), ModelError> {
+        let Some(buffer) = self.compiled.input(of, Input::Draws) else { return Ok(()) };
+        let tokens = make(self.compiled.seed);
+        let (each, all) = (self.compiled.draws.max(1), self.compiled.plan.buffer(buffer).instances);
+        for instance in 0..all {
+            let (application, number) = (instance / each, instance % each);
+            let values: Vec<i32> = tokens.iter().map(|&x| drawn(x, application, number)).collect();
+            self.session().write_at(buffer, instance, 0, &values)?;
+        }
+        Ok(())
+    }
+
     /// Says of which step the next micro-batch is, and which row of the step its first is: noise
-    /// that streams start with is then drawn by step, row and token; without, by position.
+    /// that streams start with, and weights that attentions drop, are then drawn by step, row and
+    /// token; without, by position.
     pub fn at(&mut self, step: u64, row: u64) {
         self.at = Some((step, row));
     }
@@ -425,6 +442,7 @@ impl Model {
         if let Some((step, row)) = self.at.take() {
             let (first, tokens) = (row * self.sequence, batch.ids.len());
             self.give_noise(Of::Whole, |seed, hidden| noise::of_step(seed, step, first, tokens, hidden))?;
+            self.give_draws(Of::Whole, |seed| noise::draws_of_step(seed, step, first, tokens))?;
         }
         self.give(Of::Whole, Input::LossScale, &[scale.loss])?;
         self.give(Of::Whole, Input::AuxScale, &[scale.auxiliary])?;

@@ -1,9 +1,9 @@
-//! Noise that a stream begins with.
+//! Noise that a stream begins with, and the numbers by which attentions drop weights.
 //!
-//! *In*: a seed, and which token each row is of. *Out*: standard normal numbers, cut at 3.
-//! *Promise*: in training they are a function of (seed, step, sequence, token) and so the same in
-//! whatever micro-batches a step is taken; otherwise of (seed, position), so that a token which is
-//! decoded has those that it has in its whole text.
+//! *In*: a seed, and which token each row is of. *Out*: standard normal numbers, cut at 3; or an
+//! integer of each token. *Promise*: in training they are a function of (seed, step, sequence,
+//! token) and so the same in whatever micro-batches a step is taken; otherwise of (seed, position),
+//! so that a token which is decoded has those that it has in its whole text.
 
 use crate::rng::{Philox, unit_open};
 use std::f64::consts::TAU;
@@ -24,6 +24,22 @@ pub fn of_positions(seed: u64, positions: &[i32], hidden: usize) -> Vec<f32> {
 pub fn of_step(seed: u64, step: u64, first: u64, tokens: usize, hidden: usize) -> Vec<f32> {
     let philox = Philox::new(seed, &format!("start/{step}"));
     (0..tokens as u64).flat_map(|token| row(&philox, first + token, hidden)).collect()
+}
+
+/// Integers of tokens at these positions.
+pub fn draws_of_positions(seed: u64, positions: &[i32]) -> Vec<i32> {
+    let philox = Philox::new(seed, "dropout");
+    positions.iter().map(|&p| draw(&philox, u64::from(p.unsigned_abs()))).collect()
+}
+
+/// Integers of so many tokens of a training step, as [`of_step`] numbers them.
+pub fn draws_of_step(seed: u64, step: u64, first: u64, tokens: usize) -> Vec<i32> {
+    let philox = Philox::new(seed, &format!("dropout/{step}"));
+    (0..tokens as u64).map(|token| draw(&philox, first + token)).collect()
+}
+
+fn draw(philox: &Philox, number: u64) -> i32 {
+    philox.block(0, number)[0] as i32
 }
 
 fn row(philox: &Philox, number: u64, hidden: usize) -> impl Iterator<Item = f32> + '_ {
@@ -63,5 +79,8 @@ mod tests {
         let text = of_positions(1, &[0, 1, 2, 3, 0, 1], 5);
         assert_eq!(of_positions(1, &[2], 5), text[10..15]);
         assert_eq!(text[20..25], text[..5]);
+        let draws = draws_of_step(1, 3, 0, 12);
+        assert_eq!(draws_of_step(1, 3, 8, 4), draws[8..]);
+        assert_ne!(draws_of_step(1, 4, 0, 12), draws);
     }
 }

@@ -197,6 +197,7 @@ fn about(graph: &Graph, region: &Region, id: ValueId) -> String {
         Function::Weight(weight) => {
             graph.weights.get(weight.0 as usize).map_or("weight".into(), |w| w.path.clone())
         }
+        Function::Embedding => "embedding".into(),
         Function::Unary(f) => format!("{f:?}").to_lowercase(),
         Function::Binary(f) => format!("{f:?}").to_lowercase(),
         Function::Where => "where".into(),

@@ -7,6 +7,7 @@ use dreamc_compiler::count::{self, count};
 use dreamc_compiler::program::Step;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::{Spec, Spelling, check, parse};
+use dreamc_runtime::data::Batch;
 use dreamc_runtime::generate::{Cached, Next, NextLogits, Slots, Writing, compile_cached};
 use dreamc_runtime::model::Model;
 use dreamc_runtime::rng::Philox;
@@ -158,6 +159,27 @@ const FUNCTIONS: &[(&str, &str)] = &[
          return linear(o, [hidden]) + n",
     ),
     (
+        "choices of a state",
+        "k = linear(x, [heads, size])
+         n = linear(x, [few: 3, size])
+         recurrence C [size, heads] from 0 {
+           C = 0.5 * C + k
+           best = top(C, 2, over size)
+           o = sum(pick(C, best) * softmax(pick(n, best), over choices), over few) + sum(places(size) * C, over size)
+         }
+         return linear(o, [hidden])",
+    ),
+    (
+        "attention that drops weights",
+        "q = linear(x, [four: 2 * heads, size])
+         k = linear(x, [heads, size])
+         v = linear(x, [heads, wide: 3])
+         f = running(log_sigmoid(linear(x, [heads])))
+         a = attend(q, k, v, window = 5, sink, dropout = 0.4)
+         b = attend(k, k, v, score = s + f[i] - f[j], mask = i - j < 6 or j == 0, dropout = 0.25)
+         return linear(a, [hidden]) + linear(b, [hidden])",
+    ),
+    (
         "attention along depth",
         "q = linear(x, [heads, size])
          k = linear(x, [heads, size])
@@ -275,115 +297,16 @@ fn values_outlast_the_applications_that_a_token_skips() {
     }
 }
 
-// Parts of authors' models ------------------------------------------------------------------------
-
-/// Parts that no component of the language said, and a definition says: docs/dev/definitions.md
-/// lists them. Each is of a component with `pre_norm false`, where it has a norm of its own.
-const SAID: &[(&str, &str)] = &[
-    (
-        "LayerNorm with gain and bias",
-        "n = layer_norm(x, over hidden, gain, eps = 1e-5) + weight([hidden], zero)
-         return linear(gelu(linear(n, [wide: 12], bias)), [hidden], bias)",
-    ),
-    (
-        // Abramowitz and Stegun, 7.1.26: within 1.5e-7 of the error function.
-        "GELU by the error function",
-        "a = linear(x, [wide: 12])
-         z = abs(a) * rsqrt(2)
-         t = 1 / (1 + 0.3275911 * z)
-         p = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-         e = 1 - p * exp(-z * z)
-         return linear(0.5 * (a + abs(a) * e), [hidden])",
-    ),
-    ("a norm without a gain", "return linear(relu2(linear(rms(x, over hidden), [wide: 12])), [hidden])"),
-    (
-        "one gain of two norms",
-        "g = weight([hidden], one)
-         a = linear(rms(x, over hidden) * g, [hidden])
-         return rms(x + a, over hidden) * g - x",
-    ),
-    (
-        "rotation by frequencies of one's own",
-        "q = linear(x, [heads, size])
-         k = linear(x, [heads, size])
-         q1 = slice(q, over size, 0, [half: size / 2])
-         turn = position * exp(-log(100) * places(half))
-         c = cos(turn)
-         s = sin(turn)
-         q2 = slice(q, over size, size / 2, [half])
-         k1 = slice(k, over size, 0, [half])
-         k2 = slice(k, over size, size / 2, [half])
-         qr = join(q1 * c - q2 * s, q2 * c + q1 * s, along size)
-         kr = join(k1 * c - k2 * s, k2 * c + k1 * s, along size)
-         return linear(attend(qr, kr, linear(x, [heads, value: size])), [hidden])",
-    ),
-    (
-        "the smear of the token before",
-        "part = slice(x, over hidden, 0, [few: 3])
-         return sigmoid(linear(part, [])) * weight([], zero) * shift(x)",
-    ),
-    (
-        "value residuals whose share each token chooses",
-        "own = linear(x, [heads, value: size])
-         first = where(depth == 0, own, earlier(first))
-         share = sigmoid(linear(x, [heads], bias))
-         v = own + share * (first - own)
-         return linear(attend(linear(x, [heads, size]), linear(x, [heads, size]), v), [hidden])",
-    ),
-    (
-        "queries and keys that are normed alone",
-        "n = rms(x, over hidden, gain)
-         y = attend(linear(n, [heads, size]), linear(n, [heads, size]), linear(x, [heads, value: size]))
-         return linear(y, [hidden])",
-    ),
-    (
-        "gated retention",
-        "n = rms(x, over hidden, gain)
-         q = linear(n, [heads, size])
-         k = linear(n, [heads, size])
-         v = linear(n, [heads, value: size])
-         keep = exp(log_sigmoid(linear(n, [heads])) / 16)
-         recurrence S [heads, value, size] {
-           S = keep * S + outer(v, k)
-           o = sum(S * q, over size)
-         }
-         return linear(rms(o, over value) * silu(linear(n, [heads, value])), [hidden])",
-    ),
-];
-
-#[test]
-fn parts_of_authors_models_are_said() {
-    let mut failed = vec![];
-    for (of, statements) in SAID {
-        let model = MODEL.replace("mixer { }", "mixer { pre_norm false }");
-        let text = format!("define mixer(heads 2, size 4) {{\n{statements}\n}}\n{model}");
-        let only = ["formulas", "cached", "gradients"].map(String::from);
-        let found = std::panic::catch_unwind(|| {
-            let spec = spec(&text);
-            let task = Task {
-                spec: &spec,
-                weights: None,
-                seed: 1,
-                only: &only,
-                devices: &[],
-                pipeline: &Compiler,
-                ranks: 1,
-            };
-            let report = verify(&task, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"));
-            assert!(report.holds(), "{report}");
-        });
-        if let Err(why) = found {
-            failed.push(format!("{of}: {}", why.downcast_ref::<String>().cloned().unwrap_or_default()));
-        }
-    }
-    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
-}
-
 // Every way ---------------------------------------------------------------------------------------
 
 /// A model whose `own` has states of every kind of function of several tokens: components before
 /// the body, then what else the specification has.
 fn within(body: &str, more: &str) -> Spec {
+    within_dropping(body, more, "")
+}
+
+/// The same, whose attention has these words, too.
+fn within_dropping(body: &str, more: &str, words: &str) -> Spec {
     let text = format!(
         "model:
   name: within
@@ -409,7 +332,7 @@ define:
         S = S + outer(v - sum(S * k, over size), k)
         o = sum(S * k, over size)
       }}
-      y = attend(k, shift(k), v, score = s + f[i] - f[j], mask = i - j < 5 or j == 0)
+      y = attend(k, shift(k), v, score = s + f[i] - f[j], mask = i - j < 5 or j == 0{words})
       return linear(o, [hidden]) + linear(y, [hidden])
 "
     );
@@ -447,6 +370,13 @@ const WAYS: &[(&str, &str, &str, &str)] = &[
         "",
         "",
     ),
+    (
+        "passes of fewer and fewer tokens",
+        "    - {recur: 3, residual_norm: false, layers: [\"skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], \
+         nested, causal bce 0.2) { own > mlp }\"]}",
+        "",
+        "",
+    ),
     ("side by side", "    - own | mlp\n    - own | sa", "", ""),
     ("lanes", "    - own > mlp\n    - own", "  stream: {lanes: 2, kind: dynamic}\n", ""),
     (
@@ -478,38 +408,46 @@ fn a_definition_goes_wherever_a_component_goes() {
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
 }
 
-/// Passes of fewer and fewer tokens: everything but the count of decoding, which is not exact
-/// there.
+/// Weights are dropped where tokens are gathered, skip, and come again: by application, and by the
+/// tokens that there are.
 #[test]
-fn a_definition_goes_into_nested_passes() {
-    let body = "    - {recur: 3, residual_norm: false, layers: [\"skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], \
-                nested, causal bce 0.2) { own > mlp }\"]}";
-    let spec = within(&format!("{body}\n{TRAIN}}}"), "");
-    let only =
-        ["formulas", "gradients", "devices", "rewritten", "plain", "cached", "batch", "causal", "resume"];
-    let only = only.map(String::from);
-    let task = Task {
-        spec: &spec,
-        weights: None,
-        seed: 1,
-        only: &only,
-        devices: &[],
-        pipeline: &Compiler,
-        ranks: 1,
-    };
-    let report = verify(&task, &mut |_| {}).unwrap();
-    assert!(report.holds(), "{report}");
+fn an_attention_drops_weights_wherever_it_stands() {
+    for body in [
+        "    - {recur: 3, residual_norm: false, backprop: 2, layers: [\"own > mlp\"]}",
+        "    - \"skip(capacity 0.6, causal bce 0.2) { own > mlp }\"\n    - own",
+        "    - \"skip(threshold, capacity 0.5, penalty 0.3) { own } > mlp\"",
+    ] {
+        let spec = within_dropping(&format!("{body}\n{TRAIN}}}"), "", ", dropout = 0.3");
+        prove(&spec, body);
+    }
 }
 
-/// Where tokens leave their loop as they are written, states of texts would need theirs.
+/// Evaluation drops nothing: its logits are those of the same model without.
 #[test]
-fn states_of_texts_in_a_loop_that_tokens_leave_are_refused() {
-    let body = "    - {recur: 3, residual_norm: false, exit: {gate: 0.1}, layers: [\"own > mlp\", norm]}";
-    let spec = within(&format!("{body}\n{TRAIN}}}"), "");
-    compile(&spec, &Options::default()).map(|_| ()).unwrap();
-    let leaving = Options { exit: Some(0.5), logits: true, ..Options::default() };
-    let error = compile(&spec, &leaving).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("a state of a text in a loop that tokens leave"), "{error}");
+fn evaluation_drops_no_weights() {
+    let body = format!("    - own > mlp\n{TRAIN}}}");
+    let logits = |words: &str, trained: bool| {
+        let spec = within_dropping(&body, "", words);
+        let options =
+            Options { batch: 2, sequence: 8, logits: true, as_trained: trained, ..Options::default() };
+        let compiled = compile(&spec, &options).unwrap_or_else(|e| panic!("{e}"));
+        let mut model = Model::load(&cpu(1), compiled).unwrap();
+        fill(&mut model);
+        let ids: Vec<i32> = (0..16).map(|i| i % 17).collect();
+        let batch = Batch {
+            sequence: 8,
+            targets: ids.clone(),
+            positions: (0..16).map(|i| i % 8).collect(),
+            segments: vec![0; 16],
+            ids,
+            ..Batch::default()
+        };
+        model.evaluate(&batch).unwrap();
+        model.all_logits().unwrap()
+    };
+    let plain = logits("", false);
+    assert_eq!(logits(", dropout = 0.3", false), plain);
+    assert_ne!(logits(", dropout = 0.3", true), plain);
 }
 
 /// Documents behind one another in a row do not see each other, on one rank or several.
@@ -560,19 +498,6 @@ fn every_mixer_of_the_library_keeps_its_promises() {
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
-}
-
-/// Functions that nothing lowers yet are refused by name.
-#[test]
-fn functions_that_are_not_lowered_are_refused() {
-    let statements = "k = linear(x, [heads, size])
-         recurrence C [size, heads] {
-           C = 0.5 * C + k
-           o = pick(C, top(C, 2, over size))
-         }
-         return linear(o, [hidden])";
-    let error = compile(&defined(statements), &Options::default()).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("a function in a recurrence"), "{error}");
 }
 
 // The same plan -----------------------------------------------------------------------------------

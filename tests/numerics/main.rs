@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod authors;
 mod cpu;
 mod definitions;
 mod export;

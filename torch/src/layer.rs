@@ -145,7 +145,19 @@ pub fn wanted(f: &Function) -> Vec<(Port, Value)> {
     all.sort_by_key(|(p, _)| match p.binding {
         Binding::Stream => 0,
         binding if binding.is_state() => 2,
-        _ => 1,
+        Binding::Value
+        | Binding::Batch(_)
+        | Binding::Weight
+        | Binding::PassWeight
+        | Binding::TurnWeight
+        | Binding::Buffer
+        | Binding::Prepared
+        | Binding::State(_)
+        | Binding::Saved
+        | Binding::Index(_)
+        | Binding::Output(_)
+        | Binding::Observed
+        | Binding::Cotangent(_) => 1,
     });
     all
 }
@@ -155,7 +167,18 @@ fn number(binding: Binding) -> Option<&'static str> {
     match binding {
         Binding::PassWeight => Some("this_pass"),
         Binding::TurnWeight => Some("turn"),
-        _ => None,
+        Binding::Value
+        | Binding::Stream
+        | Binding::Batch(_)
+        | Binding::Weight
+        | Binding::Buffer
+        | Binding::Prepared
+        | Binding::State(_)
+        | Binding::Saved
+        | Binding::Index(_)
+        | Binding::Output(_)
+        | Binding::Observed
+        | Binding::Cotangent(_) => None,
     }
 }
 

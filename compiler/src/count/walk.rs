@@ -119,6 +119,10 @@ fn expected(facts: &Facts, module: &Module, f: &Function, node: &Node) -> Extent
                 a.window.map(|w| (u128::from(w) * u128::from(keys)).div_ceil(sequence.into()) as u64);
             let pairs = u128::from(batch) * Attention::causal_pairs(keys, window) * u128::from(queries)
                 / u128::from(keys.max(1));
+            // Of these, a mask of positions leaves the share that it leaves of all tokens.
+            let (seen, full) =
+                (a.pairs(sequence, size(0, 2)), Attention::causal_pairs(sequence, a.window).max(1));
+            let pairs = pairs.checked_mul(seen).map_or(pairs, |all| all / full);
             return Extents { pairs: u64::try_from(pairs).ok(), ..Extents::default() };
         }
         // The offsets are one more than the experts, the first dimension of their matrices: an

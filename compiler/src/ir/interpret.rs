@@ -214,16 +214,16 @@ pub fn check(module: &Module, function: &Function) -> Result<(), InterpretError>
 }
 
 /// As [`interpret`](interpret()), of a function that was [checked](check()) once and is evaluated
-/// often; observed. Also gives the multiply-adds of all its nodes.
+/// often; observed. Also gives the multiply-adds of each of its nodes.
 pub fn run(
     module: &Module,
     function: &Function,
     args: &[&Tensor],
     observe: Observe,
-) -> Result<(Vec<(String, Tensor)>, u64), InterpretError> {
+) -> Result<(Vec<(String, Tensor)>, Vec<u64>), InterpretError> {
     let (values, multiply_adds) = walk_nodes(module, function, args, observe)?;
     let result = |(port, v): &(Port, Value)| (port.name.clone(), Tensor::clone(&values[v.index()]));
-    Ok((function.results.iter().map(result).collect(), multiply_adds.iter().sum()))
+    Ok((function.results.iter().map(result).collect(), multiply_adds))
 }
 
 /// Every value of a function, and the multiply-adds of each node.

@@ -6,8 +6,9 @@
 //! [`Lifetime::Saved`] under two names: one that a function reads, one that it leaves.
 //!
 //! Where tokens leave by it ([`Shape::exit`]), a pass reads the same: the stream of a token that
-//! left stays as it is, nobody asks for its rows, and its keys and values are those that its last
-//! pass made, which a state of every component hands from pass to pass.
+//! left stays as it is, nobody asks for its rows, and its keys, its values and what states of texts
+//! are made of are those that its last pass made, which a state of every component hands from pass
+//! to pass.
 
 use super::*;
 use crate::architecture::Leaving;
@@ -52,11 +53,6 @@ impl Lower<'_> {
         self.shape.exit.filter(|_| gated && self.form == Form::Inference)
     }
 
-    /// Whether tokens leave the loop around what is lowered.
-    pub(super) fn may_leave(&self) -> bool {
-        self.shares().is_some() && self.body.is_some_and(|body| body.leaves)
-    }
-
     /// The tokens that run this pass of a loop, and those that left it.
     pub(super) fn tokens_staying(&mut self) -> Option<Staying> {
         let share = self.shares().filter(|_| self.body.is_some_and(|body| body.leaves))?;
@@ -84,27 +80,29 @@ impl Lower<'_> {
         self.b.add(now, before)
     }
 
-    /// Keys and values of an application in a loop: those that the last pass of each token made;
-    /// latents that are both once.
+    /// Keys and values of an application in a loop, of latents that are both once.
     pub(super) fn of_last_pass(&mut self, c: Owner, k: Value, v: Value) -> (Value, Value) {
-        let Some(staying) = self.staying else { return (k, v) };
+        let keys = self.of_last(c, Part::PassKeys, k);
+        (keys, if v == k { keys } else { self.of_last(c, Part::PassValues, v) })
+    }
+
+    /// A value of an application in a loop that later tokens read: that which the last pass of each
+    /// token made.
+    pub(super) fn of_last(&mut self, c: Owner, part: Part, now: Value) -> Value {
+        let Some(staying) = self.staying else { return now };
         let label = self.architecture.label(c);
         let (rows, by) = (self.architecture.rows_of(c), self.architecture.in_a_pass(&label));
         let (before, cache) = (self.row(c), self.cache_number(c));
         let after = self.b.index(&format!("{label}.after"), Index::Next { cache, by: by as u32 });
         let depths = self.dim_of(c, "passes", rows + by);
-        let mut kept = |part: Part, now: Value| {
-            let ty = Type::f32(&[&[depths], &self.b.dims(now)[..]].concat());
-            let (port, state) = self.state(c, part, Lifetime::Depth, ty);
-            let taken = self.b.ops(Op::CacheTake, &[state, before]);
-            let now = self.either(staying, taken[0], now);
-            let state = self.b.op(Op::CacheWrite, &[taken[1], taken[0], before]);
-            let state = self.b.op(Op::CacheWrite, &[state, now, after]);
-            self.b.result(port, state);
-            now
-        };
-        let keys = kept(Part::PassKeys, k);
-        (keys, if v == k { keys } else { kept(Part::PassValues, v) })
+        let ty = Type::f32(&[&[depths], &self.b.dims(now)[..]].concat());
+        let (port, state) = self.state(c, part, Lifetime::Depth, ty);
+        let taken = self.b.ops(Op::CacheTake, &[state, before]);
+        let now = self.either(staying, taken[0], now);
+        let state = self.b.op(Op::CacheWrite, &[taken[1], taken[0], before]);
+        let state = self.b.op(Op::CacheWrite, &[state, now, after]);
+        self.b.result(port, state);
+        now
     }
 
     /// The end of a pass that is not the last.

@@ -207,6 +207,8 @@ enum Ints {
     Given(Input),
     /// Places of tokens in their sequence.
     Places,
+    /// Random numbers of queries, of the attention of that number here.
+    Draws(u32),
 }
 
 /// Name of the function that embeds tokens: `(ids) -> x`.
@@ -364,6 +366,8 @@ pub(crate) struct Lower<'a> {
     auxiliary: Vec<Value>,
     /// Skips so far: they are numbered in the order of the layer's text.
     skips: u32,
+    /// Attentions so far that drop weights.
+    dropping: u32,
     /// The `skip` whose part is being lowered, and those around it.
     inside: Vec<Inside>,
     /// While an attention is lowered of which every token is a key, and these alone are queries.
@@ -447,6 +451,7 @@ impl<'a> Lower<'a> {
             facts: Facts::default(),
             auxiliary: vec![],
             skips: 0,
+            dropping: 0,
             inside: vec![],
             asking: None,
             ahead: false,

@@ -95,6 +95,10 @@ impl Lower<'_> {
             return match which {
                 Ints::Given(input) => self.b.param(input.name(), Binding::Batch(input), Type::i32(&rows)),
                 Ints::Places => self.places_in_order(&rows),
+                Ints::Draws(number) => {
+                    let binding = Binding::Batch(Input::Draws);
+                    self.b.param(&Input::draws(number), binding, Type::i32(&rows))
+                }
             };
         };
         let Inside::Gathered { index, ints, .. } = &self.inside[outside] else {

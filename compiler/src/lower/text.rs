@@ -10,12 +10,12 @@ use crate::op::Shift;
 
 impl Lower<'_> {
     /// A number for each token, negative for those that a mixer of the sequence passes over:
-    /// padding, and tokens that take no part in the `skip` around. `None` where it sees all rows.
+    /// padding, and tokens that take no part in the `skip` around. `None` where it sees all rows:
+    /// tokens that left their loop are seen as their last pass was ([`Lower::of_last`]).
     pub(super) fn mixed(&mut self) -> Option<Value> {
         let masked = match self.inside.last() {
             Some(&Inside::Masked { keys, .. }) => keys.map(|(keys, _)| keys),
-            Some(Inside::Gathered { .. }) => None,
-            None => self.staying.map(|staying| staying.running),
+            Some(Inside::Gathered { .. }) | None => None,
         };
         masked.or_else(|| self.shape.cache.map(|_| self.given(Input::Slots)))
     }

@@ -146,7 +146,7 @@ impl Writer {
     }
 
     fn statement(&mut self) {
-        match self.r.below(14) {
+        match self.r.below(16) {
             0 => self.element(),
             1 => self.pair(),
             2 => self.reduce(),
@@ -181,12 +181,25 @@ impl Writer {
                 let words = self.pick(&["", ", bias", ", normal 0.2", ", bias, normal 0.2"]);
                 self.push(format!("linear({}, [{}]{words})", value.name, dims.join(", ")), dims);
             }
+            13 => {
+                let dims = self.dims();
+                self.push(format!("embedding([{}], normal 0.5)", dims.join(", ")), dims);
+            }
+            14 => self.choice(),
             _ => {
                 let (dims, inner) = (self.dims(), self.pick(&["mlp", "sequence"]));
                 let keys = if inner == "mlp" { "intermediate 8" } else { "heads 2  head_size 4" };
                 self.push(format!("linear({inner}(x) {{ {keys} }}, [{}])", dims.join(", ")), dims);
             }
         }
+    }
+
+    /// Elements that another value of theirs chooses.
+    fn choice(&mut self) {
+        let (v, s, n) = (self.matrix(&["heads", "value"]), self.matrix(&["heads"]), self.values.len());
+        self.lines.push(format!("  s{n} = {s}\n  p{n} = top(s{n}, 2, over heads)"));
+        let text = format!("sum(pick({v}, p{n}) * sigmoid(pick(s{n}, p{n})), over choices)");
+        self.push(text, vec!["value"]);
     }
 
     fn element(&mut self) {
@@ -283,6 +296,7 @@ impl Writer {
             }
             words += &format!(", score = s + {name}[i] - {name}[j]");
         }
+        words += self.pick(&["", "", ", dropout = 0.3"]);
         self.push(format!("attend({q}, {k}, {v}{words})"), vec!["heads", "value"]);
     }
 

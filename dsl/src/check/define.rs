@@ -165,13 +165,17 @@ impl Checker {
         self.error("unknown-key", key.span, message, help);
     }
 
-    /// Elaborates every component that is made by a definition: mistakes of its sizes are found
-    /// here.
-    pub(super) fn graphs(&mut self, components: &IndexMap<String, Option<Component>>, hidden: Option<u64>) {
-        let Some(hidden) = hidden else { return };
+    /// Elaborates every component that is made by a definition, in a model of that width and
+    /// vocabulary: mistakes of its sizes are found here.
+    pub(super) fn graphs(
+        &mut self,
+        components: &IndexMap<String, Option<Component>>,
+        widths: Option<[u64; 2]>,
+    ) {
+        let Some(widths) = widths else { return };
         let names: Vec<&str> = components.keys().map(String::as_str).collect();
         let of = |name: &str| components.get(name).and_then(Option::as_ref);
-        let context = Context::new(hidden, &of, &names);
+        let context = Context::new(widths, &of, &names);
         for (name, component) in components {
             let Some(Component::Defined(defined)) = component else { continue };
             let at = self.sources.locate(&format!("model.components.{name}")).unwrap_or_default();
@@ -186,11 +190,11 @@ impl Checker {
                 }
             }
         }
-        self.unmade(components, hidden);
+        self.unmade(components, widths);
     }
 
     /// Elaborates definitions that no component is made by, where every setting has a default.
-    fn unmade(&mut self, components: &IndexMap<String, Option<Component>>, hidden: u64) {
+    fn unmade(&mut self, components: &IndexMap<String, Option<Component>>, widths: [u64; 2]) {
         let made = |name: &str| {
             components.values().flatten().any(|c| matches!(c, Component::Defined(own) if own.name() == name))
         };
@@ -198,7 +202,7 @@ impl Checker {
             self.definitions.values().filter(|own| !made(&own.name.text)).cloned().collect();
         let names: Vec<&str> = components.keys().map(String::as_str).collect();
         let of = |name: &str| components.get(name).and_then(Option::as_ref);
-        let context = Context::new(hidden, &of, &names);
+        let context = Context::new(widths, &of, &names);
         for definition in &rest {
             if definition.settings.iter().any(|setting| setting.default.is_none()) {
                 continue;

@@ -27,7 +27,7 @@ impl Checker {
         self.known.turns = stream.as_ref().is_some_and(Stream::has_turns);
         self.known.attends = matches!(stream, Some(Stream::Attend { .. }));
         self.known.lanes = matches!(stream, Some(Stream::Lanes { .. }));
-        let components = self.components(group, hidden);
+        let components = self.components(group, hidden, vocab);
         let body = self.body(group, components.as_ref());
         if let (Some(components), Some(body)) = (&components, &body) {
             self.values_before(components, body);
@@ -129,6 +129,7 @@ impl Checker {
         &mut self,
         group: &Group,
         hidden: Option<u64>,
+        vocab: Option<u64>,
     ) -> Option<IndexMap<String, Option<Component>>> {
         self.setting(group, "components")?;
         let value = self.written(group, "components")?;
@@ -156,7 +157,7 @@ impl Checker {
             components.insert(key.text.clone(), component);
         }
         self.sources_of_keys(&components);
-        self.graphs(&components, hidden);
+        self.graphs(&components, hidden.zip(vocab).map(|(hidden, vocab)| [hidden, vocab]));
         Some(components)
     }
 

@@ -58,7 +58,7 @@ impl Defined {
     pub fn graph(&self, model: &Model) -> Result<Graph, Vec<Diagnostic>> {
         let names: Vec<&str> = model.components.keys().map(String::as_str).collect();
         let of = |name: &str| model.components.get(name);
-        let context = Context::new(model.hidden, &of, &names);
+        let context = Context::new([model.hidden, model.vocab], &of, &names);
         let elaborated = define::elaborate(&self.definition, &self.settings, context);
         match elaborated.found.iter().any(|found| found.severity == Severity::Error) {
             true => Err(elaborated.found),
@@ -90,7 +90,7 @@ impl Defined {
             }
             let none = |_: &str| None;
             let found =
-                define::elaborate(&self.definition, &settings, Context::new(hidden, &none, &[])).found;
+                define::elaborate(&self.definition, &settings, Context::new([hidden, 1], &none, &[])).found;
             found.iter().all(|found| found.severity != Severity::Error)
         };
         const BOUNDS: [u64; 4] = [4, 2, 3, 1];

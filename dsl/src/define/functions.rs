@@ -60,6 +60,8 @@ pub enum Form {
     Linear,
     /// `weight([dims], init)`
     Weight,
+    /// `embedding([dims], init)`
+    Embedding,
     /// `split(v, over d, [dims])`
     Split,
     /// `merge(v, over d…, [dim])`
@@ -235,6 +237,13 @@ pub static FUNCTIONS: &[Entry] = &[
         Form::Linear,
     ),
     entry("weight", "weight([dims], init)", "A trained tensor.", Group::Weights, Form::Weight),
+    entry(
+        "embedding",
+        "embedding([dims], init)",
+        "The row for the id of the token, of a trained table with one for every id.",
+        Group::Weights,
+        Form::Embedding,
+    ),
     entry(
         "shift",
         "shift(v, n = 1)",

@@ -140,6 +140,8 @@ pub enum Function {
     Noise(f64),
     /// A weight.
     Weight(WeightId),
+    /// The row for the token's id of its operand, a weight whose first dimension is the vocabulary.
+    Embedding,
     /// Element by element.
     Unary(Unary),
     /// Element by element of two values; the one without a dimension is repeated along it.
@@ -259,7 +261,7 @@ pub enum Reads {
     Nothing,
     /// Those of its own token, element by element or over dimensions.
     Token,
-    /// The same, turned by the place of the token or of the application.
+    /// The same, turned by the place of the token or of the application; or by which token it is.
     Place,
     /// Those of several tokens.
     Tokens,
@@ -297,7 +299,7 @@ impl Function {
             | Function::Pick
             | Function::Stop
             | Function::Emitted(_) => Reads::Token,
-            Function::Rope { .. } => Reads::Place,
+            Function::Rope { .. } | Function::Embedding => Reads::Place,
             Function::Shift(_)
             | Function::Conv(_)
             | Function::Running
@@ -318,12 +320,6 @@ impl Function {
             | Function::AtKey(_)
             | Function::Look(_) => Reads::Region,
         }
-    }
-
-    /// Whether decoding keeps something for it that is no key and no value: rows of earlier tokens,
-    /// a sum, a state.
-    pub fn keeps_states(&self) -> bool {
-        matches!(self, Function::Shift(_) | Function::Conv(_) | Function::Running | Function::Recurrence(_))
     }
 }
 

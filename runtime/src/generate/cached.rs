@@ -174,7 +174,7 @@ struct Span {
 }
 
 /// The states of some tokens of a text.
-pub(super) struct Saved {
+pub(crate) struct Saved {
     span: Span,
     /// States per token, one after the other, instance after instance.
     bytes: Vec<u8>,
@@ -437,7 +437,7 @@ impl Cached {
     }
 
     /// Reads from the caches what they hold of the tokens of a row from `from` to `to`.
-    pub(super) fn save(&self, row: usize, from: usize, to: usize) -> Result<Saved, ModelError> {
+    pub(crate) fn save(&self, row: usize, from: usize, to: usize) -> Result<Saved, ModelError> {
         let span = self.span(row, from, to)?;
         let session = self.model.session();
         let mut bytes = vec![];
@@ -453,7 +453,7 @@ impl Cached {
     }
 
     /// Writes what was saved, of a use of the same plan, into a row that has the tokens before.
-    pub(super) fn load_saved(&mut self, row: usize, saved: &Saved) -> Result<(), ModelError> {
+    pub(crate) fn load_saved(&mut self, row: usize, saved: &Saved) -> Result<(), ModelError> {
         let mut session = self.model.session();
         for (&(buffer, each), held) in self.processed.iter().zip(&saved.span.marks) {
             for (instance, (first, positions)) in (0..).zip(held) {
@@ -498,7 +498,7 @@ impl Cached {
     }
 
     /// Takes a row, whatever it held, as one with a text of so many tokens.
-    pub(super) fn take(&mut self, row: usize, length: usize) {
+    pub(crate) fn take(&mut self, row: usize, length: usize) {
         self.lengths[row] = Some(length);
         // How much its caches of processed tokens hold is not known.
         self.room = 0;

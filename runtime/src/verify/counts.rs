@@ -14,7 +14,8 @@ use dreamc_compiler::lower::{Form, Shape};
 use dreamc_compiler::oracle::Batch;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Compiled, PREPARE};
-use dreamc_dsl::spec::{Component, Item, SkipKv};
+use dreamc_dsl::define::graph::{Applied, Attend, Function, Node};
+use dreamc_dsl::spec::{Component, Item, Model, SkipKv};
 
 /// Executed work and tensors are as many as counted.
 pub struct Counts;
@@ -99,15 +100,14 @@ impl Proof for Counts {
         let row = t as usize;
         let batch =
             Batch { ids: all.ids[..row].to_vec(), targets: all.targets[..row].to_vec(), ..Batch::default() };
-        let done = 2 * u128::from(declared.forward(&one.weights, &batch, None)?.multiply_adds);
+        let forward = declared.forward(&one.weights, &batch, None)?;
+        let [done, attended] = [forward.multiply_adds, forward.attended].map(|n| 2 * u128::from(n));
         let text = s.pipeline.count(&one.spec, &Options { tokens: t, ..Options::default() })?;
         let counted = text.flops_per_token.decode.total;
         // Which keys chosen tokens see depends on which were chosen, where there is a window, where
         // others have keys, too, and where tokens merge: the count is of even distances.
-        let windows = |c: &str| match s.spec.model.components.get(c) {
-            Some(Component::Sequence(a)) => a.window.is_some(),
-            _ => false,
-        };
+        let spec = &s.spec.model;
+        let windows = |c: &str| spec.components.get(c).is_some_and(|c| sees_by_place(spec, c));
         let shared = queries && first_keys(&s.spec.model.body);
         let varies = shared
             || any_skip(s, &|skip, inner| {
@@ -117,6 +117,9 @@ impl Proof for Counts {
         let open = if varies { attention } else { 0 };
         let off = done.abs_diff(counted).saturating_sub(open);
         checks.check("FLOPs of decoding a text", off as f64, 0.0, Place::default());
+        // Everything else is exact, whatever the keys are.
+        let off = (done - attended).abs_diff(counted - attention);
+        checks.check("FLOPs of decoding a text beside attention", off as f64, 0.0, Place::default());
 
         // Parameters.
         let tensors = &model.compiled().tensors;
@@ -142,6 +145,26 @@ impl Proof for Counts {
             exact(checks, format!("parameters of {component}"), found, *counted, place);
         }
         Ok(None)
+    }
+}
+
+/// Whether an attention of a component sees keys by how far they are.
+fn sees_by_place(model: &Model, component: &Component) -> bool {
+    match component {
+        Component::Sequence(a) => a.window.is_some(),
+        Component::Defined(defined) => {
+            let place = |node: &Node| matches!(node.function, Function::QueryPlace | Function::KeyPlace);
+            let near = |a: &Attend| {
+                a.window.is_some() || a.mask.as_ref().is_some_and(|mask| mask.nodes.iter().any(place))
+            };
+            let nodes = defined.graph(model).map(|graph| graph.region.nodes).unwrap_or_default();
+            nodes.iter().any(|node| {
+                let inner = |a: &Applied| sees_by_place(model, &a.component);
+                matches!(&node.function, Function::Attend(a) if near(a))
+                    || matches!(&node.function, Function::Apply(a) if inner(a))
+            })
+        }
+        Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) => false,
     }
 }
 

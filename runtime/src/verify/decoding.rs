@@ -3,7 +3,7 @@
 use super::formulas::share_to_leave;
 use super::subject::{ROWS, Subject, add_backward, apart, backward, streams};
 use super::{Checks, Place, Proof, VerifyError, blame, difference, error, largest, length, widen};
-use crate::generate::NextLogits;
+use crate::generate::{Next, NextLogits};
 use crate::model::Scale;
 use dreamc_compiler::Options;
 use dreamc_compiler::architecture::components;
@@ -113,7 +113,8 @@ impl Proof for Batches {
     }
 
     fn how(&self) -> &'static str {
-        "rows together against rows alone; decoding with the rows in another order, to the bit; gradients of rows added up"
+        "rows together against rows alone; decoding with the rows in another order, and behind tokens that were kept, to the bit; gradients of \
+         rows added up"
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
@@ -143,23 +144,13 @@ impl Proof for Batches {
 
         if s.samples() {
             let mut cached = s.cached(&device, &Rewriting::default())?;
-            let n = 4.min(t - 1);
-            let mut prompts: Vec<Vec<u32>> =
-                s.plain.ids.chunks(t).map(|r| r[..n.max(1)].iter().map(|&i| i as u32).collect()).collect();
-            let mut seen = vec![];
-            for turn in 0..2 {
-                let mut logits = cached.start(&prompts)?;
-                if t > n {
-                    let mut next: Vec<u32> = s.plain.ids.chunks(t).map(|r| r[n] as u32).collect();
-                    next.rotate_left(turn);
-                    logits.extend(cached.advance(&next)?);
-                }
-                logits.chunks_mut(ROWS).for_each(|l| l.rotate_right(turn));
-                seen.push(logits.into_iter().flatten().collect::<Vec<f32>>());
-                prompts.rotate_left(1);
+            // A text of one token shows what a row has left of the text before.
+            for n in [4.min(t - 1).max(1), 1] {
+                turned(s, checks, &mut cached, n)?;
             }
-            let other = seen[0].iter().zip(&seen[1]).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
-            checks.check("bits of decoded logits with the rows turned", other as f64, 0.0, Place::default());
+            if t > 1 {
+                goes_on(s, checks, &mut cached, 4.min(t - 1))?;
+            }
         }
 
         if means_of_routers(s) {
@@ -186,6 +177,69 @@ impl Proof for Batches {
         }
         Ok(None)
     }
+}
+
+/// The first so many tokens of every row.
+fn prompts(s: &Subject, n: usize) -> Vec<Vec<u32>> {
+    s.plain.ids.chunks(s.sequence()).map(|r| r[..n].iter().map(|&i| i as u32).collect()).collect()
+}
+
+/// The tokens behind them.
+fn behind(s: &Subject, n: usize) -> Vec<u32> {
+    s.plain.ids.chunks(s.sequence()).map(|r| r[n] as u32).collect()
+}
+
+/// How many bits of logits are others.
+fn other_bits(a: &[f32], b: &[f32]) -> f64 {
+    let other = a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+    (other + a.len().abs_diff(b.len())) as f64
+}
+
+/// Texts that begin with so many tokens are written the same in one order of rows as in another,
+/// whatever was in the rows.
+fn turned(
+    s: &Subject,
+    checks: &mut Checks,
+    cached: &mut dyn NextLogits,
+    n: usize,
+) -> Result<(), VerifyError> {
+    let mut seen = vec![];
+    let mut prompts = prompts(s, n);
+    for turn in 0..2 {
+        let mut logits = cached.start(&prompts)?;
+        if s.sequence() > n {
+            let mut next = behind(s, n);
+            next.rotate_left(turn);
+            logits.extend(cached.advance(&next)?);
+        }
+        logits.chunks_mut(ROWS).for_each(|l| l.rotate_right(turn));
+        seen.push(logits.into_iter().flatten().collect::<Vec<f32>>());
+        prompts.rotate_left(1);
+    }
+    let what = format!("bits of decoded logits with the rows turned, behind {n} tokens");
+    checks.check(what, other_bits(&seen[0], &seen[1]), 0.0, Place::default());
+    Ok(())
+}
+
+/// A text whose first tokens were kept, and put into a row that another text had, goes on as it
+/// does where it is: all that decoding reads of them is kept.
+fn goes_on(
+    s: &Subject,
+    checks: &mut Checks,
+    cached: &mut crate::generate::Cached,
+    n: usize,
+) -> Result<(), VerifyError> {
+    cached.start(&prompts(s, n))?;
+    let (saved, next) = (cached.save(0, 0, n)?, behind(s, n)[0]);
+    let here = cached.step(&[Next::written(0, &next)])?.concat();
+    cached.release(1)?;
+    let Some(row) = cached.admit()? else { return Ok(()) };
+    cached.load_saved(row, &saved)?;
+    cached.take(row, n);
+    let there = cached.step(&[Next::written(row, &next)])?.concat();
+    let what = "bits of logits behind tokens that were kept and put elsewhere";
+    checks.check(what, other_bits(&here, &there), 0.0, Place::default());
+    Ok(())
 }
 
 /// Whether training chooses an expert's tokens among those of all rows.

@@ -14,6 +14,7 @@ use dreamc_compiler::architecture::components;
 use dreamc_compiler::bind::{Input, Output, Owner, Part};
 use dreamc_compiler::compiled::{Compiled, Entry, Tensor, TensorKind};
 use dreamc_compiler::lower::Form;
+use dreamc_compiler::op::attention::drawn;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, PREPARE, matches};
 use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget, Item, Precision, depth_choice};
@@ -158,6 +159,14 @@ fn fill(
         let positions: Vec<i32> = (0..rows * n).map(|i| (i % n) as i32).collect();
         let noise = crate::noise::of_positions(compiled.seed, &positions, hidden as usize);
         session.write_at(id, 0, 0, &noise)?;
+    }
+    if let Some(id) = compiled.input(Entry::Whole, Input::Draws) {
+        let draws = super::subject::draws(&s.spec, &s.batch);
+        for instance in 0..plan.buffer(id).instances {
+            let (application, number) = (instance / compiled.draws.max(1), instance % compiled.draws.max(1));
+            let values: Vec<i32> = draws.iter().map(|&x| drawn(x, application, number)).collect();
+            session.write_at(id, instance, 0, &values)?;
+        }
     }
     for cache in compiled.caches(Entry::Prefill, Part::Cached) {
         let b = plan.buffer(cache.buffer);

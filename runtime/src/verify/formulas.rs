@@ -136,17 +136,6 @@ fn undecided(items: &[Item]) -> bool {
     })
 }
 
-/// Whether a definition has states of texts, which tokens that leave their loop would have to leave
-/// behind: nothing compiles it.
-fn keeps_states(s: &Subject) -> bool {
-    let model = &s.spec.model;
-    model.components.values().any(|component| {
-        let Component::Defined(defined) = component else { return false };
-        let graph = defined.graph(model);
-        graph.is_ok_and(|graph| graph.region.nodes.iter().any(|node| node.function.keeps_states()))
-    })
-}
-
 /// A share of tokens by which some leave their loop and none by a hair: the middle of the widest
 /// gap among the shares that have left, those at the ends left out. `None` where there is no gate,
 /// or where tokens cannot leave by it.
@@ -155,7 +144,7 @@ pub(super) fn share_to_leave(s: &Subject) -> Option<f64> {
         |item: &Item| matches!(item, Item::Recur { looping, .. } if matches!(looping.exit, Exit::Gate(_)));
     let sources = matches!(s.spec.model.stream, Stream::Attend { .. });
     let skips = super::decoding::any_skip(s, &|_, _| true);
-    if sources || skips || keeps_states(s) || !s.spec.model.body.iter().any(exits) {
+    if sources || skips || !s.spec.model.body.iter().any(exits) {
         return None;
     }
     let mut shares = Formulas::new(s, &s.weights, false, None).run().shares;
@@ -360,6 +349,10 @@ struct Formulas<'a> {
     model: &'a Model,
     /// Numbers that streams start with.
     noise: Vec<f64>,
+    /// Numbers of tokens by which attentions drop weights, and how many attentions of this
+    /// application have.
+    draws: Vec<i32>,
+    dropping: u64,
     weights: &'a IndexMap<String, Tensor>,
     batch: &'a Batch,
     training: bool,
@@ -396,6 +389,8 @@ struct Formulas<'a> {
     gone: Vec<bool>,
     /// Keys and values that attentions made in the pass before, and in this one.
     passes: [Vec<(Vec<f64>, Vec<f64>)>; 2],
+    /// The same of values of definitions that later tokens read.
+    seen: [Vec<definition::Value>; 2],
     shares: Vec<f64>,
     /// Which tokens a `skip` processed last.
     members: IndexMap<String, Vec<bool>>,
@@ -416,6 +411,8 @@ impl<'a> Formulas<'a> {
         Formulas {
             model: &subject.spec.model,
             noise: super::subject::noise(&subject.spec, &subject.batch),
+            draws: super::subject::draws(&subject.spec, &subject.batch),
+            dropping: 0,
             weights,
             batch: &subject.batch,
             training,
@@ -440,6 +437,7 @@ impl<'a> Formulas<'a> {
             exit: None,
             gone: vec![false; subject.batch.ids.len()],
             passes: [vec![], vec![]],
+            seen: [vec![], vec![]],
             shares: vec![],
             members: IndexMap::new(),
             chosen: Chosen::default(),
@@ -505,6 +503,7 @@ impl<'a> Formulas<'a> {
                 Step::Layer(expr) => expr,
                 Step::Enter => {
                     self.passes = [vec![], vec![]];
+                    self.seen = [vec![], vec![]];
                     streams.push(self.flat(&stream));
                     continue;
                 }
@@ -573,7 +572,7 @@ impl<'a> Formulas<'a> {
                     continue;
                 }
             };
-            (self.skips, self.prefix) = (0, format!("layers.{}", a.set));
+            (self.skips, self.dropping, self.prefix) = (0, 0, format!("layers.{}", a.set));
             self.recurrent = a.recurrent.map(|_| times(a.set));
             let pools = self.pools.iter().map(|pool| pool.1.len()).collect();
             let so_far = (self.auxiliary, pools, self.firsts.len());
@@ -655,6 +654,7 @@ impl<'a> Formulas<'a> {
             self.gone[i] |= self.exit.is_some_and(|share| 1.0 - *rest > share);
         }
         self.passes = [std::mem::take(&mut self.passes[1]), vec![]];
+        self.seen = [std::mem::take(&mut self.seen[1]), vec![]];
     }
 
     /// The stream `x`, and of tokens that left what it was.

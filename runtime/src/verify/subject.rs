@@ -559,6 +559,7 @@ pub fn poisoned(threads: usize) -> Poisoned<'static> {
 pub fn of(s: &Subject, batch: &Batch) -> oracle::Batch {
     oracle::Batch {
         noise: noise(&s.spec, batch),
+        draws: draws(&s.spec, batch),
         ids: batch.ids.clone(),
         targets: batch.targets.clone(),
         positions: batch.positions.clone(),
@@ -569,6 +570,11 @@ pub fn of(s: &Subject, batch: &Batch) -> oracle::Batch {
 /// The noise that streams start with, a row for each token.
 pub fn noise(spec: &Spec, batch: &Batch) -> Vec<f64> {
     widen(&crate::noise::of_positions(spec.train.seed, &batch.positions, spec.model.hidden as usize))
+}
+
+/// Numbers by which attentions drop weights, one of each token.
+pub fn draws(spec: &Spec, batch: &Batch) -> Vec<i32> {
+    crate::noise::draws_of_positions(spec.train.seed, &batch.positions)
 }
 
 /// Results of a micro-batch on a device.

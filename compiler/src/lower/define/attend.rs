@@ -91,6 +91,10 @@ impl Lower<'_> {
                     self.b.reshape(x, &[rows, &merged].concat())
                 }
             };
+            let x = match source.read.place {
+                Place::Key => self.of_last_token(d, x),
+                Place::Query | Place::All | Place::Table => x,
+            };
             operands.push(match (source.read.place, self.shape.cache, d.admitted) {
                 (Place::Key, Some(_), Some(admitted)) => self.append_read(d, x, admitted),
                 _ => x,
@@ -163,7 +167,33 @@ impl Scoring<'_, '_> {
                     "a number of the application or the token in a score: name its value above, and read that",
                 ));
             }
-            _ => {
+            Of::Input
+            | Of::Embedding
+            | Of::Noise(_)
+            | Of::Outer
+            | Of::Reduce(..)
+            | Of::Softmax(_)
+            | Of::Norm { .. }
+            | Of::Dot(_)
+            | Of::Linear(_)
+            | Of::Split(..)
+            | Of::Merge(..)
+            | Of::Join(..)
+            | Of::Slice { .. }
+            | Of::Top { .. }
+            | Of::Pick
+            | Of::Rope { .. }
+            | Of::Shift(_)
+            | Of::Conv(_)
+            | Of::Running
+            | Of::Attend(_)
+            | Of::Recurrence(_)
+            | Of::Emitted(_)
+            | Of::DepthAttend { .. }
+            | Of::Earlier(_)
+            | Of::ValueOf(..)
+            | Of::Apply(_)
+            | Of::State(_) => {
                 return Err(CompileError::Unsupported(
                     "a function in a score that is not element by element",
                 ));

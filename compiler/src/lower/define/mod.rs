@@ -107,7 +107,7 @@ const MALFORMED: CompileError = CompileError::Unsupported("a graph of a definiti
 impl<'a> Lower<'a> {
     /// Functions of one token.
     fn formulas(&mut self, rows: &[Dim]) -> Values<'_, 'a> {
-        Values { b: &mut self.b, rows: rows.to_vec() }
+        Values { b: &mut self.b, rows: rows.to_vec(), places: vec![] }
     }
 }
 
@@ -166,9 +166,6 @@ impl Lower<'_> {
     /// One value of a definition.
     fn defined_node(&mut self, d: &mut Defining, node: &Node, at: ValueId) -> Result<Value, CompileError> {
         let arg = |k: usize| d.arg(node, k);
-        if node.function.keeps_states() && self.may_leave() {
-            return Err(CompileError::Unsupported("a state of a text in a loop that tokens leave"));
-        }
         match &node.function {
             Of::Input => Ok(d.input),
             Of::Fact(fact) => self.fact(*fact),
@@ -178,12 +175,14 @@ impl Lower<'_> {
                 Ok(self.b.scale(noise, *deviation))
             }
             Of::Weight(weight) => Ok(self.own_weight(d, *weight, self.is_matrix(d, at))),
+            Of::Embedding => self.embedding(d, node),
             Of::Linear(over) => self.linear(d, node, over),
             Of::Slice { of, .. } => self.sliced(d, node, at, *of),
             Of::Rope { base, over, at } => self.turned(d, node, *base, *over, *at),
             Of::Shift(by) => {
                 let (v, number) = (arg(0)?, d.text());
                 let v = self.each_token(d, v);
+                let v = self.of_last_token(d, v);
                 Ok(self.shifted(d.owner, number, v, *by))
             }
             Of::Conv(width) => self.convolved(d, node, *width),
@@ -219,7 +218,7 @@ impl Lower<'_> {
             function => match function.reads() {
                 Reads::Nothing | Reads::Token => {
                     let args: Vec<Value> = node.args.iter().map(|&arg| d.value(arg)).collect();
-                    let mut values = Values { b: &mut self.b, rows: d.rows.clone() };
+                    let mut values = self.formulas(&d.rows);
                     values.node(node, &args, &d.graph.region, &d.dims)
                 }
                 Reads::Place | Reads::Tokens | Reads::Depths => Err(MALFORMED),
@@ -254,6 +253,15 @@ impl Lower<'_> {
         let mut values = self.formulas(&d.rows);
         let own = values.own(v);
         values.spread(v, &own, true)
+    }
+
+    /// The value of each token that later ones read, where tokens leave the loop around.
+    fn of_last_token(&mut self, d: &mut Defining, v: Value) -> Value {
+        if self.staying.is_none() {
+            return v;
+        }
+        let part = Part::Kept(Symbol::new(&format!("pass{}", d.text())));
+        self.of_last(d.owner, part, v)
     }
 
     /// Whether a weight is read by products alone, which make it themselves.
@@ -374,6 +382,16 @@ impl Lower<'_> {
             }
             None => Ok(y),
         }
+    }
+
+    /// The row of a table for the id of each token.
+    fn embedding(&mut self, d: &Defining, node: &Node) -> Result<Value, CompileError> {
+        let table = d.arg(node, 0)?;
+        let (vocab, row) = (self.b.dims(table)[0], self.joint(d, &node.ty.dims, false));
+        let table = self.b.reshape(table, &[vocab, row]);
+        let ids = self.given(Input::Ids);
+        let rows = self.b.op(Op::Embed, &[table, ids]);
+        Ok(self.b.reshape(rows, &[&d.rows[..], &d.own(&node.ty)].concat()))
     }
 
     /// Part of a dimension. All parts of a value's dimension that are taken somewhere are cut at

@@ -50,6 +50,8 @@ enum Source {
     Read(u32),
     /// That value of the body, which is computed outside.
     Node(ValueId),
+    /// The numbers 0, 1, … along that dimension.
+    Places(DimId),
     /// Nowhere: a step has a row.
     Nothing,
 }
@@ -146,6 +148,11 @@ impl Lower<'_> {
     ) -> Result<Operands, CompileError> {
         let mut operands = Operands::default();
         let mut seen = vec![];
+        for dim in numbered(body) {
+            let of = d.dim(dim);
+            let places = self.formulas(&d.rows).places(of);
+            operands.constants.push((Source::Places(dim), places));
+        }
         for (i, n) in body.nodes.iter().enumerate() {
             let (source, value, per_token) = match &n.function {
                 Of::Read(k) => {
@@ -164,14 +171,55 @@ impl Lower<'_> {
                     (Source::Node(ValueId(i as u32)), self.b.scale(noise, *deviation), true)
                 }
                 Of::Input => (Source::Node(ValueId(i as u32)), d.input, true),
-                _ => continue,
+                // A body makes these itself, or refuses them.
+                Of::Number(_)
+                | Of::Unary(_)
+                | Of::Binary(_)
+                | Of::Where
+                | Of::Outer
+                | Of::Reduce(..)
+                | Of::Softmax(_)
+                | Of::Norm { .. }
+                | Of::Dot(_)
+                | Of::Linear(_)
+                | Of::Split(..)
+                | Of::Merge(..)
+                | Of::Join(..)
+                | Of::Slice { .. }
+                | Of::Top { .. }
+                | Of::Pick
+                | Of::Stop
+                | Of::Embedding
+                | Of::Rope { .. }
+                | Of::Shift(_)
+                | Of::Conv(_)
+                | Of::Running
+                | Of::Attend(_)
+                | Of::Recurrence(_)
+                | Of::Emitted(_)
+                | Of::DepthAttend { .. }
+                | Of::Earlier(_)
+                | Of::ValueOf(..)
+                | Of::Apply(_)
+                | Of::State(_)
+                | Of::Score
+                | Of::QueryPlace
+                | Of::KeyPlace
+                | Of::Head(_)
+                | Of::AtQuery(_)
+                | Of::AtKey(_)
+                | Of::Look(_) => continue,
             };
             if seen.contains(&source) {
                 continue;
             }
             seen.push(source);
             if per_token {
-                let value = self.each_token(d, value);
+                let mut value = self.each_token(d, value);
+                // A position is that of the token in every pass.
+                if !matches!(n.function, Of::Fact(_) | Of::Noise(_)) {
+                    value = self.of_last_token(d, value);
+                }
                 operands.rows.push((source, value));
             } else {
                 operands.constants.push((source, value));
@@ -239,7 +287,12 @@ impl Lower<'_> {
                 sources.push((*source, b.param(&format!("{kind}{i}"), binding, Type::f32(dims))));
             }
         }
-        let mut values = Values { b: &mut b, rows: vec![] };
+        let places = sources.iter().filter_map(|(source, v)| match source {
+            Source::Places(dim) => Some((d.dim(*dim), *v)),
+            Source::Read(_) | Source::Node(_) | Source::Nothing => None,
+        });
+        let places = places.collect();
+        let mut values = Values { b: &mut b, rows: vec![], places };
         let mut made: Vec<Value> = vec![];
         for (i, n) in r.body.nodes.iter().enumerate() {
             let found = |wanted: Source| sources.iter().find(|(s, _)| *s == wanted).map(|(_, v)| *v);
@@ -249,7 +302,42 @@ impl Lower<'_> {
                 Of::Weight(_) | Of::Fact(_) | Of::Noise(_) | Of::Input => {
                     found(Source::Node(ValueId(i as u32))).ok_or(MALFORMED)?
                 }
-                _ => values.in_step(n, &made, &inside)?,
+                Of::Number(_)
+                | Of::Unary(_)
+                | Of::Binary(_)
+                | Of::Where
+                | Of::Outer
+                | Of::Reduce(..)
+                | Of::Softmax(_)
+                | Of::Norm { .. }
+                | Of::Dot(_)
+                | Of::Linear(_)
+                | Of::Split(..)
+                | Of::Merge(..)
+                | Of::Join(..)
+                | Of::Slice { .. }
+                | Of::Top { .. }
+                | Of::Pick
+                | Of::Stop
+                | Of::Embedding
+                | Of::Rope { .. }
+                | Of::Shift(_)
+                | Of::Conv(_)
+                | Of::Running
+                | Of::Attend(_)
+                | Of::Recurrence(_)
+                | Of::Emitted(_)
+                | Of::DepthAttend { .. }
+                | Of::Earlier(_)
+                | Of::ValueOf(..)
+                | Of::Apply(_)
+                | Of::Score
+                | Of::QueryPlace
+                | Of::KeyPlace
+                | Of::Head(_)
+                | Of::AtQuery(_)
+                | Of::AtKey(_)
+                | Of::Look(_) => values.in_step(n, &made, &inside)?,
             };
             made.push(value);
         }
@@ -271,6 +359,23 @@ impl Lower<'_> {
         let marks = b.marks();
         Ok((Step::from(b.finish()?), marks))
     }
+}
+
+/// The dimensions of whose places a body chooses or speaks.
+fn numbered(body: &Region) -> Vec<DimId> {
+    let mut all = vec![];
+    for n in &body.nodes {
+        if let Of::Top { over, choices } = n.function {
+            all.extend([over, choices]);
+        } else if let Of::Head(dim) = n.function {
+            all.push(dim);
+        } else if n.function == Of::Pick {
+            all.extend(n.args.get(1).and_then(|&places| body.node(places).ty.places_of));
+        }
+    }
+    all.sort();
+    all.dedup();
+    all
 }
 
 impl Values<'_, '_> {
@@ -312,6 +417,7 @@ impl Values<'_, '_> {
                 };
                 Ok(self.ordered(y, &own))
             }
+            Of::Head(of) => Ok(self.places(dim(of))),
             function => match function.reads() {
                 Reads::Nothing | Reads::Token => {
                     let args: Vec<Value> = n.args.iter().map(|v| made[v.0 as usize]).collect();

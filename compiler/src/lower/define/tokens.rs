@@ -40,6 +40,8 @@ impl Lower<'_> {
         let v = self.each_token(d, v);
         let mut values = self.formulas(&d.rows);
         let v = values.ordered(v, &own);
+        let v = self.of_last_token(d, v);
+        let mut values = self.formulas(&d.rows);
         let filter = values.spread(filter, &[&[d.dim(width)], &own[..]].concat(), false);
         let (tokens, marks) = self.sequence(&d.rows);
         let op = Conv { reverse: false, tokens };
@@ -74,6 +76,7 @@ impl Lower<'_> {
     /// The sum over the tokens so far.
     pub(super) fn summed(&mut self, d: &mut Defining, v: Value) -> Value {
         let v = self.each_token(d, v);
+        let v = self.of_last_token(d, v);
         let (tokens, marks) = self.sequence(&d.rows);
         let op = Running { reverse: false, tokens };
         match (tokens, marks) {
@@ -167,9 +170,6 @@ impl Lower<'_> {
         node: &Node,
         a: &Attend,
     ) -> Result<Value, CompileError> {
-        if a.dropout > 0.0 {
-            return Err(CompileError::Unsupported("`dropout` of `attend`"));
-        }
         let mut heads = self.heads(d, node)?;
         if a.scale < 0.0 {
             heads.q = self.b.unary(Unary::Neg, heads.q);
@@ -181,10 +181,10 @@ impl Lower<'_> {
             mask: Mask::Causal,
             segments: self.shape.segments,
             program: None,
-            dropout: None,
+            dropout: (a.dropout > 0.0 && self.form == Form::Training).then_some(a.dropout),
         };
         let scored = attend::program(d.graph, &d.graph.region, node, a)?;
-        let (mut k, mut v) = (heads.k, heads.v);
+        let (mut k, mut v) = (self.of_last_token(d, heads.k), self.of_last_token(d, heads.v));
         if let (Some(&Inside::Masked { keys: Some((places, _)), .. }), None) =
             (self.inside.last(), self.shape.cache)
         {
@@ -207,6 +207,11 @@ impl Lower<'_> {
         }
         if op.segments {
             operands.push(self.given(Input::Segments));
+        }
+        if op.dropout.is_some() {
+            let draws = Ints::Draws(self.dropping);
+            operands.push(self.token_ints(draws));
+            self.dropping += 1;
         }
         if let Some((program, sources)) = scored {
             let read = self.read_by_score(d, node, &heads, &sources)?;

@@ -16,6 +16,8 @@ pub(super) struct Values<'b, 'm> {
     pub(super) b: &'b mut Builder<'m>,
     /// The dimensions of tokens.
     pub(super) rows: Vec<Dim>,
+    /// Of a step the numbers 0, 1, … along dimensions, which it is given.
+    pub(super) places: Vec<(Dim, Value)>,
 }
 
 impl Values<'_, '_> {
@@ -311,8 +313,35 @@ impl Values<'_, '_> {
     fn top(&mut self, x: Value, over: Dim, choices: Dim) -> Value {
         let x = self.last(x, &[over]);
         let x = self.b.stop_gradient(x);
+        if self.rows.is_empty() {
+            return self.ranked(x, over, choices);
+        }
         let chosen = self.b.op(Route { k: choices }, &[x]);
         self.b.op(Op::Numbers, &[chosen])
+    }
+
+    /// The same in a step, which has no sort: an element's rank is the number of those before it,
+    /// and the place of a rank is the sum of places times 1 where it is.
+    fn ranked(&mut self, x: Value, over: Dim, choices: Dim) -> Value {
+        let others: Vec<Dim> = self.own(x).into_iter().filter(|d| *d != over).collect();
+        let size = self.b.module.size(over);
+        let other = self.b.module.dim(format!("others{size}"), size);
+        let y = self.reshaped(x, &[&others[..], &[other]].concat());
+        let (here, place) = (self.places(over), self.places(choices));
+        let there = self.reshaped(here, &[other]);
+        let pairs = [&others[..], &[over, other]].concat();
+        let (above, below) = (self.less(x, y, &pairs), self.less(y, x, &pairs));
+        let differ = self.b.add(above, below);
+        let (equal, before) = (self.rest(differ), self.less(there, here, &[over, other]));
+        let first = self.binary(Binary::Mul, equal, before, &pairs);
+        let before = self.b.add(above, first);
+        let rank = self.b.reduce(Reduce::Sum, before, &[other]);
+        let pairs = [&others[..], &[choices, over]].concat();
+        let (below, above) = (self.less(rank, place, &pairs), self.less(place, rank, &pairs));
+        let differ = self.b.add(below, above);
+        let chosen = self.rest(differ);
+        let found = self.binary(Binary::Mul, chosen, here, &pairs);
+        self.b.reduce(Reduce::Sum, found, &[over])
     }
 
     /// The elements of `x` along a dimension at places: a sum of products with 1 there and 0
@@ -328,6 +357,9 @@ impl Values<'_, '_> {
 
     /// The numbers 0, 1, … along a dimension.
     pub(super) fn places(&mut self, of: Dim) -> Value {
+        if let Some((_, given)) = self.places.iter().find(|(dim, _)| *dim == of) {
+            return *given;
+        }
         let one = self.b.module.dim("one", 1);
         let zeros = self.b.zeros(&Type::f32(&[one, of]));
         let places = self.b.op(Decide { inclusive: true }, &[zeros]);
@@ -490,7 +522,33 @@ impl Values<'_, '_> {
             }
             Of::Stop => self.b.stop_gradient(arg(0)?),
             // Others are lowered, or refused, by the place that formulas stand in.
-            _ => return Err(MALFORMED),
+            Of::Input
+            | Of::Fact(_)
+            | Of::Noise(_)
+            | Of::Weight(_)
+            | Of::Embedding
+            | Of::Linear(_)
+            | Of::Slice { .. }
+            | Of::Rope { .. }
+            | Of::Shift(_)
+            | Of::Conv(_)
+            | Of::Running
+            | Of::Attend(_)
+            | Of::Recurrence(_)
+            | Of::Emitted(_)
+            | Of::DepthAttend { .. }
+            | Of::Earlier(_)
+            | Of::ValueOf(..)
+            | Of::Apply(_)
+            | Of::Read(_)
+            | Of::State(_)
+            | Of::Score
+            | Of::QueryPlace
+            | Of::KeyPlace
+            | Of::Head(_)
+            | Of::AtQuery(_)
+            | Of::AtKey(_)
+            | Of::Look(_) => return Err(MALFORMED),
         })
     }
 }

@@ -429,6 +429,16 @@ pub fn kept(draw: i32, head: usize, key: usize, threshold: u32) -> bool {
     x ^ x >> 16 >= threshold
 }
 
+/// The random number of a query for the attention of that number in an application, from the one
+/// that its token has.
+pub fn drawn(token: i32, application: u64, number: u64) -> i32 {
+    let which = (application as u32).wrapping_mul(0xc2b2_ae35).wrapping_add(number as u32);
+    let mut x = token as u32 ^ which.wrapping_add(1).wrapping_mul(0x27d4_eb2f);
+    x = (x ^ x >> 16).wrapping_mul(0x7feb_352d);
+    x = (x ^ x >> 15).wrapping_mul(0x846c_a68b);
+    (x ^ x >> 16) as i32
+}
+
 /// The least hash that is kept, for a probability of being dropped.
 pub fn threshold(dropout: f64) -> u32 {
     (dropout * 4_294_967_296.0) as u32

@@ -113,6 +113,7 @@ impl<'a> Elaborator<'a> {
             }
             Form::Linear => self.linear(args),
             Form::Weight => self.own_weight(args),
+            Form::Embedding => self.only_outside(args).and_then(|()| self.embedding(args)),
             Form::Split => self.split(args),
             Form::Merge => self.merge(args),
             Form::Join => self.join(args),
@@ -435,6 +436,19 @@ impl<'a> Elaborator<'a> {
         let dims = self.dims(written)?;
         let init = self.init(args)?;
         self.weight(Purpose::Own, dims, 0, init, args.span).map(Got::Value)
+    }
+
+    fn embedding(&mut self, args: &mut Args) -> Option<Got> {
+        let Some((written, _)) = args.brackets() else {
+            self.missing(args, "dimensions");
+            return None;
+        };
+        let dims = self.dims(written)?;
+        let init = self.init(args)?;
+        let ids = self.own_dim("vocab", self.context.vocab, args.span);
+        let table = self.weight(Purpose::Own, [&[ids], &dims[..]].concat(), 0, init, args.span)?;
+        let ty = Type { dims, per_token: true, places_of: None };
+        Some(Got::Value(self.push(Function::Embedding, vec![table], ty, args.span)))
     }
 
     /// How a weight begins, where it is written; `None` where it is wrong.

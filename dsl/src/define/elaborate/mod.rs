@@ -47,6 +47,8 @@ thread_local! {
 pub struct Context<'c> {
     /// The width of the stream.
     pub hidden: u64,
+    /// How many ids tokens have.
+    pub vocab: u64,
     /// The components of the model by name; `None` where one is wrong.
     pub components: &'c dyn Fn(&str) -> Option<&'c Component>,
     /// Their names.
@@ -56,13 +58,13 @@ pub struct Context<'c> {
 }
 
 impl<'c> Context<'c> {
-    /// A model of that width with those components.
+    /// A model of that width and vocabulary with those components.
     pub fn new(
-        hidden: u64,
+        [hidden, vocab]: [u64; 2],
         components: &'c dyn Fn(&str) -> Option<&'c Component>,
         names: &'c [&'c str],
     ) -> Context<'c> {
-        Context { hidden, components, names, chain: 0 }
+        Context { hidden, vocab, components, names, chain: 0 }
     }
 }
 

@@ -5,6 +5,7 @@
 //! side of a kink a number is on is a choice, which is held where a derivative is measured.
 
 use super::*;
+use dreamc_compiler::op::attention::{drawn, kept};
 use dreamc_dsl::define::graph::{
     Attend, Binary, DimId, Fact, From as Begins, Function as Of, Graph, Node, Norm, Purpose, Recurrence,
     Reduce, Region, Turn, Unary, ValueId, WeightId,
@@ -317,6 +318,7 @@ fn function(g: &Sizes, node: &Node, x: &[Numbers], places_of: Option<DimId>, hol
         | Of::Fact(_)
         | Of::Noise(_)
         | Of::Weight(_)
+        | Of::Embedding
         | Of::Rope { .. }
         | Of::Shift(_)
         | Of::Conv(_)
@@ -436,6 +438,11 @@ impl Formulas<'_> {
                 each(self.noise.chunks(self.model.hidden as usize).map(scaled).collect())
             }
             Of::Weight(id) => self.weight_of(d, *id),
+            Of::Embedding => {
+                let (table, width) = (d.arg(node, 0).at(0), g.elements(&dims));
+                let ids = self.batch.ids.iter();
+                each(ids.map(|&id| table[id as usize * width..][..width].to_vec()).collect())
+            }
             Of::Rope { base, over, at } => {
                 let x = d.arg(node, 0).spread(tokens);
                 let turned = x.each.iter().enumerate().map(|(i, row)| {
@@ -448,13 +455,13 @@ impl Formulas<'_> {
                 each(turned.collect())
             }
             Of::Shift(by) => {
-                let x = d.arg(node, 0).spread(tokens);
+                let x = self.of_last(d.arg(node, 0));
                 let zero = vec![0.0; g.elements(&dims)];
                 let before = |i| self.before_of(i, &d.inside.keys).nth(*by as usize);
                 each((0..tokens).map(|i| before(i).map_or(zero.clone(), |j| x.at(j).to_vec())).collect())
             }
             Of::Conv(width) => {
-                let (x, w) = (d.arg(node, 0).spread(tokens), d.arg(node, 1));
+                let (x, w) = (self.of_last(d.arg(node, 0)), d.arg(node, 1));
                 let bias = node.args.get(2).map(|_| d.arg(node, 2).clone());
                 let rows = (0..tokens).map(|i| {
                     let mut out = vec![];
@@ -475,7 +482,7 @@ impl Formulas<'_> {
                 each(rows.collect())
             }
             Of::Running => {
-                let x = d.arg(node, 0).spread(tokens);
+                let x = self.of_last(d.arg(node, 0));
                 let sum = |i: usize| {
                     let mut sum = vec![0.0; g.elements(&dims)];
                     self.before_of(i, &d.inside.keys).for_each(|j| add(&mut sum, x.at(j)));
@@ -503,7 +510,15 @@ impl Formulas<'_> {
                         .map(|(k, v, _)| (k.at(i), v.at(i)))
                         .collect();
                     let kinds: [&[DimId]; 3] = [&q.dims, &all[0].0.dims, &all[0].1.dims];
-                    mix(&g, &dims, kinds, q.at(i), &seen, |_, _, s| scale * s, |_| None)
+                    mix(
+                        &g,
+                        &dims,
+                        kinds,
+                        q.at(i),
+                        &seen,
+                        (|_, _: &Places, s| scale * s, |_, _: &Places| 1.0),
+                        |_| None,
+                    )
                 });
                 each(rows.collect())
             }
@@ -561,6 +576,18 @@ impl Formulas<'_> {
         }
     }
 
+    /// A value that later tokens read: of tokens that left their loop as their last pass made it.
+    fn of_last(&mut self, x: &Value) -> Value {
+        let mut x = x.spread(self.tokens());
+        if let Some(before) = self.seen[0].get(self.seen[1].len()) {
+            for i in (0..x.each.len()).filter(|&i| self.gone[i]) {
+                x.each[i].clone_from(&before.each[i]);
+            }
+        }
+        self.seen[1].push(x.clone());
+        x
+    }
+
     fn fact(&self, fact: Fact) -> Vec<Vec<f64>> {
         match fact {
             Fact::Depth => vec![vec![self.depth as f64]],
@@ -578,6 +605,14 @@ impl Formulas<'_> {
     /// All results of a recurrence at every token.
     fn recurrence(&mut self, d: &Defining, node: &Node, r: &Recurrence, n: &[f64]) -> Vec<Value> {
         let (tokens, g, h) = (self.tokens(), Sizes(d.graph), self.model.hidden as usize);
+        let input = n.chunks(h).map(<[f64]>::to_vec).collect();
+        let input = self.of_last(&Value { dims: vec![], each: input });
+        let args: Vec<Value> = (0..node.args.len())
+            .map(|k| match d.arg(node, k) {
+                constant if constant.each.len() == 1 => constant.clone(),
+                value => self.of_last(value),
+            })
+            .collect();
         let types: Vec<Vec<DimId>> =
             r.body.results.iter().map(|result| r.body.node(*result).ty.dims.clone()).collect();
         let mut results: Vec<Vec<Vec<f64>>> =
@@ -586,7 +621,7 @@ impl Formulas<'_> {
             let state = |s: &dreamc_dsl::define::graph::State| match s.from {
                 Begins::Number(x) => vec![x; g.elements(&s.dims)],
                 Begins::Operand(k) => {
-                    let from = d.arg(node, k as usize);
+                    let from = &args[k as usize];
                     let mut out = vec![];
                     g.each(&s.dims, |p| out.push(g.of(Numbers { dims: &from.dims, of: from.at(i) }, p)));
                     out
@@ -604,14 +639,14 @@ impl Formulas<'_> {
             for inner in &r.body.nodes {
                 let numbers = match &inner.function {
                     Of::State(k) => states[*k as usize].clone(),
-                    Of::Read(k) => d.arg(node, *k as usize).at(i).to_vec(),
+                    Of::Read(k) => args[*k as usize].at(i).to_vec(),
                     Of::Weight(id) => self.weight_of(d, *id).each.concat(),
                     Of::Fact(fact) => {
                         let all = self.fact(*fact);
                         all[if all.len() == 1 { 0 } else { i }].clone()
                     }
                     Of::Noise(deviation) => self.noise[i * h..][..h].iter().map(|x| x * deviation).collect(),
-                    Of::Input => n[i * h..][..h].to_vec(),
+                    Of::Input => input.at(i).to_vec(),
                     _ => {
                         let of = inner.args.get(1).and_then(|a| r.body.node(*a).ty.places_of);
                         let x: Vec<Numbers> = inner
@@ -624,7 +659,7 @@ impl Formulas<'_> {
                     }
                 };
                 let dims = match &inner.function {
-                    Of::Read(k) => d.arg(node, *k as usize).dims.clone(),
+                    Of::Read(k) => args[*k as usize].dims.clone(),
                     Of::Weight(id) => d.graph.weights[id.0 as usize].dims.clone(),
                     _ => inner.ty.dims.clone(),
                 };
@@ -648,8 +683,11 @@ impl Formulas<'_> {
     /// Attention over the tokens so far.
     fn attend(&mut self, d: &Defining, node: &Node, a: &Attend) -> Vec<Vec<f64>> {
         let (tokens, g) = (self.tokens(), Sizes(d.graph));
-        let [q, k, v] = [0, 1, 2].map(|i| d.arg(node, i).spread(tokens));
+        let q = d.arg(node, 0).spread(tokens);
+        let [k, v] = [1, 2].map(|i| self.of_last(d.arg(node, i)));
+        let read: Vec<Value> = (0..node.args.len()).map(|i| self.of_last(d.arg(node, i))).collect();
         let heads = &q.dims[..q.dims.len() - 1];
+        let drops = Drops::new(self, d, node, a);
         let rows = (0..tokens).map(|i| {
             let near = |j: &usize| a.window.is_none_or(|w| ((i - j) as u64) < w);
             let seen: Vec<usize> =
@@ -665,7 +703,7 @@ impl Formulas<'_> {
                         Of::KeyPlace => vec![place(j)],
                         Of::Head(dim) => vec![p[dim] as f64],
                         Of::AtQuery(k) => d.arg(node, *k as usize).at(i).to_vec(),
-                        Of::AtKey(k) => d.arg(node, *k as usize).at(j).to_vec(),
+                        Of::AtKey(k) => read[*k as usize].at(j).to_vec(),
                         Of::Read(k) => d.arg(node, *k as usize).at(i).to_vec(),
                         Of::Weight(id) => self.weight_of(d, *id).each.concat(),
                         _ => {
@@ -725,11 +763,56 @@ impl Formulas<'_> {
                 }
                 a.score.as_ref().map_or(s, |score| pair(score, j, p, s))
             };
-            mix(&g, &node.ty.dims, kinds, q.at(i), &pairs, score, |p| {
-                sink.as_ref().map(|sink| g.of(Numbers { dims: &sink.dims, of: sink.at(i) }, p))
-            })
+            let factor =
+                |at: usize, p: &Places| drops.as_ref().map_or(1.0, |d| d.factor(&g, [i, seen[at]], p));
+            let sink =
+                |p: &Places| sink.as_ref().map(|sink| g.of(Numbers { dims: &sink.dims, of: sink.at(i) }, p));
+            mix(&g, &node.ty.dims, kinds, q.at(i), &pairs, (score, factor), sink)
         });
         rows.collect()
+    }
+}
+
+/// Weights that an attention drops in training: each of a pair and a head with a probability, and
+/// what it keeps is as much greater.
+struct Drops {
+    share: f64,
+    /// Dimensions of heads, those that keys have first.
+    order: Vec<DimId>,
+    /// A random number of every query.
+    draws: Vec<i32>,
+    /// The number of every token among those of its sequence that there are.
+    numbers: Vec<usize>,
+}
+
+impl Drops {
+    fn new(f: &mut Formulas, d: &Defining, node: &Node, a: &Attend) -> Option<Drops> {
+        if a.dropout == 0.0 || !f.training {
+            return None;
+        }
+        let (q, k) = (&d.arg(node, 0).dims, &d.arg(node, 1).dims);
+        let (size, heads) = q.split_last()?;
+        let groups = k.iter().filter(|dim| *dim != size);
+        let shared: Vec<DimId> = groups.copied().filter(|dim| heads.contains(dim)).collect();
+        let rest = heads.iter().copied().filter(|dim| !shared.contains(dim));
+        let (application, number) = (f.depth as u64, f.dropping);
+        f.dropping += 1;
+        let draws = f.draws.iter().map(|&x| drawn(x, application, number)).collect();
+        let here = &d.inside.here;
+        let before = |i: usize| (i - f.place(i).1..i).filter(|&j| here[j]).count();
+        let numbers = (0..f.tokens()).map(before).collect();
+        Some(Drops { share: a.dropout, order: shared.iter().copied().chain(rest).collect(), draws, numbers })
+    }
+
+    /// The factor of a weight.
+    fn factor(&self, g: &Sizes, [query, key]: [usize; 2], head: &Places) -> f64 {
+        let keeps = kept(
+            self.draws[query],
+            g.at(&self.order, head),
+            self.numbers[key],
+            (self.share * 2f64.powi(32)) as u32,
+        );
+        if keeps { 1.0 / (1.0 - self.share) } else { 0.0 }
     }
 }
 
@@ -784,14 +867,14 @@ fn turn(g: &Sizes, x: Numbers, over: DimId, base: f64, place: f64) -> Vec<f64> {
 
 /// `Σ p v` of every head, `p` the softmax of scores, one more logit among them where there is a
 /// sink; zero where nothing is seen. `score` is given the number of the pair, the place of the
-/// head, and the product of query and key.
+/// head, and the product of query and key; `factor` of the weight the number and the place.
 fn mix(
     g: &Sizes,
     to: &[DimId],
     [of_q, of_k, of_v]: [&[DimId]; 3],
     q: &[f64],
     seen: &[(&[f64], &[f64])],
-    mut score: impl FnMut(usize, &Places, f64) -> f64,
+    (mut score, factor): (impl FnMut(usize, &Places, f64) -> f64, impl Fn(usize, &Places) -> f64),
     sink: impl Fn(&Places) -> Option<f64>,
 ) -> Vec<f64> {
     let Some((&size, heads)) = of_q.split_last() else { return vec![] };
@@ -817,11 +900,13 @@ fn mix(
             scores.push(score(at, &head, product));
         }
         let all = lse(&[&scores[..], sink(&head).as_slice()].concat());
-        for (s, (_, v)) in scores.iter().zip(seen).filter(|(s, _)| **s > f64::NEG_INFINITY) {
+        let there = scores.iter().zip(seen).enumerate().filter(|(_, (s, _))| **s > f64::NEG_INFINITY);
+        for (at, (s, (_, v))) in there {
+            let weight = (s - all).exp() * factor(at, &head);
             g.each(value.as_slice(), |p| {
                 let mut p = p.clone();
                 p.extend(&head);
-                out[g.at(to, &p)] += (s - all).exp() * g.of(Numbers { dims: of_v, of: v }, &p);
+                out[g.at(to, &p)] += weight * g.of(Numbers { dims: of_v, of: v }, &p);
             });
         }
     });
