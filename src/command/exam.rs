@@ -21,7 +21,6 @@ Examples:
   dreamc exam la.yaml dr.yaml                                 six tasks, three seeds, ten minutes
   dreamc exam dr.yaml --baseline la.yaml --budget 2h          with two hours every arm tunes its rate
   dreamc exam la.yaml dr.yaml --tasks mqar,symmetric --dry-run
-  dreamc exam runs/exam-la-dr                                 go on with an exam
   dreamc data show mqar                                       a task and its problems")]
 pub struct Arguments {
     /// Specifications, the baseline first; or the folder of an exam, to go on with it

@@ -58,6 +58,17 @@ fn an_exam_is_sat_killed_and_gone_on_with_to_the_same_bits() {
         assert!(report.contains(part), "{part} is missing:\n{report}");
     }
     assert!(s.path("whole/figures/sorting.svg").is_file());
+    // The score is the mean over the lengths that were learned from, and over seeds.
+    let score = |seed: u64| {
+        let last = metrics(&s.path(&format!("whole/sorting/short-seed{seed}"))).pop().unwrap();
+        let of = |d: &serde_json::Value| (d[0].as_u64() <= Some(8)).then(|| d[1].as_f64().unwrap());
+        let all: Vec<f64> = last["by_difficulty"].as_array().unwrap().iter().filter_map(of).collect();
+        assert_eq!(all.len(), 7);
+        all.iter().sum::<f64>() / 7.0
+    };
+    let mean = format!("{:.1} % (", 100.0 * (score(0) + score(1)) / 2.0);
+    let row = report.lines().find(|l| l.starts_with("| `sorting` | sorting |")).unwrap();
+    assert!(row.contains(&mean), "{mean} is missing: {row}");
 
     // Killed in its second task, an exam goes on with it.
     let mut child = s.command(&line("killed", &[])).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -88,6 +99,8 @@ fn an_exam_is_sat_killed_and_gone_on_with_to_the_same_bits() {
     let said = s.good(&["compare", "whole/sorting.suite.yaml", "--out", "whole/sorting", "--allow-unequal"]);
     assert!(said.contains("4 runs were trained before"), "{said}");
     // Another exam is kept out of the folder.
+    let (code, error) = s.bad(&["exam", "short.yaml", "--steps", "40", "--out", "whole"]);
+    assert!(code == 2 && error.contains("whole is an exam of"), "{error}");
     let (code, error) = s.bad(&line("whole", &["--rates", "1e-3"]));
     assert!(code == 2 && error.contains("is an exam of the rates of exams, and this one of"), "{error}");
 }

@@ -60,6 +60,12 @@ pub fn setting(kind: TaskKind) -> Setting {
         TaskKind::NGram => of("lookup", [16, 24], &[32, 64], 26, Some(2)),
         TaskKind::Sorting => of("sorting", [2, 8], &[12, 16], 26, None),
         TaskKind::Sum => of("arithmetic", [1, 3], &[4, 5], 10, Some(2)),
+        TaskKind::Chain => of("arithmetic", [1, 4], &[5, 6], 10, Some(7)),
+        TaskKind::PathStar => of("search", [1, 4], &[6, 8], 2, Some(50)),
+        TaskKind::Depo => of("depth of reasoning", [1, 2], &[3, 4], 5, Some(2)),
+        TaskKind::Brevo => of("breadth of reasoning", [3, 10], &[12, 14], 26, None),
+        TaskKind::Capo => of("memory of facts", [1, 3], &[], 64, None),
+        TaskKind::Mano => of("arithmetic", [1, 5], &[6, 8], 23, None),
     }
 }
 
