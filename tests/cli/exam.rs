@@ -60,14 +60,14 @@ fn an_exam_is_sat_killed_and_gone_on_with_to_the_same_bits() {
     assert!(s.path("whole/figures/sorting.svg").is_file());
     // The score is the mean over the lengths that were learned from, and over seeds.
     let score = |seed: u64| {
-        let last = metrics(&s.path(&format!("whole/sorting/short-seed{seed}"))).pop().unwrap();
-        let of = |d: &serde_json::Value| (d[0].as_u64() <= Some(8)).then(|| d[1].as_f64().unwrap());
+        let last = metrics(&s.path(&format!("whole/modular_sum/short-seed{seed}"))).pop().unwrap();
+        let of = |d: &serde_json::Value| (d[0].as_u64() <= Some(16)).then(|| d[1].as_f64().unwrap());
         let all: Vec<f64> = last["by_difficulty"].as_array().unwrap().iter().filter_map(of).collect();
-        assert_eq!(all.len(), 7);
-        all.iter().sum::<f64>() / 7.0
+        assert_eq!(all.len(), 14);
+        all.iter().sum::<f64>() / 14.0
     };
     let mean = format!("{:.1} % (", 100.0 * (score(0) + score(1)) / 2.0);
-    let row = report.lines().find(|l| l.starts_with("| `sorting` | sorting |")).unwrap();
+    let row = report.lines().find(|l| l.starts_with("| `modular_sum` | counting |")).unwrap();
     assert!(row.contains(&mean), "{mean} is missing: {row}");
 
     // Killed in its second task, an exam goes on with it.
