@@ -1,10 +1,10 @@
 //! `dreamc compare`: the arms of a suite, trained alike and reported together.
 
+use crate::command::exam;
 use crate::compare::agreement::{self, Comparison, Facts};
 use crate::compare::arms::{self, Arm, Matching};
 use crate::compare::made::{self, Made};
 use crate::compare::study::{Manifest, Study, spec_file};
-use crate::command::exam;
 use crate::compare::{ladder, page, training};
 use crate::device::{DeviceArguments, Kind};
 use crate::failure::{Done, Failure};
@@ -298,7 +298,7 @@ pub fn run(mut a: Arguments) -> Done {
     Ok(())
 }
 
-/// What the arms cost, as a table; those that do not agree in what the suite says must be equal are
+/// Costs of the arms, as a table; those that do not agree in what the suite says must be equal are
 /// refused, or noted where they are allowed.
 pub fn agree(allowed: bool, suite: &Suite, arms: &[Arm]) -> Result<String, Failure> {
     let mut facts = vec![];

@@ -636,7 +636,7 @@ fn tests(page: &mut Page, study: &Study, metrics: &[Metric]) {
     );
 }
 
-/// What a test of so many seeds with this probability shows.
+/// Conclusion from a test of so many seeds with this probability.
 pub fn conclusion(seeds: usize, p: f64) -> &'static str {
     match () {
         _ if seeds < FEWEST_CONCLUSIVE => "too few to conclude",

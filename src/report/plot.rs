@@ -883,7 +883,9 @@ mod tests {
         let svg = Radar { title: "t".into(), axes, series }.svg();
         assert!(svg.contains("a&lt;b") && !svg.contains("NaN") && !svg.contains("a<b"), "{svg}");
         let polygons: Vec<&str> = svg.lines().filter(|l| l.contains("class=\"line\"")).collect();
-        let corners = |line: &str| line.split("points=\"").nth(1).unwrap().split('"').next().unwrap().split(' ').count();
+        let corners = |line: &str| {
+            line.split("points=\"").nth(1).unwrap().split('"').next().unwrap().split(' ').count()
+        };
         assert_eq!(polygons.iter().map(|l| corners(l)).collect::<Vec<_>>(), [2, 2]);
     }
 }

@@ -23,7 +23,11 @@ const SEEDS: [u64; 2] = [0, 1];
 fn sandbox() -> Sandbox {
     let of = |name: &str, body: &str| MODEL.replace("NAME", name).replace("BODY", body);
     let (short, long) = (of("short", "sa > mlp"), of("long", "{repeat: 2, layers: [sa > mlp]}"));
-    Sandbox::with(&[("short.yaml", &short), ("long.yaml", &long), ("narrow.yaml", &short.replace("128", "48"))])
+    Sandbox::with(&[
+        ("short.yaml", &short),
+        ("long.yaml", &long),
+        ("narrow.yaml", &short.replace("128", "48")),
+    ])
 }
 
 /// An exam of two tasks that takes seconds.
@@ -71,7 +75,8 @@ fn an_exam_is_sat_killed_and_gone_on_with_to_the_same_bits() {
     assert!(row.contains(&mean), "{mean} is missing: {row}");
 
     // Killed in its second task, an exam goes on with it.
-    let mut child = s.command(&line("killed", &[])).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child =
+        s.command(&line("killed", &[])).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let begun = Instant::now();
     while !s.path("killed/sorting/short-seed0/metrics.jsonl").exists() {
         assert!(begun.elapsed() < Duration::from_secs(240) && child.try_wait().unwrap().is_none());
@@ -84,7 +89,8 @@ fn an_exam_is_sat_killed_and_gone_on_with_to_the_same_bits() {
     assert!(out.contains("4 runs were trained before"), "{out}");
     for task in ["modular_sum", "sorting"] {
         for run in ["short", "long"].iter().flat_map(|arm| SEEDS.map(|seed| format!("{arm}-seed{seed}"))) {
-            let (one, other) = (s.path(&format!("whole/{task}/{run}")), s.path(&format!("killed/{task}/{run}")));
+            let (one, other) =
+                (s.path(&format!("whole/{task}/{run}")), s.path(&format!("killed/{task}/{run}")));
             assert_eq!(bits(&one, 40), bits(&other, 40), "{task} {run}");
             assert_eq!(metrics(&one), metrics(&other), "{task} {run}");
         }
@@ -125,11 +131,19 @@ fn a_budget_is_split_and_what_does_not_fit_is_refused() {
     assert!(exam(&["--budget", "10"]).contains("write a time with its unit"));
     assert!(exam(&["--rates", "-1"]).contains("write a rate above 0"));
     // A context that is too short, with the one that would do.
-    let narrow = |tasks: &str| s.error(&["exam", "narrow.yaml", "--out", "out", "--tasks", tasks, "--dry-run"]);
+    let narrow =
+        |tasks: &str| s.error(&["exam", "narrow.yaml", "--out", "out", "--tasks", tasks, "--dry-run"]);
     let error = narrow("mqar");
-    assert!(error.contains("mqar") && error.contains("sequence 80 exceeds the model's context 48"), "{error}");
+    assert!(
+        error.contains("mqar") && error.contains("sequence 80 exceeds the model's context 48"),
+        "{error}"
+    );
     let error = narrow("copying");
     assert!(error.contains("the model's context has 48; use context 64, or at most"), "{error}");
+    // So of a vocabulary.
+    s.write("few.yaml", &s.read("short.yaml").replace("vocab: 256", "vocab: 100"));
+    let error = s.error(&["exam", "few.yaml", "--out", "out", "--dry-run"]);
+    assert!(error.contains("the model's vocab is 100; set vocab to 256"), "{error}");
     // A folder of something else is left alone.
     std::fs::create_dir(s.path("mine")).unwrap();
     s.write("mine/thesis.txt", "mine");
@@ -141,10 +155,17 @@ fn a_budget_is_split_and_what_does_not_fit_is_refused() {
 #[test]
 fn arms_are_matched_to_the_baseline() {
     let s = sandbox();
-    let wide = MODEL.replace("NAME", "wide").replace("BODY", "sa > mlp").replace("intermediate: 8", "intermediate: 64");
+    let wide = MODEL
+        .replace("NAME", "wide")
+        .replace("BODY", "sa > mlp")
+        .replace("intermediate: 8", "intermediate: 64");
     s.write("wide.yaml", &wide.replace("hidden: 8", "hidden: 32"));
-    s.write("slim.yaml", &wide.replace("hidden: 8", "hidden: 32").replace("64", "48").replace("wide", "slim"));
-    let all = ["exam", "slim.yaml", "--baseline", "wide.yaml", "--tasks", "sorting", "--steps", "20", "--dry-run"];
+    s.write(
+        "slim.yaml",
+        &wide.replace("hidden: 8", "hidden: 32").replace("64", "48").replace("wide", "slim"),
+    );
+    let all =
+        ["exam", "slim.yaml", "--baseline", "wide.yaml", "--tasks", "sorting", "--steps", "20", "--dry-run"];
     let said = s.good(&all);
     assert!(said.contains("mlp.intermediate"), "{said}");
 }

@@ -1,8 +1,8 @@
 //! Capo of "Physics of language models 4.1" (arXiv 2512.17351, task 3; the bioS of arXiv
 //! 2404.05405): `size` persons with six facts each, which are the same in every text and stand in
-//! no prompt, so that they are learned in weights or not at all. Facts are drawn evenly from as many
-//! values as the paper's: a birthday of 12 months, 28 days and 200 years, 200 cities of birth, 300
-//! universities, 100 majors, 263 employers, each in one of 200 cities. A text asks all facts of
+//! no prompt, so that they are learned in weights or not at all. Facts are drawn evenly from as
+//! many values as the paper's: a birthday of 12 months, 28 days and 200 years, 200 cities of birth,
+//! 300 universities, 100 majors, 263 employers, each in one of 200 cities. A text asks all facts of
 //! `steps` persons in any order: `aK:cZq uB7 …`. Sentences of the paper are letters here, of which
 //! the model learns nothing. Held out are texts, not persons.
 
@@ -69,7 +69,11 @@ mod tests {
             assert_eq!(asked(&drawn).len(), 24);
             for range in asked(&drawn) {
                 let person = drawn.answer[..range.start].rfind(':').unwrap() - 1;
-                let key = format!("{}{}", &drawn.answer[person..=person], &drawn.answer[range.start - 1..range.start]);
+                let key = format!(
+                    "{}{}",
+                    &drawn.answer[person..=person],
+                    &drawn.answer[range.start - 1..range.start]
+                );
                 let value = drawn.answer[range.clone()].to_string();
                 assert_eq!(known.entry(key).or_insert(value.clone()), &value);
             }
@@ -77,7 +81,7 @@ mod tests {
         assert_eq!(known.len(), 6 * 62);
     }
 
-    /// Who works for one employer works in one city, and values are spread.
+    /// Persons of one employer work in one city, and values are spread.
     #[test]
     fn facts_are_spread_and_employers_have_one_city() {
         let all: Vec<[(char, String); 6]> = (0..2000).map(facts).collect();
@@ -85,7 +89,8 @@ mod tests {
         assert!(values(0) > 1900, "{}", values(0));
         assert_eq!([1, 3].map(values), [200, 100]);
         assert!(values(4) > 255 && values(2) > 290);
-        let cities: HashSet<(String, String)> = all.iter().map(|f| (f[4].1.clone(), f[5].1.clone())).collect();
+        let cities: HashSet<(String, String)> =
+            all.iter().map(|f| (f[4].1.clone(), f[5].1.clone())).collect();
         assert_eq!(cities.len(), values(4));
     }
 }

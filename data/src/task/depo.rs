@@ -88,7 +88,8 @@ mod tests {
                 assert!((3..=9).contains(&next.len()) && edges.len() == 2 * next.len());
                 for range in asked(&drawn) {
                     let before = &drawn.answer[..range.start - 1];
-                    let name = before.rsplit(' ').next().unwrap().trim_start_matches(|c: char| c.is_ascii_digit());
+                    let name =
+                        before.rsplit(' ').next().unwrap().trim_start_matches(|c: char| c.is_ascii_digit());
                     let end = (0..hops).fold(name, |at, _| next[at]);
                     assert_eq!(&drawn.answer[range.clone()], end);
                     assert!((5..=7).contains(&end.len()));

@@ -104,4 +104,16 @@ mod tests {
         // Any number of operators stands on the left side as often.
         assert!(left.iter().all(|n| (140..260).contains(n)), "{left:?}");
     }
+
+    /// Shares of expressions whose value is 0, and 1, of 40,000 that the authors' code drew
+    /// (`mano.py` of PhysicsLM4): products are 0 more often than sums.
+    #[test]
+    fn values_are_those_of_the_authors() {
+        for (operators, zero, one) in [(2, 0.0605, 0.0404), (5, 0.0696, 0.0418), (10, 0.0690, 0.0409)] {
+            let drawn = draws(&Task::new(TaskKind::Mano, 1, 10), operators, 8000);
+            let share = |letter: &str| drawn.iter().filter(|d| d.answer == letter).count() as f64 / 8000.0;
+            assert!((share("a") - zero).abs() < 0.012, "{operators}: {}", share("a"));
+            assert!((share("b") - one).abs() < 0.012, "{operators}: {}", share("b"));
+        }
+    }
 }

@@ -30,11 +30,15 @@ pub fn problem(task: &Task, edges: u64, random: &mut Stream) -> Drawn {
         let first = 1 + (arm * edges) as usize;
         [&nodes[..1], &nodes[first..first + edges as usize]].concat()
     };
-    let pairs: Vec<(u64, u64)> =
-        (0..task.size).flat_map(|arm| path(arm).windows(2).map(|w| (w[0], w[1])).collect::<Vec<_>>()).collect();
+    let pairs: Vec<(u64, u64)> = (0..task.size)
+        .flat_map(|arm| path(arm).windows(2).map(|w| (w[0], w[1])).collect::<Vec<_>>())
+        .collect();
     let order = chosen(pairs.len() as u64, pairs.len() as u64, random);
-    let written: Vec<String> =
-        order.iter().map(|i| pairs[*i as usize]).map(|(from, to)| format!("{},{}", name(from), name(to))).collect();
+    let written: Vec<String> = order
+        .iter()
+        .map(|i| pairs[*i as usize])
+        .map(|(from, to)| format!("{},{}", name(from), name(to)))
+        .collect();
     let answer: Vec<String> = path(random.below(task.size)).into_iter().map(name).collect();
     let (start, goal) = (name(nodes[0]), answer.last().cloned().unwrap_or_default());
     (format!("{}/{start},{goal}=", written.join("|")), answer.join(",")).into()

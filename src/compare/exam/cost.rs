@@ -41,11 +41,7 @@ impl Cost {
 }
 
 /// Trains for a few steps, leaves nothing, and says how long that took.
-pub fn measure(
-    spec: &Spec,
-    device: &DeviceArguments,
-    rewriting: &RewriteArguments,
-) -> Result<Cost, Failure> {
+pub fn measure(spec: &Spec, device: &DeviceArguments, rewriting: &RewriteArguments) -> Result<Cost, Failure> {
     let mut spec = spec.clone();
     (spec.train.steps, spec.train.warmup) = (MEASURED, 0);
     let begun = Instant::now();

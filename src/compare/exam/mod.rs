@@ -48,7 +48,7 @@ const BATCH: u64 = 16;
 /// `exam.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// What was asked for, in words: another exam has others.
+    /// The request, in words: another exam has others.
     pub asked: Vec<String>,
     /// Names of the arms, the baseline first.
     pub arms: Vec<String>,
@@ -67,7 +67,7 @@ pub struct Sat {
     pub name: String,
     /// The capability that it shows.
     pub capability: String,
-    /// What its steps count.
+    /// The noun of its steps.
     pub steps_are: String,
     /// The most steps that are learned.
     pub learned: u64,
@@ -358,9 +358,10 @@ fn manifest(a: &Arguments, specs: &[PathBuf], tasks: &[Planned], split: &Split) 
     }
 }
 
-/// What an exam costs, before it begins.
+/// Costs of an exam, before it begins.
 fn foreseen(manifest: &Manifest, tasks: &[Planned]) -> Result<String, Failure> {
-    let mut rows = vec![["task", "shows", "learned", "asked", "steps", "a step", "in all"].map(String::from).to_vec()];
+    let mut rows =
+        vec![["task", "shows", "learned", "asked", "steps", "a step", "in all"].map(String::from).to_vec()];
     for (of, task) in manifest.tasks.iter().zip(tasks) {
         let t = &task.setting.task;
         let most = t.longer.last().copied().unwrap_or(t.max_steps);
@@ -396,7 +397,8 @@ fn sit(a: &Arguments, folder: &Path, manifest: &Manifest) -> Done {
     for (i, task) in manifest.tasks.iter().enumerate() {
         let left = duration(manifest.left(folder)?);
         say!("\ntask {} of {}: {}, {left} left of all", i + 1, manifest.tasks.len(), task.name)?;
-        let suite = compare::Arguments::of_suite(task.suite(folder), folder.join(&task.name), manifest.unequal, a);
+        let suite =
+            compare::Arguments::of_suite(task.suite(folder), folder.join(&task.name), manifest.unequal, a);
         match compare::run(suite) {
             Ok(()) => {}
             Err(Failure::Stopped(signal)) => return Err(Failure::Stopped(signal)),

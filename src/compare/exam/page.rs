@@ -103,8 +103,7 @@ fn scored(values: &[f64]) -> String {
 fn rows(exam: &Exam, of: Of) -> Vec<Vec<Cell>> {
     let mut all = vec![];
     for (task, study) in exam.each() {
-        let scores: Vec<Vec<f64>> =
-            study.arms.iter().map(|arm| Exam::scores(task, study, arm, of)).collect();
+        let scores: Vec<Vec<f64>> = study.arms.iter().map(|arm| Exam::scores(task, study, arm, of)).collect();
         if scores.iter().all(Vec::is_empty) {
             continue;
         }
@@ -284,9 +283,13 @@ fn by_difficulty(page: &mut Page, exam: &Exam) {
     let mut figures = vec![];
     let mut tables = vec![];
     for (task, study) in exam.each() {
-        let Some((mut table, mut figure)) = difficulties(study, &task.steps_are, &task.name) else { continue };
-        table.caption =
-            format!("`{}`: exact match by {}; up to {} are learned from", task.name, task.steps_are, task.learned);
+        let Some((mut table, mut figure)) = difficulties(study, &task.steps_are, &task.name) else {
+            continue;
+        };
+        table.caption = format!(
+            "`{}`: exact match by {}; up to {} are learned from",
+            task.name, task.steps_are, task.learned
+        );
         figure.caption = format!(
             "`{}`: exact match by {}. Problems up to {} were learned from; means over seeds, bands from the least to the largest.",
             task.name, task.steps_are, task.learned
@@ -302,7 +305,7 @@ fn by_difficulty(page: &mut Page, exam: &Exam) {
     tables.into_iter().for_each(|table| page.add(Block::Table(table)));
 }
 
-/// What every task cost, as foreseen and as it was.
+/// Costs of every task, as foreseen and as they were.
 fn costs(page: &mut Page, exam: &Exam) {
     let head = ["task", "arm", "steps", "tokens", "rate", "training FLOPs executed", "training time"];
     let mut rows = vec![];
