@@ -129,13 +129,13 @@ fn a_budget_is_split_and_what_does_not_fit_is_refused() {
     assert!(said.contains("there is no such task; there are arithmetic, "), "{said}");
     assert!(exam(&["--tasks", "sorting,sorting"]).contains("names sorting twice"));
     assert!(exam(&["--budget", "10"]).contains("write a time with its unit"));
-    assert!(exam(&["--rates", "-1"]).contains("write a rate above 0"));
+    assert!(exam(&["--rates", "0"]).contains("write a rate above 0"));
     // A context that is too short, with the one that would do.
     let narrow =
         |tasks: &str| s.error(&["exam", "narrow.yaml", "--out", "out", "--tasks", tasks, "--dry-run"]);
     let error = narrow("mqar");
     assert!(
-        error.contains("mqar") && error.contains("sequence 80 exceeds the model's context 48"),
+        error.contains("mqar") && error.contains("the model's context has 48; use context 128"),
         "{error}"
     );
     let error = narrow("copying");
