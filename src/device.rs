@@ -12,7 +12,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Where to run.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct DeviceArguments {
     /// Where to run: cpu, cuda (of several ranks each its own), cuda:1, …, or ptx (the GPU's
     /// kernels, interpreted and checked)

@@ -9,7 +9,7 @@ use dreamc_runtime::train::folder::RunFolder;
 use dreamc_runtime::train::ledger::Ledger;
 
 /// Choice of rewriting rules.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(next_help_heading = "Rewriting")]
 pub struct RewriteArguments {
     /// Rewrite nothing

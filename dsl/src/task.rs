@@ -138,6 +138,24 @@ tasks! {
         steps ("letters", 1..=MOST_STEPS, 8), size ("letters of the alphabet", 2..=26, 26);
     Sum, "sum", "2307.03381", "the sum of `length` numbers of `steps` digits to the base `size`",
         steps ("digits", 1..=1000, 4), size ("the base", 2..=10, 10), length ("numbers", 2..=100, 2);
+    Chain, "chain", "2407.20311",
+        "a chain of assignments modulo `size` among `length` variables in any order, in the manner of iGSM: the value of one that takes `steps` operations",
+        steps ("operations", 1..=MOST_STEPS, 4), size ("the modulus", 2..=1000, 23), length ("variables", 2..=10_001, 16);
+    PathStar, "path_star", "2403.06963",
+        "paths of a star: of `size` paths of `steps` edges each from a start, nodes named by `length` symbols, the one to a goal",
+        steps ("edges", 1..=1000, 4), size ("paths", 1..=100, 2), length ("names", 2..=100_001, 50);
+    Depo, "depo", "2512.17351",
+        "Depo of Physics of Language Models 4.1: a cycle of up to `size` nodes in any order, and of `length` of them the node `steps` places further",
+        steps ("hops", 1..=MOST_STEPS, 8), size ("nodes", 3..=1000, 75), length ("questions", 1..=1000, 10);
+    Brevo, "brevo", "2512.17351",
+        "Brevo of Physics of Language Models 4.1: all that a node depends on in a graph of `steps` nodes named by `size` symbols, in the first order that can be",
+        steps ("nodes", 3..=1000, 30), size ("names", 3..=3844, 62);
+    Capo, "capo", "2512.17351",
+        "Capo of Physics of Language Models 4.1: six facts of each of `size` persons, which are the same in every problem; those of `steps` persons are asked",
+        steps ("persons asked", 1..=1000, 4), size ("persons", 2..=1_000_000, 1000);
+    Mano, "mano", "2512.17351",
+        "Mano of Physics of Language Models 4.1: the value of an expression of `steps` operators modulo `size`, operators first",
+        steps ("operators", 1..=MOST_STEPS, 10), size ("the modulus", 2..=26, 23);
 }
 
 impl Facts {

@@ -1,5 +1,6 @@
 //! `dreamc compare`: the arms of a suite, trained alike and reported together.
 
+use crate::command::exam;
 use crate::compare::agreement::{self, Comparison, Facts};
 use crate::compare::arms::{self, Arm, Matching};
 use crate::compare::made::{self, Made};
@@ -152,11 +153,32 @@ impl Arguments {
     }
 }
 
-fn jobs(text: &str) -> Result<usize, String> {
+pub fn jobs(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| (1..=1024).contains(n)).ok_or_else(|| "write a number from 1 to 1024".into())
 }
 
 impl Arguments {
+    /// Of a suite of an exam, in a folder of its own.
+    pub fn of_suite(suite: PathBuf, folder: PathBuf, allow_unequal: bool, exam: &exam::Arguments) -> Self {
+        Arguments {
+            files: vec![suite.clone()],
+            suite,
+            seeds: None,
+            set: vec![],
+            out: Some(folder),
+            jobs: exam.jobs,
+            devices: Devices::default(),
+            worker: false,
+            slurm: None,
+            allow_unequal,
+            force: false,
+            dry_run: false,
+            rate: None,
+            device: exam.device.clone(),
+            rewriting: exam.rewriting.clone(),
+        }
+    }
+
     /// The suite that the specifications of the command line make; `None` where it names a suite.
     fn made(&mut self) -> Result<Option<Made>, Failure> {
         self.suite.clone_from(&self.files[0]);
@@ -204,7 +226,9 @@ pub fn run(mut a: Arguments) -> Done {
     let base = SpecArguments { spec: a.suite.clone(), set: vec![] }.base();
     let none: &arms::Fields = &|_| vec![];
     let (suite, arms) = arms::load_tree(&ast, &base, &a.set, (Matching::default(), none), &mut |_| Ok(()))?;
-    agree(&a, &suite, &arms)?;
+    let costs = agree(a.allow_unequal, &suite, &arms)?;
+    say!("{}: {}, seeds {}", suite.name, many(arms.len() as u128, "arm"), list(&suite.seeds))?;
+    say!("{costs}")?;
     let folder = a.out.clone().unwrap_or_else(|| Path::new("runs").join(&suite.name));
     let plan = training::Plan {
         folder: &folder,
@@ -274,14 +298,13 @@ pub fn run(mut a: Arguments) -> Done {
     Ok(())
 }
 
-/// Shows what the arms cost; refuses those that do not agree in what the suite says must be equal.
-fn agree(a: &Arguments, suite: &Suite, arms: &[Arm]) -> Done {
+/// Costs of the arms, as a table; those that do not agree in what the suite says must be equal are
+/// refused, or noted where they are allowed.
+pub fn agree(allowed: bool, suite: &Suite, arms: &[Arm]) -> Result<String, Failure> {
     let mut facts = vec![];
     for arm in arms {
         facts.push(before(arm, &arms[0].spec, &suite.seeds)?);
     }
-    say!("{}: {}, seeds {}", suite.name, many(arms.len() as u128, "arm"), list(&suite.seeds))?;
-    say!("{}", resources(arms, &facts))?;
     let mut broken = vec![];
     for (arm, facts_of) in arms.iter().zip(&facts).skip(1) {
         let found = agreement::compare(&suite.equal, (&arms[0].spec, &facts[0]), (&arm.spec, facts_of));
@@ -289,7 +312,7 @@ fn agree(a: &Arguments, suite: &Suite, arms: &[Arm]) -> Done {
     }
     if !broken.is_empty() {
         let text = disagreements(&broken);
-        if !a.allow_unequal {
+        if !allowed {
             return Err(Failure::Error(
                 format!(
                     "the arms do not agree in what the suite says must be equal; nothing was trained\n\n{text}{}\n\
@@ -301,7 +324,7 @@ fn agree(a: &Arguments, suite: &Suite, arms: &[Arm]) -> Done {
         }
         note!("the arms do not agree; they will be marked\n\n{text}");
     }
-    Ok(())
+    Ok(resources(arms, &facts))
 }
 
 /// Changes with which arms that do not agree would: to an arm, or `equal: {…}` of the suite; of

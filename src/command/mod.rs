@@ -12,6 +12,7 @@ pub mod diff;
 pub mod doctor;
 pub mod draw;
 pub mod eval;
+pub mod exam;
 pub mod explain;
 pub mod export;
 pub mod fit;

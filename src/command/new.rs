@@ -22,6 +22,7 @@ Examples:
   dreamc new                            recurrent.dream: one layer, applied four times
   dreamc new mod my-mod                 my-mod.dream
   dreamc new moe my-moe.yaml            the same language, spelled as YAML
+  dreamc new exam my-exam               my-exam.suite.yaml, a suite over a generated task, and its model
   dreamc new from gemma-2-2b my-gemma   import a model, and write what trains it further
 
 A file that is there is not overwritten: exit code 2."
@@ -41,6 +42,8 @@ enum Kind {
     Moe(Named),
     /// A prelude, a core that is applied four times, and a coda
     Looped(Named),
+    /// A suite over a generated task, and the recurrent model that it compares
+    Exam(Named),
     /// A Hugging Face folder, imported, to be trained further
     From {
         /// The folder of the model, with its config.json
@@ -66,11 +69,27 @@ pub fn run(a: Arguments) -> Done {
         Kind::Mod(named) => (include_str!("new/mod.dream"), "mod", named),
         Kind::Moe(named) => (include_str!("new/moe.dream"), "moe", named),
         Kind::Looped(named) => (include_str!("new/looped.dream"), "looped", named),
+        Kind::Exam(named) => return exam(named.name.unwrap_or_else(|| "exam".into())),
         Kind::From { from, name } => return further(&from, name),
     };
     let target = Target::new(named.name.unwrap_or_else(|| word.into()))?;
     target.write(template)?;
     target.next(&format!("dreamc train {}", target.path.display()))
+}
+
+/// Writes a suite and the model that it compares.
+fn exam(name: PathBuf) -> Done {
+    let model = Target::new(name)?;
+    let suite = model.path.with_extension("suite.yaml");
+    if suite.symlink_metadata().is_ok() {
+        return Err(taken(&suite));
+    }
+    model.write(include_str!("new/recurrent.dream"))?;
+    let file = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let text = include_str!("new/exam.suite.yaml").replace("NAME", &model.name);
+    let text = text.replace("MODEL", &file(&model.path)).replace("FILE", &file(&suite));
+    put(&suite, &text)?;
+    Ok(say!("{}: written\n{}: written; next:\n  dreamc compare {0}", suite.display(), model.path.display())?)
 }
 
 /// Imports a model and writes what trains it further.
@@ -131,7 +150,7 @@ impl Target {
         let spelling = Spelling::of(&path.to_string_lossy());
         let target = Target { path, name, spelling };
         match target.path.symlink_metadata() {
-            Ok(_) => Err(target.taken()),
+            Ok(_) => Err(taken(&target.path)),
             Err(_) => Ok(target),
         }
     }
@@ -144,17 +163,22 @@ impl Target {
         if let Some(folder) = self.path.parent().filter(|f| !f.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder)?;
         }
-        match File::create_new(&self.path).and_then(|mut file| file.write_all(text.as_bytes())) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(self.taken()),
-            written => Ok(written?),
-        }
-    }
-
-    fn taken(&self) -> Failure {
-        Failure::Usage(format!("{} is there already; choose another name", self.path.display()))
+        put(&self.path, &text)
     }
 
     fn next(&self, line: &str) -> Done {
         Ok(say!("{}: written; next:\n  {line}", self.path.display())?)
     }
+}
+
+/// Writes a file that is not there yet.
+fn put(path: &Path, text: &str) -> Result<(), Failure> {
+    match File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes())) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(taken(path)),
+        written => Ok(written?),
+    }
+}
+
+fn taken(path: &Path) -> Failure {
+    Failure::Usage(format!("{} is there already; choose another name", path.display()))
 }

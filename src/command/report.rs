@@ -1,9 +1,10 @@
-//! `dreamc report`: the report of a comparison, made anew from what its runs left.
+//! `dreamc report`: the report of a comparison or an exam, made anew from what its runs left.
 
 use crate::compare::ladder::Manifest;
 use crate::compare::study::Study;
-use crate::compare::{page, rungs};
+use crate::compare::{exam, page, rungs};
 use crate::failure::Done;
+use crate::report::page::Page;
 use crate::say;
 use clap::Args;
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ Examples:
   dreamc report runs/reasoning
   dreamc report runs/reasoning --markdown > docs/results/reasoning.md")]
 pub struct Arguments {
-    /// The folder that `dreamc compare` made
+    /// The folder that `dreamc compare` or `dreamc exam` made
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
 
@@ -25,6 +26,10 @@ pub struct Arguments {
 }
 
 pub fn run(a: Arguments) -> Done {
+    if exam::Manifest::of(&a.folder)?.is_some() {
+        let report = exam::page::page(&exam::page::Exam::read(&a.folder)?);
+        return written(&a, &report, || Ok(report.write(&a.folder, "report")?));
+    }
     let climb = match Manifest::of(&a.folder)? {
         Some(_) => Some(rungs::Climb::read(&a.folder)?),
         None => None,
@@ -33,12 +38,17 @@ pub fn run(a: Arguments) -> Done {
         Some(climb) => rungs::page(climb),
         None => page::page(&Study::read(&a.folder)?),
     };
+    match &climb {
+        Some(climb) => written(&a, &report, || rungs::write(climb, &a.folder)),
+        None => written(&a, &report, || Ok(report.write(&a.folder, "report")?)),
+    }
+}
+
+/// Prints a report, or writes it and says where it is.
+fn written(a: &Arguments, report: &Page, write: impl FnOnce() -> Done) -> Done {
     if a.markdown {
         return Ok(say!("{}", report.markdown().trim_end())?);
     }
-    match &climb {
-        Some(climb) => rungs::write(climb, &a.folder)?,
-        None => report.write(&a.folder, "report")?,
-    }
+    write()?;
     Ok(say!("{}", a.folder.join("report.html").display())?)
 }

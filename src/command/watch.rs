@@ -13,7 +13,7 @@ use clap::Args;
 use dreamc_dsl::Spec;
 use dreamc_runtime::files;
 use dreamc_runtime::train::ledger::Ledger;
-use dreamc_runtime::train::metrics::Metrics;
+use dreamc_runtime::train::metrics::{EvaluationLine, Metrics};
 use dreamc_runtime::train::signal;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -292,6 +292,7 @@ impl State {
         if let Some(e) = &self.metrics.conclusion {
             lines.push(format!("held out       {}", e.words()));
         }
+        lines.extend(self.metrics.last().and_then(by_difficulty));
         if let Some(health) = self.metrics.last().and_then(|e| e.health.as_ref()) {
             lines.extend(health.words().into_iter().map(|(name, words)| format!("{name} {words}")));
         }
@@ -334,6 +335,13 @@ impl State {
         let parts: Vec<String> = [planned, resident].into_iter().flatten().collect();
         (!parts.is_empty()).then(|| format!("memory     {}", parts.join(", ")))
     }
+}
+
+/// Exact match by steps, where several difficulties were asked.
+fn by_difficulty(e: &EvaluationLine) -> Option<String> {
+    let each = e.by_difficulty.iter().map(|(steps, share)| format!("{steps}: {:.0} %", 100.0 * share));
+    let each: Vec<String> = each.collect();
+    (each.len() > 1).then(|| format!("by steps       {}", each.join(", ")))
 }
 
 /// Bytes that the process which trains in the folder has in memory, where the system says.

@@ -42,39 +42,62 @@ const WITHIN: [[f64; 2]; 3] = [[0.005, 0.001], [0.005, 0.005], [0.01, 0.01]];
 /// The suite of these specifications with this many seeds; arms that cost differently are matched
 /// where `matched` asks for it.
 pub fn suite(specs: &[PathBuf], seeds: u64, matched: bool) -> Result<Made, Failure> {
-    let mut arms = vec![];
-    for path in specs {
-        arms.push(read(path, &arms)?);
-    }
-    let (baseline, variants) =
-        arms.split_first().ok_or_else(|| Failure::Usage("name specifications".into()))?;
-    let names: Vec<&str> = arms.iter().map(|arm| arm.name.as_str()).collect();
-    let name: String = names.join("-against-").chars().take(120).collect();
-    let mut text =
-        format!("# Made by `dreamc compare`.\nname: {name}\nbaseline: {}\n", quoted(&baseline.file));
-    let mut within = WITHIN[0];
-    if !variants.is_empty() {
-        text += "variants:\n";
-    }
-    for arm in variants {
-        text += &format!("  - spec: {}\n    name: {}\n", quoted(&arm.file), arm.name);
-        if let Some(fields) = fields(baseline, arm, matched, &mut within)? {
-            text += &format!("    match: {{{fields}}}\n");
-        }
-    }
-    for section in SHARED {
-        text += &shared(section, baseline, variants);
-    }
-    if within != WITHIN[0] {
-        text += &format!(
-            "equal: {{flops: {}, parameters: {}}}\n",
-            share_above(within[0]),
-            share_above(within[1])
-        );
-    }
-    let seeds: Vec<String> = (0..seeds).map(|seed| seed.to_string()).collect();
-    text += &format!("seeds: [{}]\n", seeds.join(", "));
+    let arms = Arms::read(specs, matched)?;
+    let name: String = arms.names().join("-against-").chars().take(120).collect();
+    let (baseline, variants) = (&arms.read[0], &arms.read[1..]);
+    let sections: String = SHARED.iter().map(|section| shared(section, baseline, variants)).collect();
+    let text = format!("# Made by `dreamc compare`.\n{}", arms.suite(&name, &sections, seeds));
     Ok(Made { text, path: format!("{name}.suite.yaml").into() })
+}
+
+/// Specifications that are compared, matched: the part of a suite that names them.
+pub struct Arms {
+    /// As they were read, the baseline first; one at least.
+    read: Vec<Read>,
+    /// The keys `baseline` and `variants`.
+    text: String,
+    within: [f64; 2],
+}
+
+impl Arms {
+    /// Reads them, the baseline first; those that cost differently are matched where `matched` asks
+    /// for it.
+    pub fn read(specs: &[PathBuf], matched: bool) -> Result<Self, Failure> {
+        let mut arms = vec![];
+        for path in specs {
+            arms.push(read(path, &arms)?);
+        }
+        let (baseline, variants) =
+            arms.split_first().ok_or_else(|| Failure::Usage("name specifications".into()))?;
+        let mut text = format!("baseline: {}\n", quoted(&baseline.file));
+        let mut within = WITHIN[0];
+        if !variants.is_empty() {
+            text += "variants:\n";
+        }
+        for arm in variants {
+            text += &format!("  - spec: {}\n    name: {}\n", quoted(&arm.file), arm.name);
+            if let Some(fields) = fields(baseline, arm, matched, &mut within)? {
+                text += &format!("    match: {{{fields}}}\n");
+            }
+        }
+        Ok(Arms { read: arms, text, within })
+    }
+
+    /// Their names, the baseline first.
+    pub fn names(&self) -> Vec<&str> {
+        self.read.iter().map(|arm| arm.name.as_str()).collect()
+    }
+
+    /// The text of a suite of them with sections for all arms, and the seeds 0 to `seeds` - 1.
+    pub fn suite(&self, name: &str, sections: &str, seeds: u64) -> String {
+        let [flops, parameters] = self.within.map(share_above);
+        let equal = match self.within == WITHIN[0] {
+            true => String::new(),
+            false => format!("equal: {{flops: {flops}, parameters: {parameters}}}\n"),
+        };
+        let seeds: Vec<String> = (0..seeds).map(|seed| seed.to_string()).collect();
+        format!("name: {name}\n{}{sections}{equal}seeds: [{}]\n", self.text, seeds.join(", "))
+    }
 }
 
 impl Made {

@@ -4,11 +4,12 @@
 //! they agree in what the suite says must be equal, [`training`] trains every arm with every seed,
 //! [`study`] reads what that left behind, [`page`] makes the report of it. The last two need no
 //! model and no device. A suite with a sweep or a ladder goes this way once for each cell
-//! ([`ladder`]), and [`rungs`] makes the report of all.
+//! ([`ladder`]), and [`rungs`] makes the report of all. An exam is several suites ([`exam`]).
 
 pub mod agreement;
 pub mod arms;
 pub mod claims;
+pub mod exam;
 pub mod ladder;
 pub mod made;
 pub mod page;

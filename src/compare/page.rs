@@ -180,7 +180,7 @@ pub fn page(study: &Study) -> Page {
 }
 
 /// Name of an arm as tables have it.
-fn name(arm: &Arm) -> String {
+pub fn name(arm: &Arm) -> String {
     if arm.agrees() { arm.name.clone() } else { format!("{} †", arm.name) }
 }
 
@@ -280,7 +280,7 @@ const FEWEST_TESTED: usize = 3;
 const FEWEST_CONCLUSIVE: usize = 5;
 
 /// A paired test over seeds, where there are enough of them.
-fn test(a: &[f64], b: &[f64]) -> Option<TTest> {
+pub fn test(a: &[f64], b: &[f64]) -> Option<TTest> {
     if a.len() < FEWEST_TESTED { None } else { paired(a, b) }
 }
 
@@ -556,7 +556,8 @@ fn saving(study: &Study, arm: &Arm, metric: Metric) -> Option<(f64, (Point, Poin
     Some((target.tokens / point.tokens, (target, point)))
 }
 
-fn p_value(p: f64) -> String {
+/// A probability as tables have it.
+pub fn p_value(p: f64) -> String {
     if p < 1e-4 { "< 0.0001".into() } else { format!("{p:.4}") }
 }
 
@@ -635,7 +636,8 @@ fn tests(page: &mut Page, study: &Study, metrics: &[Metric]) {
     );
 }
 
-fn conclusion(seeds: usize, p: f64) -> &'static str {
+/// Conclusion from a test of so many seeds with this probability.
+pub fn conclusion(seeds: usize, p: f64) -> &'static str {
     match () {
         _ if seeds < FEWEST_CONCLUSIVE => "too few to conclude",
         _ if p < 0.05 => "differs",
@@ -810,21 +812,37 @@ fn efficiency(page: &mut Page, study: &Study, metrics: &[Metric]) {
 }
 
 fn difficulty(page: &mut Page, study: &Study) {
-    let shares = |arm: &Arm, steps: u64| -> Vec<f64> {
-        let last = arm.ended().filter_map(|r| r.metrics.last());
-        last.filter_map(|e| e.by_difficulty.iter().find(|d| d.0 == steps)).map(|d| d.1).collect()
-    };
+    let Some((table, figure)) = difficulties(study, "composed steps", "difficulty") else { return };
+    page.heading("By difficulty");
+    page.add(Block::Table(table));
+    page.add(Block::Figures(vec![figure]));
+}
+
+/// Shares of right answers of the runs of an arm at their end, of problems of so many steps.
+pub fn shares(arm: &Arm, steps: u64) -> Vec<f64> {
+    let last = arm.ended().filter_map(|r| r.metrics.last());
+    last.filter_map(|e| e.by_difficulty.iter().find(|d| d.0 == steps)).map(|d| d.1).collect()
+}
+
+/// The difficulties that some run was asked, ascending.
+pub fn asked(study: &Study) -> Vec<u64> {
     let mut all: Vec<u64> = vec![];
     for run in study.arms.iter().flat_map(|a| a.ended()) {
         all.extend(run.metrics.last().iter().flat_map(|e| e.by_difficulty.iter().map(|d| d.0)));
     }
     all.sort_unstable();
     all.dedup();
+    all
+}
+
+/// Exact match by difficulty, whose steps are `what`, as a table and a picture with a name of its
+/// file; `None` where fewer than two difficulties were asked.
+pub fn difficulties(study: &Study, what: &str, file: &str) -> Option<(Table, Figure)> {
+    let all = asked(study);
     if all.len() < 2 {
-        return;
+        return None;
     }
-    page.heading("By difficulty");
-    let mut table = Table { caption: "Exact match, held out, by composed steps".into(), ..Table::default() };
+    let mut table = Table { caption: format!("Exact match, held out, by {what}"), ..Table::default() };
     table.head = vec!["model".into()];
     table.head.extend(all.iter().map(|s| many((*s).into(), "step")));
     let mut series = vec![];
@@ -846,10 +864,9 @@ fn difficulty(page: &mut Page, study: &Study) {
         table.rows.push(row);
         series.push(Series { name: name(arm), points, band, color: Color::Series(i), mark: Mark::Dots });
     }
-    page.add(Block::Table(table));
     let plot = Plot {
-        title: "exact match by composed steps".into(),
-        x: Axis { label: "composed steps".into(), whole: true, ..Axis::default() },
+        title: format!("exact match by {what}"),
+        x: Axis { label: what.into(), whole: true, ..Axis::default() },
         y: Axis {
             label: "exact match, held out".into(),
             format: Format::Percent,
@@ -858,14 +875,15 @@ fn difficulty(page: &mut Page, study: &Study) {
         },
         series,
     };
-    page.add(Block::Figures(vec![Figure {
-        name: "difficulty".into(),
+    let figure = Figure {
+        name: file.into(),
         svg: plot.svg(),
-        caption: "Exact match after the last step by the number of composed steps: means over seeds; bands are from the least to the \
-                  largest."
-            .into(),
+        caption: format!(
+            "Exact match after the last step by the number of {what}: means over seeds; bands are from the least to the largest."
+        ),
         full: false,
-    }]));
+    };
+    Some((table, figure))
 }
 
 fn differences(page: &mut Page, study: &Study) {

@@ -106,6 +106,9 @@ pub struct Listed {
 /// The runs of a comparison in the order they are trained; `None` where the folder is not a
 /// comparison's.
 pub fn runs(folder: &Path) -> Result<Option<Vec<Listed>>, Failure> {
+    if let Some(exam) = super::exam::Manifest::of(folder)? {
+        return Ok(Some(exam.runs(folder)?));
+    }
     if let Some(ladder) = super::ladder::Manifest::of(folder)? {
         return Ok(Some(ladder.runs(folder)));
     }

@@ -1,4 +1,4 @@
-//! Plots as SVG: lines, bars, maps and stacked shares, with labelled axes.
+//! Plots as SVG: lines, bars, maps, rings and stacked shares, with labelled axes.
 //!
 //! *In*: numbers. *Out*: SVG that takes its colours from the variables of `style.css`, so that one
 //! file is legible on light and dark screens and on paper. *Promise*: deterministic text; NaN and
@@ -707,6 +707,76 @@ impl Stack {
     }
 }
 
+/// Shares of one on axes in a ring, a polygon each.
+#[derive(Clone, Debug)]
+pub struct Radar {
+    /// Description for those who cannot see the figure.
+    pub title: String,
+    /// Names of the axes, from the top and to the right; three at least.
+    pub axes: Vec<String>,
+    /// Name, share on each axis where there is one, and colour.
+    pub series: Vec<(String, Vec<Option<f64>>, Color)>,
+}
+
+impl Radar {
+    /// The figure; a polygon has no corner where its share is absent.
+    pub fn svg(&self) -> String {
+        let mut body = String::new();
+        let entries: Vec<(usize, &str, Color, Mark)> =
+            self.series.iter().enumerate().map(|(i, s)| (i, s.0.as_str(), s.2, Mark::Dots)).collect();
+        let top = legend(&mut body, 8.0, &entries) + 34.0;
+        let radius = 150.0;
+        let (x, y) = (WIDTH / 2.0, top + radius);
+        let place = |axis: usize, share: f64| {
+            let turn = std::f64::consts::TAU * axis as f64 / self.axes.len().max(1) as f64;
+            (x + radius * share * turn.sin(), y - radius * share * turn.cos())
+        };
+        let ring = |share: f64| {
+            let corner = |axis| place(axis, share);
+            let corners = (0..self.axes.len()).map(corner).map(|(x, y)| format!("{x:.1},{y:.1}"));
+            corners.collect::<Vec<_>>().join(" ")
+        };
+        for share in [0.25, 0.5, 0.75, 1.0] {
+            let _ = writeln!(body, "<polygon class=\"grid\" fill=\"none\" points=\"{}\"/>", ring(share));
+        }
+        for (axis, name) in self.axes.iter().enumerate() {
+            let ((to_x, to_y), (at_x, at_y)) = (place(axis, 1.0), place(axis, 1.1));
+            let _ = writeln!(
+                body,
+                "<line class=\"grid\" x1=\"{x:.1}\" y1=\"{y:.1}\" x2=\"{to_x:.1}\" y2=\"{to_y:.1}\"/>"
+            );
+            let anchor = match at_x - x {
+                d if d > 1.0 => "start",
+                d if d < -1.0 => "end",
+                _ => "middle",
+            };
+            let _ = writeln!(
+                body,
+                "<text class=\"label\" x=\"{at_x:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",
+                at_y + 4.0,
+                escape(name)
+            );
+        }
+        for (i, (_, shares, color)) in self.series.iter().enumerate() {
+            let found = shares.iter().enumerate().filter_map(|(axis, share)| Some((axis, (*share)?)));
+            let found: Vec<(f64, f64)> = found
+                .filter(|(_, share)| share.is_finite())
+                .map(|(axis, share)| place(axis, share.clamp(0.0, 1.0)))
+                .collect();
+            let points: Vec<String> = found.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+            let css = color.css();
+            let _ = writeln!(
+                body,
+                "<g data-series=\"{i}\"><polygon class=\"line\" points=\"{}\" stroke=\"{css}\" style=\"fill:{css};fill-opacity:.1\"/>",
+                points.join(" ")
+            );
+            found.iter().for_each(|(x, y)| dot(&mut body, *color, *x, *y));
+            body += "</g>\n";
+        }
+        format!("{}{body}</svg>\n", open(&self.title, WIDTH, y + radius + 40.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -801,5 +871,21 @@ mod tests {
             columns: vec![],
         };
         assert!(!stack.svg().contains("NaN"));
+    }
+
+    #[test]
+    fn a_ring_has_a_corner_for_each_share() {
+        let series = vec![
+            ("a<b".into(), vec![Some(1.0), Some(0.5), None], Color::Series(0)),
+            ("c".into(), vec![Some(f64::NAN), Some(2.0), Some(0.0)], Color::Series(1)),
+        ];
+        let axes = ["x", "y", "z"].map(String::from).to_vec();
+        let svg = Radar { title: "t".into(), axes, series }.svg();
+        assert!(svg.contains("a&lt;b") && !svg.contains("NaN") && !svg.contains("a<b"), "{svg}");
+        let polygons: Vec<&str> = svg.lines().filter(|l| l.contains("class=\"line\"")).collect();
+        let corners = |line: &str| {
+            line.split("points=\"").nth(1).unwrap().split('"').next().unwrap().split(' ').count()
+        };
+        assert_eq!(polygons.iter().map(|l| corners(l)).collect::<Vec<_>>(), [2, 2]);
     }
 }

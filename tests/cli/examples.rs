@@ -63,7 +63,9 @@ fn commands(help: &str) -> Vec<String> {
 fn prepared() -> Sandbox {
     let sandbox = Sandbox::with(&[("model.yaml", MINI), ("model.dream", DREAM), ("my.suite.yaml", SUITE)]);
     for name in ["la", "dr"] {
-        sandbox.write(&format!("{name}.yaml"), &MINI.replace("name: mini", &format!("name: {name}")));
+        // An exam asks problems of up to 256 tokens.
+        let long = MINI.replace("context: 64", "context: 256");
+        sandbox.write(&format!("{name}.yaml"), &long.replace("name: mini", &format!("name: {name}")));
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     symlink(root.join("examples"), sandbox.path("examples")).unwrap();
@@ -185,8 +187,9 @@ fn every_example_runs() {
         };
         let trains = line.starts_with("dreamc train ") && !line.contains("--resume");
         let compares = line.starts_with("dreamc compare examples/") && !line.contains("--dry-run");
+        let sits = line.starts_with("dreamc exam ") && !line.contains("--dry-run");
         let line = match line.split_once(" | ") {
-            _ if trains || compares => match line.split_once("; ") {
+            _ if trains || compares || sits => match line.split_once("; ") {
                 Some((first, rest)) => format!("{first} --dry-run; {rest}"),
                 None => format!("{line} --dry-run"),
             },

@@ -11,6 +11,7 @@ mod compare;
 mod count_and_match;
 mod definitions;
 mod environment;
+mod exam;
 mod examples;
 mod first;
 mod fit;

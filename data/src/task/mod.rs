@@ -94,17 +94,23 @@ macro_rules! tasks {
 }
 
 mod arithmetic;
+mod brevo;
+mod capo;
+mod chain;
 mod composition;
 mod copying;
+mod depo;
 mod dyck;
 mod flip_flop;
 mod group;
 mod hops;
 mod induction;
+mod mano;
 mod memorization;
 mod modular;
 mod mqar;
 mod n_gram;
+mod path_star;
 mod permutation;
 mod recall;
 mod sorting;
@@ -131,6 +137,12 @@ tasks! {
     NGram => n_gram, n_gram::problem;
     Sorting => sorting, sorting::problem;
     Sum => sum, sum::problem;
+    Chain => chain, chain::problem;
+    PathStar => path_star, path_star::problem;
+    Depo => depo, depo::problem;
+    Brevo => brevo, brevo::problem;
+    Capo => capo, capo::problem;
+    Mano => mano, mano::problem;
 }
 
 /// A problem and its answer.
