@@ -11,6 +11,7 @@ Models are as transformers saves them; fields that it did not write in earlier v
 
 import copy
 import json
+import os
 import pathlib
 import re
 import sys
@@ -105,6 +106,10 @@ MODELS = {
     "gemma3_linear": ("Gemma3TextConfig", dict(GEMMA, num_hidden_layers=7, rope_parameters=dict(
         full_attention=LINEAR, sliding_attention=dict(rope_type="default", rope_theta=70.0)))),
 }
+
+# Those whose names begin so, with commas between, where it is set.
+if only := os.environ.get("DREAMC_FAMILY"):
+    MODELS = {name: model for name, model in MODELS.items() if name.startswith(tuple(only.split(",")))}
 
 
 def randomise(model, seed):

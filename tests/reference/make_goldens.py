@@ -342,7 +342,7 @@ CASES |= {
     "factors": zoo("factors", [
         sequence(), "sb: {sequence: {heads: 2, head_size: 6, qk_norm: none, rope: none, latent: {kv: 5, turned: 4, value: 6, eps: 0.1}}}",
         "mlp: {mlp: {intermediate: 9, post_norm: true}}",
-    ], ['"sa > mlp"', '"sb > mlp"'], more="  embed_scale: 3\n  logit_scale: 0.3\n  output_scale: 0.7\n"),
+    ], ['"sa > mlp"', '"sb > mlp"'], more="  logit_scale: 0.3\n  output_scale: 0.7\n"),
     "partial_rotation": zoo("partial-rotation", [
         "sa: {sequence: {heads: 2, kv_heads: 1, head_size: 8, rope: {base: 10000, share: 0.5}}}",
         "mlp: {mlp: {intermediate: 9}}",
