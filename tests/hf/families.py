@@ -35,7 +35,9 @@ LATENT = dict(SIZES, num_key_value_heads=4, num_hidden_layers=2, kv_lora_rank=12
 NEMOTRON = dict(COMMON, hidden_size=24, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=40, mamba_num_heads=6,
                 mamba_head_dim=4, n_groups=2, ssm_state_size=5, conv_kernel=3, chunk_size=16, n_routed_experts=8, num_experts_per_tok=3,
                 moe_intermediate_size=16, moe_shared_expert_intermediate_size=32, n_group=4, topk_group=2, routed_scaling_factor=2.5,
-                layer_norm_epsilon=1e-3)
+                layer_norm_epsilon=1e-3,
+                # Its class raises steps to this; its authors' code does not.
+                time_step_min=1e-12)
 GRANITE = dict(SIZES, intermediate_size=16, shared_intermediate_size=32, num_local_experts=6, num_experts_per_tok=3, mamba_n_heads=6,
                mamba_n_groups=2, mamba_d_state=5, mamba_chunk_size=16, rms_norm_eps=1e-3, embedding_multiplier=3.0,
                attention_multiplier=0.3, residual_multiplier=0.6, logits_scaling=3.0)

@@ -137,6 +137,15 @@ impl Config {
             mixer(&f, kind, placed, &mut values)?;
         }
         let singles = single(&f, family)?;
+        if singles.is_some() {
+            let least = f.real_or_none("time_step_min")?.unwrap_or(1e-3);
+            if least > 1e-9 {
+                notes.push(format!(
+                    "steps of Mamba-2 have no limit, as in the authors' code; transformers 5 raises those below `time_step_min` {least:?}, \
+                     which moves logits where there are any"
+                ));
+            }
+        }
         if let Some(layers) = &singles {
             values.insert(Slot::Layers, layers.len() as f64);
         }
@@ -153,7 +162,8 @@ impl Config {
         if count > MOST_LAYERS {
             return f.wrong("num_hidden_layers", &Value::from(count), "at most 65536");
         }
-        if let Some(&shared) = values.get(&Slot::Shared)
+        let alone = family.sparse == Sparse::Counted && get(Slot::Experts) == 0.0;
+        if let Some(&shared) = values.get(&Slot::Shared).filter(|_| !alone)
             && shared % get(Slot::ExpertIntermediate) != 0.0
         {
             let right = "a multiple of moe_intermediate_size";
@@ -780,7 +790,6 @@ fn counted(values: &mut BTreeMap<Slot, f64>) {
     if experts > 0.0 {
         values.insert(Slot::Experts, experts);
     } else {
-        values.remove(&Slot::Shared);
         values.insert(Slot::Intermediate, shared);
     }
 }
@@ -1675,6 +1684,9 @@ impl<'a> Plain<'a> {
     fn config(&self, family: &'static Family) -> Option<Config> {
         let value = |&(_, slot, _): &(&str, Slot, Absent)| Some((slot, self.value(slot, family)?));
         let mut values: BTreeMap<Slot, f64> = family.fields().filter_map(value).collect();
+        if family.sparse == Sparse::Counted {
+            counted(&mut values);
+        }
         if family.latent {
             for slot in [Slot::HeadSize, Slot::Scalar] {
                 values.extend(self.value(slot, family).map(|value| (slot, value)));

@@ -1262,7 +1262,6 @@ pub static FAMILIES: [Family; 25] = [
             "rope_theta",
             "time_step_floor",
             "time_step_max",
-            "time_step_min",
             "use_mamba_kernels",
         ],
         activation: ("mlp_hidden_act", "relu2", "relu2"),
