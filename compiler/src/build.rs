@@ -202,6 +202,11 @@ impl<'m> Builder<'m> {
         self.mul(x, c)
     }
 
+    /// `c · x`, where there is a `c`.
+    pub fn scaled(&mut self, x: Value, c: Option<f64>) -> Value {
+        c.map_or(x, |c| self.scale(x, c))
+    }
+
     /// `c · tanh(x / c)`
     pub fn softcap(&mut self, x: Value, c: Option<f64>) -> Value {
         let Some(c) = c else { return x };

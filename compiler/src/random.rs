@@ -101,6 +101,7 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         (_, "kv_heads") => &["1", "2", "3"],
         (_, "head_size") => &["1", "2", "3", "4", "6", "8"],
         (_, "window") => &["1", "2", "3", "5", "100"],
+        (_, "logit_scale" | "output_scale") => &["0.25", "0.7", "3"],
         (_, "softcap" | "logit_softcap") => &["0.5", "2", "30"],
         ("router", "scale") => &["0.5", "2.5"],
         (_, "scale") => &["0.05", "0.3", "2", "-0.5"],

@@ -348,7 +348,14 @@ pub static MODEL: Section = Section {
             NONE,
             "Factor on the embedding.",
         ),
+        key("logit_scale", Type::Optional(&POSITIVE), NONE, "Factor on logits, before their cap (Granite)."),
         key("logit_softcap", Type::Optional(&POSITIVE), NONE, "*c* in `c·tanh(logits/c)`."),
+        key(
+            "output_scale",
+            Type::Optional(&POSITIVE),
+            NONE,
+            "Factor on the output of every component, behind its norm, before it is written to the stream (Granite).",
+        ),
         key(
             "norm",
             Type::Section(&NORM),

@@ -169,7 +169,10 @@ fn model(model: &Model) -> ValueKind {
         EmbedScale::Value(value) => real(value),
     };
     fields.put("embed_scale", or_none(model.embed_scale, scale));
+    // Two of few models, shown where they are written.
+    model.logit_scale.into_iter().for_each(|scale| fields.put("logit_scale", real(scale)));
     fields.put("logit_softcap", or_none(model.logit_softcap, real));
+    model.output_scale.into_iter().for_each(|scale| fields.put("output_scale", real(scale)));
     let mut norm = Fields::inline();
     norm.put("eps", real(model.norm.eps));
     norm.put("unit_offset", ValueKind::Bool(model.norm.unit_offset));

@@ -99,8 +99,12 @@ pub struct Model {
     pub tie: bool,
     /// Factor on the embedding (Gemma 2: `sqrt(h)`, rounded to the weights' dtype).
     pub embed_scale: Option<EmbedScale>,
+    /// Factor on logits, before their cap (Granite).
+    pub logit_scale: Option<f64>,
     /// `c·tanh(logits/c)`.
     pub logit_softcap: Option<f64>,
+    /// Factor on the output of every component (Granite).
+    pub output_scale: Option<f64>,
     /// The form of every norm of the model.
     pub norm: Norm,
     /// Where components read, and where their outputs go.

@@ -104,18 +104,21 @@ const fn exact(file: &'static str, theirs: i64) -> Published {
 
 /// Theirs were counted by making each class on PyTorch's device `meta`, but for Ouro, whose layers
 /// are added up.
-const MODELS: [Published; 15] = [
+const MODELS: [Published; 21] = [
+    exact("bamba-9b.dream", 9_780_235_392),
     exact("deepseek-v2-lite.dream", 15_706_484_224),
     // 671,026,419,200 with the biases that choose, 256 in each of 58 layers, which are state here.
     exact("deepseek-v3.dream", 671_026_419_200 - 58 * 256),
     exact("gemma-2-2b.yaml", 2_614_341_888),
     exact("gpt-oss-120b.dream", 116_829_156_672),
     exact("gpt-oss-20b.dream", 20_914_757_184),
+    exact("granite-4.0-h-tiny.dream", 6_939_037_248),
     Published {
         file: "huginn-3.5b.dream",
         theirs: 3_564_976_800,
         parts: &[(5280, "one gain serves two norms there")],
     },
+    exact("kimi-linear-48b-a3b.dream", 49_122_675_072),
     exact("llama-3.2-1b.yaml", 1_235_814_400),
     exact("mixtral-8x7b.yaml", 46_702_792_704),
     Published {
@@ -128,6 +131,8 @@ const MODELS: [Published; 15] = [
             (-8000, "the bias of the head"),
         ],
     },
+    exact("nemotron-3-nano-30b-a3b.dream", 31_577_937_344),
+    exact("nemotron-h-8b.dream", 8_100_852_736),
     exact("olmoe-1b-7b.yaml", 6_919_161_856),
     exact("ouro-1.4b.dream", 1_434_652_673),
     exact("ouro-2.6b.dream", 2_667_974_657),
@@ -142,6 +147,7 @@ const MODELS: [Published; 15] = [
     },
     exact("qwen1.5-moe-a2.7b.dream", 14_315_784_192),
     exact("qwen3-30b-a3b.dream", 30_532_122_624),
+    exact("qwen3-next-80b-a3b.dream", 79_674_391_296),
 ];
 
 /// A number with a comma before every three digits.

@@ -11,7 +11,9 @@ Models are as transformers saves them; fields that it did not write in earlier v
 
 import copy
 import json
+import os
 import pathlib
+import re
 import sys
 
 import torch
@@ -30,6 +32,18 @@ GEMMA = dict(SIZES, head_dim=8, sliding_window=6, query_pre_attn_scalar=6)
 EXPERTS = dict(moe_intermediate_size=16, num_experts=6, num_experts_per_tok=3, norm_topk_prob=True)
 LATENT = dict(SIZES, num_key_value_heads=4, num_hidden_layers=2, kv_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=8,
               moe_intermediate_size=16, n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=3, first_k_dense_replace=1)
+NEMOTRON = dict(COMMON, hidden_size=24, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=40, mamba_num_heads=6,
+                mamba_head_dim=4, n_groups=2, ssm_state_size=5, conv_kernel=3, chunk_size=16, n_routed_experts=8, num_experts_per_tok=3,
+                moe_intermediate_size=16, moe_shared_expert_intermediate_size=32, n_group=4, topk_group=2, routed_scaling_factor=2.5,
+                layer_norm_epsilon=1e-3,
+                # Its class raises steps to this; its authors' code does not.
+                time_step_min=1e-12)
+GRANITE = dict(SIZES, intermediate_size=16, shared_intermediate_size=32, num_local_experts=6, num_experts_per_tok=3, mamba_n_heads=6,
+               mamba_n_groups=2, mamba_d_state=5, mamba_chunk_size=16, rms_norm_eps=1e-3, embedding_multiplier=3.0,
+               attention_multiplier=0.3, residual_multiplier=0.6, logits_scaling=3.0)
+KIMI = dict(COMMON, hidden_size=24, num_attention_heads=4, num_key_value_heads=4, intermediate_size=40, moe_intermediate_size=16,
+            num_local_experts=8, num_experts_per_tok=3, n_shared_experts=2, n_group=4, topk_group=2, kv_lora_rank=12, qk_rope_head_dim=4,
+            qk_nope_head_dim=6, v_head_dim=8, linear_num_heads=3, linear_head_dim=6, linear_conv_kernel_dim=3, rms_norm_eps=1e-3)
 
 MODELS = {
     "llama": ("LlamaConfig", dict(SIZES, num_hidden_layers=2, rope_parameters=LLAMA3)),
@@ -71,6 +85,20 @@ MODELS = {
                                              routed_scaling_factor=2.5, num_mtp_layers=0, rope_parameters=ROPE)),
     "bamba": ("BambaConfig", dict(SIZES, num_attention_heads=3, num_key_value_heads=1, num_hidden_layers=3, attn_layer_indices=[1], mamba_n_heads=6, mamba_n_groups=2, mamba_d_state=5,
                                   mamba_chunk_size=16, rms_norm_eps=1e-3, rope_parameters=ROPE)),
+    "granite": ("GraniteMoeHybridConfig", dict(GRANITE, num_hidden_layers=3, layer_types=["linear_attention", "full_attention",
+                                                                                         "linear_attention"])),
+    "granite_dense": ("GraniteMoeHybridConfig", dict(GRANITE, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"],
+                                                     num_local_experts=0, position_embedding_type="rope", rope_parameters=ROPE)),
+    "qwen3_next": ("Qwen3NextConfig", dict(SIZES, **EXPERTS, head_dim=8, num_hidden_layers=4, layer_types=None, mlp_only_layers=[1],
+                                           shared_expert_intermediate_size=32, linear_num_key_heads=2, linear_num_value_heads=6,
+                                           linear_key_head_dim=5, linear_value_head_dim=4, linear_conv_kernel_dim=3,
+                                           rope_parameters=dict(ROPE, partial_rotary_factor=0.25))),
+    "nemotron_h": ("NemotronHConfig", dict(NEMOTRON, layers_block_type=[
+        "linear_attention", "mlp", "linear_attention", "moe", "full_attention", "moe", "linear_attention"])),
+    "nemotron_h_dense": ("NemotronHConfig", dict(NEMOTRON, n_groups=1, layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"])),
+    "kimi_linear": ("KimiLinearConfig", dict(KIMI, num_hidden_layers=5, q_lora_rank=None)),
+    "kimi_linear_short": ("KimiLinearConfig", dict(KIMI, num_hidden_layers=3, q_lora_rank=10, mlp_layer_types=["dense", "dense", "sparse"],
+                                                   layer_types=["full_attention", "linear_attention", "full_attention"])),
     "gemma3": ("Gemma3TextConfig", dict(GEMMA, num_hidden_layers=7, layer_types=None, rope_parameters=dict(
         full_attention=dict(rope_type="default", rope_theta=900.0),
         sliding_attention=dict(rope_type="default", rope_theta=70.0)))),
@@ -80,6 +108,10 @@ MODELS = {
     "gemma3_linear": ("Gemma3TextConfig", dict(GEMMA, num_hidden_layers=7, rope_parameters=dict(
         full_attention=LINEAR, sliding_attention=dict(rope_type="default", rope_theta=70.0)))),
 }
+
+# Those whose names begin so, with commas between, where it is set.
+if only := os.environ.get("DREAMC_FAMILY"):
+    MODELS = {name: model for name, model in MODELS.items() if name.startswith(tuple(only.split(",")))}
 
 
 def randomise(model, seed):
@@ -105,6 +137,31 @@ def logits(folder, ids):
         return model.eval()(ids).logits.float().contiguous()
 
 
+def greedy(folder, prompts):
+    """Prompts and the likeliest tokens behind them, from a cache."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model.generation_config.eos_token_id = None
+    return model.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=8)
+
+
+def gradients(folder, ids):
+    """A folder of gradients of the mean loss, in the place of weights."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    found = model(ids[:, :-1]).logits
+    torch.nn.functional.cross_entropy(found.flatten(0, 1), ids[:, 1:].flatten()).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
+    model.save_pretrained(folder / "gradients")
+
+
+def published(file):
+    """Dense networks under the names of the authors' files: version 5 writes those of experts, as it does in `gradients`."""
+    pattern = re.compile(r"block_sparse_moe\.((?:gate|up|down)_proj)")
+    tensors = {pattern.sub(r"mlp.\1", name): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, str(file), metadata={"format": "pt"})
+
+
 def make(place):
     for seed, (name, (config, fields)) in enumerate(MODELS.items()):
         folder = place / name
@@ -113,8 +170,12 @@ def make(place):
         model = AutoModelForCausalLM.from_config(config)
         randomise(model, seed)
         model.save_pretrained(folder)
+        if name.startswith("kimi"):
+            published(folder / "model.safetensors")
         ids = torch.randint(0, 97, (2, 24), generator=torch.Generator().manual_seed(seed))
-        save_file({"ids": ids, "logits": logits(folder, ids)}, str(folder / "expected.safetensors"))
+        expected = {"ids": ids, "logits": logits(folder, ids), "greedy": greedy(folder, ids[:, :11])}
+        save_file(expected, str(folder / "expected.safetensors"))
+        gradients(folder, ids)
 
 
 def written(found, right):
@@ -135,7 +196,9 @@ def check(place):
         back = transformers.AutoConfig.from_pretrained(place / f"{name}-new")
         # What is written where no file was kept is the same model to transformers, perhaps of a simpler class.
         free = {"bos_token_id", "eos_token_id", "pad_token_id", "architectures", "torch_dtype", "head_dim", "model_type",
-                "mlp_only_layers", "decoder_sparse_step", "attention_bias", "moe_layer_freq", "topk_method", "scoring_func"}
+                "mlp_only_layers", "decoder_sparse_step", "attention_bias", "moe_layer_freq", "topk_method", "scoring_func",
+                "first_k_dense_replace", "linear_attn_config", "moe_router_activation_func", "normalization_function",
+                "position_embedding_type"}
         for field in set(ours) - free:
             found, right = getattr(back, field, None), getattr(theirs, field, None)
             if field in ("rope_scaling", "rope_parameters"):
@@ -167,6 +230,9 @@ def faults(place):
         "query_pre_attn_scalar": lambda x: x + 1, "attn_logit_softcapping": lambda x: 2.0, "final_logit_softcapping": lambda x: 2.0,
         "rope_scaling": lambda x: x | {"factor": 2 * x["factor"]}, "norm_topk_prob": lambda x: not x, "qkv_bias": lambda x: not x,
         "num_experts_per_tok": lambda x: x - 1, "swiglu_limit": lambda x: 1.0, "swiglu_alpha": lambda x: 1.0,
+        "embedding_multiplier": lambda x: x + 1.0, "attention_multiplier": lambda x: 2 * x, "residual_multiplier": lambda x: 2 * x,
+        "logits_scaling": lambda x: 2 * x, "layer_norm_epsilon": lambda x: 0.1, "moe_renormalize": lambda x: not x,
+        "num_experts_per_token": lambda x: x - 1,
         "topk_group": lambda x: x + 1, "routed_scaling_factor": lambda x: x + 0.5,
         "rope_parameters": lambda x: x | {"sliding_attention": x["sliding_attention"] | {"rope_theta": 77.0}}, "sliding_window": lambda x: x + 1 if x else 3,
     }

@@ -91,12 +91,12 @@ def mamba2(w, x, i, memo):
 
 def gated_delta(w, x, i, memo):
     """transformers' OlmoHybridGatedDeltaNet, of flash-linear-attention's layer."""
-    size, value = (w(f"{name}.filter").shape[1] for name in "qv")
+    size, value = (w(f"{name}.filter").shape[-2] for name in "qv")
     config = OlmoHybridConfig(hidden_size=x.shape[-1], linear_num_value_heads=HEADS, linear_num_key_heads=HEADS, num_hidden_layers=LAYERS,
                               linear_key_head_dim=size, linear_value_head_dim=value, linear_conv_kernel_dim=w("q.filter").shape[-1],
                               linear_allow_neg_eigval=False)
     weights = {f"{name}_proj.weight": w(f"{name}.weight") for name in "qkv"} | {
-        "conv1d.weight": torch.cat([w(f"{name}.filter").flatten(0, 1) for name in "qkv"]),
+        "conv1d.weight": torch.cat([w(f"{name}.filter").flatten(0, -2) for name in "qkv"]),
         "a_proj.weight": w("step.weight"), "dt_bias": w("step.weight2"), "A_log": w("a.weight"), "b_proj.weight": w("b.weight"),
         "g_proj.weight": w("out.weight"), "o_norm.weight": w("out.gain"), "o_proj.weight": w("out.weight2"),
     }

@@ -4,6 +4,7 @@
 use crate::import::{CASES, dreamc, folder, good, logits_of, spec_of};
 use crate::support::{cpu, error, models, read, root, specs};
 use crate::tuned::{tune, tuned_leave_as_they_came};
+use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_compiler::{Options, compile, looks_ahead};
 use dreamc_dsl::spec::{Component, Item, Tokenizer, depth_choice, has_passes};
 use dreamc_dsl::{Spec, Spelling};
@@ -12,9 +13,9 @@ use dreamc_runtime::checkpoint::safetensors::{self as tensor_files, Dtype};
 use dreamc_runtime::checkpoint::{Weights, open_model};
 use dreamc_runtime::data::Batch;
 use dreamc_runtime::evaluate::argmax;
-use dreamc_runtime::generate::{NextLogits, Uncached};
+use dreamc_runtime::generate::{Cached, NextLogits, Uncached, Writing, compile_cached};
 use dreamc_runtime::hf::hugging_face;
-use dreamc_runtime::model::Model;
+use dreamc_runtime::model::{Model, Scale};
 use dreamc_runtime::rng::Philox;
 use dreamc_runtime::train::prepare;
 use dreamc_runtime::verify::shrink;
@@ -136,6 +137,65 @@ fn bound(name: &str) -> f64 {
     if name == "bamba" { 5e-5 } else { 1e-5 }
 }
 
+/// How far a gradient may be from that of `transformers`, by the largest of its tensor, or by a
+/// thousandth of the largest of all: one that a norm behind it annuls is rounding alone.
+const GRADIENTS: f64 = 1e-4;
+
+/// How far the gradients of the model in the folder `to` are from those that stand in the place of
+/// weights in `theirs`, which come in as `place`.
+fn gradients_differ(theirs: &Path, place: &Path, to: &Path, ids: &Tensor) -> f64 {
+    let (rows, n) = (ids.dims[0], ids.dims[1] - 1);
+    let spec = hugging_face(theirs, place, "gradients", false, &[]).unwrap().spec;
+    let options = Options { train: true, ..forward(rows as u64, n as u64) };
+    let load = |folder: &Path| {
+        let mut model = Model::load(&cpu(1), compile(&spec, &options).unwrap()).unwrap();
+        model.restore(&Weights::open(folder, None).unwrap()).unwrap();
+        model
+    };
+    let (mut model, expected) = (load(to), load(place));
+    let part = |from: usize| -> Vec<i32> {
+        ids.ints().chunks(n + 1).flat_map(|row| row[from..from + n].to_vec()).collect()
+    };
+    let mut batch = Batch::new(n);
+    (batch.ids, batch.targets) = (part(0), part(1));
+    batch.positions = (0..rows).flat_map(|_| 0..n as i32).collect();
+    batch.segments = vec![0; rows * n];
+    model.begin_step().unwrap();
+    model.backward(&batch, Scale { loss: 1.0 / (rows * n) as f32, auxiliary: 0.0 }, None).unwrap();
+    let tensors = model.compiled().tensors.clone();
+    let pairs: Vec<(Vec<f32>, Vec<f32>)> = tensors
+        .iter()
+        .filter_map(|tensor| Some((model.gradient(tensor).unwrap()?, expected.get(&tensor.name).unwrap())))
+        .collect();
+    let largest = |x: &[f32]| x.iter().map(|x| f64::from(x.abs())).fold(0.0, f64::max);
+    let all = pairs.iter().map(|(_, right)| largest(right)).fold(0.0, f64::max);
+    let differ = |(found, right): &(Vec<f32>, Vec<f32>)| {
+        let distance: Vec<f32> = found.iter().zip(right).map(|(a, b)| a - b).collect();
+        largest(&distance) / largest(right).max(1e-3 * all)
+    };
+    pairs.iter().map(differ).fold(0.0, f64::max)
+}
+
+/// Prompts and the likeliest tokens behind them, as many as `expected` has, from a cache.
+fn greedy(folder: &Path, spec: &Spec, expected: &Tensor) -> Vec<i32> {
+    const PROMPT: usize = 11;
+    let (rows, all) = (expected.dims[0], expected.dims[1]);
+    let writing = Writing { rows: rows as u64, ..Writing::default() };
+    let mut cached = Cached::load(&cpu(1), compile_cached(spec, &writing).unwrap()).unwrap();
+    cached.model().restore(&Weights::open(folder, None).unwrap()).unwrap();
+    let mut texts: Vec<Vec<u32>> =
+        expected.ints().chunks(all).map(|row| row[..PROMPT].iter().map(|id| *id as u32).collect()).collect();
+    let mut next = cached.start(&texts).unwrap();
+    for at in PROMPT..all {
+        let tokens: Vec<u32> = next.iter().map(|logits| argmax(logits) as u32).collect();
+        texts.iter_mut().zip(&tokens).for_each(|(text, token)| text.push(*token));
+        if at + 1 < all {
+            next = cached.advance(&tokens).unwrap();
+        }
+    }
+    texts.into_iter().flatten().map(|id| id as i32).collect()
+}
+
 #[test]
 fn models_of_transformers_come_and_go() {
     let place = tempfile::tempdir().unwrap();
@@ -155,6 +215,9 @@ fn models_of_transformers_come_and_go() {
         let found = logits_of(&to, &imported.spec, ids.ints(), ids.dims[1]);
         let e = error(&found, expected["logits"].floats());
         assert!(e < bound(name), "{name}: logits differ by {e}");
+        let e = gradients_differ(&from.join("gradients"), &at.join(format!("{name}-gradients")), &to, ids);
+        assert!(e < GRADIENTS, "{name}: gradients differ by {e}");
+        assert_eq!(greedy(&to, &imported.spec, &expected["greedy"]), expected["greedy"].ints(), "{name}");
         good(at, &["export", "hf", to.to_str().unwrap(), "-o", &format!("{name}-back")]);
         fs::copy(to.join("model.safetensors"), at.join(format!("{name}.safetensors"))).unwrap();
         good(at, &["export", "hf", &format!("{name}.safetensors"), "-o", &format!("{name}-new")]);

@@ -103,6 +103,7 @@ fn small() -> Vec<Value> {
                        "num_key_value_heads": 4});
     let latent = json!({"kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8,
                         "pretraining_tp": 1, "ep_size": 1});
+    let hybrid = json!({"attention_bias": false});
     let families = [
         vec![
             json!({"model_type": "gemma3_text", "head_dim": 8, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 6,
@@ -170,6 +171,47 @@ fn small() -> Vec<Value> {
                     "mamba_expand": 2, "mamba_chunk_size": 16, "mamba_conv_bias": true, "mamba_proj_bias": false,
                     "mlp_bias": false, "attention_bias": false, "num_logits_to_keep": 1, "partial_rotary_factor": 0.5,
                     "z_loss_coefficient": 0.0}),
+        ],
+        vec![
+            hybrid.clone(),
+            json!({"model_type": "granitemoehybrid", "intermediate_size": 16, "shared_intermediate_size": 32,
+                    "layer_types": ["mamba", "attention"], "num_local_experts": 6, "num_experts_per_tok": 3,
+                    "mamba_n_heads": 6, "mamba_n_groups": 1, "mamba_d_state": 5, "mamba_d_head": 8, "mamba_d_conv": 4,
+                    "mamba_expand": 2, "mamba_chunk_size": 16, "mamba_conv_bias": true, "mamba_proj_bias": false,
+                    "embedding_multiplier": 12, "attention_multiplier": 0.3, "residual_multiplier": 0.22,
+                    "logits_scaling": 6, "position_embedding_type": "nope", "normalization_function": "rmsnorm",
+                    "init_method": "mup", "output_router_logits": false, "router_aux_loss_coef": 0.01}),
+        ],
+        vec![
+            hybrid.clone(),
+            json!({"model_type": "qwen3_next", "head_dim": 8, "num_hidden_layers": 4, "full_attention_interval": 2,
+                    "moe_intermediate_size": 16, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": true,
+                    "decoder_sparse_step": 1, "mlp_only_layers": [], "shared_expert_intermediate_size": 32,
+                    "output_router_logits": false, "router_aux_loss_coef": 0.001, "linear_conv_kernel_dim": 3,
+                    "linear_key_head_dim": 5, "linear_value_head_dim": 4, "linear_num_key_heads": 2,
+                    "linear_num_value_heads": 6, "partial_rotary_factor": 0.25}),
+        ],
+        vec![
+            hybrid.clone(),
+            json!({"model_type": "nemotron_h", "head_dim": 8, "num_hidden_layers": 5, "hybrid_override_pattern": "M-M*E",
+                    "mamba_num_heads": 6, "mamba_head_dim": 4, "n_groups": 2, "ssm_state_size": 5, "conv_kernel": 3,
+                    "chunk_size": 16, "expand": 2, "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2",
+                    "mlp_bias": false, "use_bias": false, "use_conv_bias": true, "mamba_proj_bias": false,
+                    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "n_shared_experts": 1,
+                    "moe_shared_expert_intermediate_size": 32, "n_group": 1, "topk_group": 1, "norm_topk_prob": true,
+                    "routed_scaling_factor": 2.5, "mamba_hidden_act": "silu", "time_step_limit": null,
+                    "rescale_prenorm_residual": true, "residual_in_fp32": false, "num_logits_to_keep": 1}),
+        ],
+        vec![
+            hybrid,
+            json!({"model_type": "kimi_linear", "num_key_value_heads": 4, "num_hidden_layers": 4, "first_k_dense_replace": 1,
+                    "kv_lora_rank": 12, "q_lora_rank": null, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8,
+                    "mla_use_nope": true, "model_max_length": 64, "moe_intermediate_size": 16, "moe_layer_freq": 1,
+                    "moe_renormalize": true, "moe_router_activation_func": "sigmoid", "num_expert_group": 1,
+                    "num_experts": 8, "num_experts_per_token": 3, "num_nextn_predict_layers": 0, "num_shared_experts": 1,
+                    "routed_scaling_factor": 2.446, "topk_group": 1, "use_grouped_topk": true,
+                    "linear_attn_config": {"full_attn_layers": [3], "kda_layers": [1, 2, 4], "head_dim": 6, "num_heads": 3,
+                                           "short_conv_kernel_size": 3}}),
         ],
         vec![json!({"model_type": "ouro", "head_dim": 6, "num_key_value_heads": 4, "total_ut_steps": 3,
                     "early_exit_threshold": 1.0, "sliding_window": null, "use_sliding_window": false,

@@ -339,6 +339,10 @@ CASES |= {
         "sa: {sequence: {heads: 3, head_size: 6, qk_norm: none, latent: {query: 5, kv: 7, turned: 2, value: 4}}}",
         "sb: {sequence: {heads: 2, head_size: 6, qk_norm: none, scale: 0.3, latent: {kv: 5, turned: 4, value: 6}}}", MLP,
     ], ['"sa > mlp"', '"sb > mlp"']),
+    "factors": zoo("factors", [
+        sequence(), "sb: {sequence: {heads: 2, head_size: 6, qk_norm: none, rope: none, latent: {kv: 5, turned: 4, value: 6, eps: 0.1}}}",
+        "mlp: {mlp: {intermediate: 9, post_norm: true}}",
+    ], ['"sa > mlp"', '"sb > mlp"'], more="  logit_scale: 0.3\n  output_scale: 0.7\n"),
     "partial_rotation": zoo("partial-rotation", [
         "sa: {sequence: {heads: 2, kv_heads: 1, head_size: 8, rope: {base: 10000, share: 0.5}}}",
         "mlp: {mlp: {intermediate: 9}}",
@@ -366,7 +370,7 @@ CASES |= {
         "ga: {gla: {heads: 2, rank: 3, normalizer: 4}}",
     ], ['"la > rn"', '"li > ga"']),
     "std_delta": zoo("std-delta", [
-        "dn: {deltanet: {heads: 2, width: 3}}", "gd: {gated_delta: {heads: 2, size: 3, value: 4, width: 2}}",
+        "dn: {deltanet: {heads: 2, width: 3}}", "gd: {gated_delta: {heads: 2, members: 2, size: 3, value: 4, width: 2}}",
         "ka: {kda: {heads: 2, size: 3, value: 4, width: 2}}",
     ], ['"dn > gd"', '"ka"']),
     "std_rwkv7": zoo("std-rwkv7", [

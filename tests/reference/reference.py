@@ -55,7 +55,7 @@ ROUTER_DEFAULTS = dict(
 PROJECTION_DEFAULTS = dict(query=128, balance=1e-2)
 MODEL_DEFAULTS = dict(
     name=None, vocab=None, hidden=None, context=None, components=None, body=None, tie=False, embed_scale=None,
-    logit_softcap=None, norm={}, stream="sum",
+    logit_scale=None, logit_softcap=None, output_scale=None, norm={}, stream="sum",
 )  # fmt: skip
 TRAIN_DEFAULTS = dict(
     steps=None, batch=None, sequence=None, learning_rate=4e-4, warmup=500, clip=0.5, weight_decay=1e-3,
@@ -98,7 +98,7 @@ def component(name, given, hidden=None, own=None):
         if c["projection"] != "none":
             c["projection"] = fill(PROJECTION_DEFAULTS, c["projection"] or {}, f"{name}.projection")
         if c.get("latent"):
-            c["latent"] = fill(dict(query=None, kv=None, turned=None, value=None), c["latent"], f"{name}.latent")
+            c["latent"] = fill(dict(query=None, kv=None, turned=None, value=None, eps=None), c["latent"], f"{name}.latent")
             assert c["qk_norm"] == "none" and c["kv_heads"] == c["heads"], name
         rope = c["rope"] if isinstance(c["rope"], dict) else {"base": c["rope"]}
         c["rope"] = fill({"base": None, "half_reversed": False, "share": 1.0, "scaling": None}, rope, f"{name}.rope")
@@ -264,6 +264,7 @@ class Model:
         assert m["embed_scale"] in (None, "sqrt_hidden")
         self.embed_scale = self.hidden**0.5 if m["embed_scale"] else 1.0
         self.logit_softcap = m["logit_softcap"]
+        self.logit_scale, self.output_scale = m["logit_scale"] or 1.0, m["output_scale"] or 1.0
         norm = fill({"unit_offset": False, "eps": EPS}, m["norm"], "norm")
         self.gain_offset, self.eps = 1.0 if norm["unit_offset"] else 0.0, norm["eps"]
 
@@ -658,8 +659,8 @@ class Forward:
         self.stopped.append(value)
         return jax.lax.stop_gradient(value)
 
-    def norm(self, x, name):
-        return rms_norm(x, self.model.gain_offset + self.w[name], self.model.eps)
+    def norm(self, x, name, eps=None):
+        return rms_norm(x, self.model.gain_offset + self.w[name], self.model.eps if eps is None else eps)
 
     def run(self, ids):
         m = self.model
@@ -676,6 +677,7 @@ class Forward:
         if m.final_norm:
             x = self.norm(x, "norm.weight")
         logits = x @ self.w["embed.weight" if m.tie else "head.weight"].T
+        logits = m.logit_scale * logits
         return m.logit_softcap * jnp.tanh(logits / m.logit_softcap) if m.logit_softcap else logits
 
     def leave(self, stream):
@@ -1003,7 +1005,7 @@ class Forward:
             y = self.definition(name, c, prefix, x_hat, l)
         else:
             y = self.network(c, prefix, x_hat)
-        return self.norm(y, f"{prefix}.post_norm.weight") if c["post_norm"] else y
+        return self.model.output_scale * (self.norm(y, f"{prefix}.post_norm.weight") if c["post_norm"] else y)
 
     def definition(self, name, c, prefix, x_hat, l):
         """A component that is written as formulas."""
@@ -1142,12 +1144,12 @@ class Forward:
         w, l, (b, t, _) = (lambda name: self.w[f"{prefix}.{name}.weight"]), c["latent"], x_hat.shape
         heads, d, turned = c["heads"], c["head_size"], c["latent"]["turned"]
         positions = self.positions(b, t)[..., None] * np.ones(turned // 2)
-        turn = lambda u: rotate(u, positions, c["rope"]["base"])
+        turn = lambda u: u if c["rope"]["base"] == "none" else rotate(u, positions, c["rope"]["base"])
         asked = x_hat
         if l["query"]:
-            asked = self.norm(x_hat @ w("q_down").T, f"{prefix}.q_down_norm.weight")
+            asked = self.norm(x_hat @ w("q_down").T, f"{prefix}.q_down_norm.weight", l["eps"])
         both = x_hat @ w("kv_down").T
-        made = self.norm(both[..., : l["kv"]], f"{prefix}.kv_down_norm.weight")
+        made = self.norm(both[..., : l["kv"]], f"{prefix}.kv_down_norm.weight", l["eps"])
         shared = turn(both[..., l["kv"] :])
         each, outputs = d - turned + l["value"], []
         ahead = np.triu(np.ones((t, t), dtype=bool), 1)

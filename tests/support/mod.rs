@@ -49,7 +49,8 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth, most of which stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 31] = [
+pub const WIRINGS: [&str; 32] = [
+    "factors",
     "latent",
     "layered",
     "moeut",

@@ -274,7 +274,7 @@ impl Lower<'_> {
             Some(rank) => {
                 let rank = self.dim_of(c, "query_rank", rank);
                 let down = self.matrix(c, Part::QueryDown, n, [rank, hidden], None);
-                let down = self.norm(down, c, Part::QueryDownNorm, 1);
+                let down = self.norm_of_latents(down, c, Part::QueryDownNorm, l.eps);
                 self.matrix(c, Part::QueryUp, down, [wide, rank], None)
             }
         };
@@ -286,7 +286,7 @@ impl Lower<'_> {
         let both = self.dim_of(c, "kv_down", l.kv + l.turned);
         let down = self.matrix(c, Part::KvDown, n, [both, hidden], None);
         let parts = self.b.ops(Split(vec![rank, turned]), &[down]);
-        let latent = self.norm(parts[0], c, Part::KvDownNorm, 1);
+        let latent = self.norm_of_latents(parts[0], c, Part::KvDownNorm, l.eps);
         let shared = self.b.reshape(parts[1], &with(&[one, turned]));
         let shared = turn(self, shared);
         if let Some(place) = self.absorbs(a) {

@@ -110,6 +110,7 @@ impl Lower<'_> {
         let vocab = self.dim("vocab", model.vocab);
         let w = self.weight(owner, Part::Table, &[vocab, hidden], kind, None);
         let logits = self.b.contract(x, w, &[hidden]);
+        let logits = self.b.scaled(logits, model.logit_scale);
         (self.b.softcap(logits, model.logit_softcap), vocab)
     }
 }

@@ -570,8 +570,15 @@ impl<'a> Lower<'a> {
     }
 
     fn norm_as(&mut self, x: Value, owner: Owner, part: Part, inner: usize, kind: TensorKind) -> Value {
-        let n = self.b.op(Rms { inner, eps: self.architecture.model.norm.eps }, &[x]);
+        let n = self.b.op(Rms { inner, eps: self.eps() }, &[x]);
         let g = self.gain(owner, part, x, inner, kind);
+        self.b.mul(n, g)
+    }
+
+    /// The norm of a vector that latent attention makes others of.
+    pub(crate) fn norm_of_latents(&mut self, x: Value, owner: Owner, part: Part, eps: Option<f64>) -> Value {
+        let n = self.b.op(Rms { inner: 1, eps: eps.unwrap_or(self.eps()) }, &[x]);
+        let g = self.gain(owner, part, x, 1, TensorKind::Gain);
         self.b.mul(n, g)
     }
 
@@ -689,6 +696,7 @@ impl<'a> Lower<'a> {
         let (pre_norm, post_norm) = component.norms();
         let n = if pre_norm { self.norm(x, c, Part::Norm, 1) } else { x };
         let y = with_component!(component, keys => keys.lower(self, c, component.kind(), n))?;
-        Ok(if post_norm { self.norm(y, c, Part::PostNorm, 1) } else { y })
+        let y = if post_norm { self.norm(y, c, Part::PostNorm, 1) } else { y };
+        Ok(self.b.scaled(y, self.architecture.model.output_scale))
     }
 }

@@ -21,6 +21,8 @@ impl Checker {
         self.known.tied = tie == Some(true);
         let embed_scale = self.embed_scale(group);
         let logit_softcap = self.real_or_none(group, "logit_softcap");
+        let logit_scale = self.real_or_none(group, "logit_scale");
+        let output_scale = self.real_or_none(group, "output_scale");
         let norm = self.section_or_default(group, "norm", &keys::NORM);
         let (eps, unit_offset) = (self.real(&norm, "eps"), self.bool(&norm, "unit_offset"));
         let stream = self.stream(group);
@@ -39,7 +41,9 @@ impl Checker {
             context: context?,
             tie: tie?,
             embed_scale: embed_scale?,
+            logit_scale: logit_scale?,
             logit_softcap: logit_softcap?,
+            output_scale: output_scale?,
             norm: Norm { eps: eps?, unit_offset: unit_offset? },
             stream: stream?,
             components: components?.into_iter().filter_map(|(name, c)| Some((name, c?))).collect(),

@@ -52,7 +52,7 @@ pub struct Attention {
 }
 
 /// Multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latent {
     /// Size of the vector that queries are made of; the stream where absent.
     pub query: Option<u64>,
@@ -62,6 +62,8 @@ pub struct Latent {
     pub turned: u64,
     /// Size of a head's value, at most that of a head.
     pub value: u64,
+    /// Added to the mean squares of these vectors; that of the model's norms where absent.
+    pub eps: Option<f64>,
 }
 
 /// Elements of heads that have a gate each.
@@ -289,6 +291,12 @@ pub static LATENT: Section = Section {
             "Elements of a head that turn, its last ones; even, and fewer than `head_size`. Those of keys are made of the stream, once for all heads.",
         ),
         key("value", SIZE, Required, "Size of a head's value; at most `head_size`."),
+        key(
+            "eps",
+            Type::Optional(&POSITIVE),
+            NONE,
+            "Added to the mean squares of the normalised vectors; `none` for that of the model's `norm` (Kimi Linear has another).",
+        ),
     ],
 };
 
@@ -469,6 +477,7 @@ fn latent(
     let group = c.section(owner, "latent")?;
     let (query, kv) = (c.int_or_none(&group, "query"), c.int(&group, "kv"));
     let (turned, value) = (c.int(&group, "turned"), c.int(&group, "value"));
+    let eps = c.real_or_none(&group, "eps");
     let help = "take one of them away";
     for key in ["value_residual", "depth_keys"] {
         if c.has(owner, key) && c.bool(owner, key) == Some(true) {
@@ -500,7 +509,7 @@ fn latent(
         let message = format!("values of {value} are longer than heads of {size}");
         c.error_at("out-of-range", &group.path("value"), message, format!("write at most {size}"));
     }
-    Some(Latent { query: query?, kv: kv?, turned, value })
+    Some(Latent { query: query?, kv: kv?, turned, value, eps: eps? })
 }
 
 fn projection(c: &mut Checker, owner: &Group) -> Option<Projection> {
@@ -535,6 +544,7 @@ fn show_latent(latent: Latent) -> ValueKind {
     fields.put("kv", int(latent.kv));
     fields.put("turned", int(latent.turned));
     fields.put("value", int(latent.value));
+    fields.put("eps", or_none(latent.eps, real));
     fields.map()
 }
 

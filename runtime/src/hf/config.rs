@@ -8,7 +8,7 @@
 //! specification that it was made of.
 
 use super::family::{
-    Absent, FAMILIES, Family, Form, Kind, Norms, Role, Rotation, Slot, Sparse, UNREAD, Windows,
+    Absent, FAMILIES, Family, Form, Kind, Mixer, Norms, Placed, Role, Rotation, Slot, Sparse, UNREAD, Windows,
 };
 use super::fields::{Fields, Result, harmless};
 use crate::checkpoint::safetensors::Dtype;
@@ -46,9 +46,36 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layer {
     windowed: bool,
-    sparse: bool,
-    /// Whether its tokens are mixed by Mamba-2.
-    mixer: bool,
+    mixing: Option<Mixing>,
+    network: Option<Network>,
+}
+
+/// What mixes the tokens of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mixing {
+    Attention,
+    Mixer,
+}
+
+/// The network of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Network {
+    Dense,
+    Sparse,
+}
+
+impl Layer {
+    fn attends(&self) -> bool {
+        self.mixing == Some(Mixing::Attention)
+    }
+
+    fn mixes(&self) -> bool {
+        self.mixing == Some(Mixing::Mixer)
+    }
+
+    fn sparse(&self) -> bool {
+        self.network == Some(Network::Sparse)
+    }
 }
 
 /// A rotation: its base, and how its frequencies are lowered.
@@ -57,6 +84,9 @@ struct Turn {
     base: f64,
     scaling: Option<RopeScaling>,
 }
+
+/// The rotation of heads that do not turn.
+const STILL: Turn = Turn { base: 0.0, scaling: None };
 
 impl Config {
     /// Reads the fields of a configuration that stands at `path`, but for those to `ignore`.
@@ -75,6 +105,11 @@ impl Config {
             _ => {}
         }
         family.off.iter().try_for_each(|name| f.off(name))?;
+        for name in family.on {
+            if !f.flag(name, true)? {
+                return f.wrong(name, &Value::from(false), "true");
+            }
+        }
         for name in family.harmless {
             f.get(name);
         }
@@ -98,8 +133,24 @@ impl Config {
         if family.latent {
             latent(&f, &mut values)?;
         }
-        if family.mixer {
-            mixer(&f, &mut values)?;
+        if let Some((kind, placed)) = family.mixer {
+            mixer(&f, kind, placed, &mut values)?;
+        }
+        let singles = single(&f, family)?;
+        if singles.is_some() {
+            let least = f.real_or_none("time_step_min")?.unwrap_or(1e-3);
+            if least > 1e-9 {
+                notes.push(format!(
+                    "steps of Mamba-2 have no limit, as in the authors' code; transformers 5 raises those below `time_step_min` {least:?}, \
+                     which moves logits where there are any"
+                ));
+            }
+        }
+        if let Some(layers) = &singles {
+            values.insert(Slot::Layers, layers.len() as f64);
+        }
+        if family.sparse == Sparse::Counted {
+            counted(&mut values);
         }
         let get = |slot| values.get(&slot).copied().unwrap_or(0.0);
         let (hidden, heads) = (get(Slot::Hidden), get(Slot::Heads));
@@ -111,11 +162,13 @@ impl Config {
         if count > MOST_LAYERS {
             return f.wrong("num_hidden_layers", &Value::from(count), "at most 65536");
         }
-        if let Some(&shared) = values.get(&Slot::Shared)
+        let alone = family.sparse == Sparse::Counted && get(Slot::Experts) == 0.0;
+        if let Some(&shared) = values.get(&Slot::Shared).filter(|_| !alone)
             && shared % get(Slot::ExpertIntermediate) != 0.0
         {
             let right = "a multiple of moe_intermediate_size";
-            return f.wrong("shared_expert_intermediate_size", &Value::from(shared as u64), right);
+            let named = family.fields().find(|(_, slot, _)| *slot == Slot::Shared);
+            return f.wrong(named.map_or("", |(name, ..)| name), &Value::from(shared as u64), right);
         }
         let rotations = rotations(&f, family, get(Slot::Context))?;
         rotations.iter().for_each(|turn| ratio(*turn, get(Slot::Context), &mut notes));
@@ -129,14 +182,15 @@ impl Config {
             ));
         }
         let (window, windowed) = windows(&f, family, count as usize, &mut notes)?;
-        let sparse = sparse(&f, family.sparse, count as usize, get(Slot::Dense) as usize)?;
+        let sparse = sparse(&f, family, count as usize, get(Slot::Dense) as usize, get(Slot::Experts) > 0.0)?;
         let mixers = mixers(&f, family, count as usize)?;
-        let layers: Vec<Layer> = windowed
-            .into_iter()
-            .zip(sparse)
-            .zip(mixers)
-            .map(|((windowed, sparse), mixer)| Layer { windowed, sparse, mixer })
-            .collect();
+        let layer = |((windowed, sparse), mixer)| Layer {
+            windowed,
+            mixing: Some(if mixer { Mixing::Mixer } else { Mixing::Attention }),
+            network: Some(if sparse { Network::Sparse } else { Network::Dense }),
+        };
+        let layers: Vec<Layer> =
+            singles.unwrap_or_else(|| windowed.into_iter().zip(sparse).zip(mixers).map(layer).collect());
         let load_balance_loss = load_balance_loss(&f, family, get(Slot::Active), &layers, &mut notes)?;
         f.finish()?;
         Ok(Config { family, notes, values, layers, window, rotations, load_balance_loss })
@@ -191,40 +245,51 @@ impl Config {
         if gemma {
             line(format!("  embed_scale: {}", embed_scale(self.whole(Slot::Hidden), stored)));
         }
-        if let Some(scale) = self.real(Slot::EmbedScale) {
-            line(format!("  embed_scale: {scale:?}"));
+        let factors = [
+            ("embed_scale", self.real(Slot::EmbedScale)),
+            ("logit_scale", self.real(Slot::LogitDivisor).map(|divisor| 1.0 / divisor)),
+            ("output_scale", self.real(Slot::OutputScale)),
+        ];
+        for (name, factor) in factors {
+            if let Some(factor) = factor.filter(|factor| *factor != 1.0) {
+                line(format!("  {name}: {factor:?}"));
+            }
         }
         if let Some(cap) = self.real(Slot::LogitSoftcap) {
             line(format!("  logit_softcap: {cap:?}"));
         }
         let eps = self.real(Slot::Eps).unwrap_or_default();
-        line(format!("  norm: {{eps: {eps:?}, unit_offset: {gemma}}}"));
+        let offset = gemma || self.family.unit_offset;
+        line(format!("  norm: {{eps: {eps:?}, unit_offset: {offset}}}"));
         line("  components:".into());
         let names = self.attentions();
-        if self.layers.iter().any(|l| l.mixer) {
-            line(format!("    mixer: {{mamba2: {{{}}}}}", self.mixer()));
+        if let Some((mixer, _)) = self.family.mixer
+            && self.layers.iter().any(Layer::mixes)
+        {
+            line(format!("    mixer: {{{}: {{{}}}}}", mixer.name(), self.mixer(mixer)));
         }
         for (&name, windowed) in names.iter().zip([false, true]) {
-            if self.layers.iter().any(|l| !l.mixer && l.windowed == windowed) {
+            if self.layers.iter().any(|l| l.attends() && l.windowed == windowed) {
                 line(format!("    {name}: {{sequence: {{{}}}}}", self.attention(windowed)));
             }
         }
         let activation = self.family.activation.2;
         let (before, behind) = self.family.norms.places();
         let norms = format!("pre_norm: {before}, post_norm: {behind}");
-        if self.layers.iter().any(|l| !l.sparse) {
+        if self.layers.iter().any(|l| l.network == Some(Network::Dense)) {
             let intermediate = self.whole(Slot::Intermediate);
             line(format!(
                 "    mlp: {{mlp: {{intermediate: {intermediate}, activation: {activation}, {norms}}}}}"
             ));
         }
-        if self.layers.iter().any(|l| l.sparse) {
+        if self.layers.iter().any(Layer::sparse) {
             // Gates of the chosen are always divided by their sum where no field says so.
             let normalise = self.real(Slot::Normalise) != Some(0.0);
             let intermediate = self.expert_intermediate();
             let shared = match (self.real(Slot::Shared), self.whole(Slot::SharedCount)) {
                 (Some(size), _) => {
-                    format!("shared: {}, shared_gate: true, ", size as u64 / intermediate.max(1))
+                    let gated = if self.family.shared_gate { "shared_gate: true, " } else { "" };
+                    format!("shared: {}, {gated}", size as u64 / intermediate.max(1))
                 }
                 (None, 0) => String::new(),
                 (None, count) => format!("shared: {count}, "),
@@ -261,6 +326,7 @@ impl Config {
         let Turn { base, scaling } = self.rotations[usize::from(windowed)];
         let share = self.family.share;
         let rope = match scaling {
+            _ if base == STILL.base => "none".into(),
             None if share == 1.0 => format!("{base:?}"),
             None => format!("{{base: {base:?}, share: {share:?}}}"),
             Some(scaling) if share == 1.0 => format!("{{base: {base:?}, scaling: {{{}}}}}", said(scaling)),
@@ -280,13 +346,18 @@ impl Config {
             window.map(|w| format!("window: {w}")),
             self.real(Slot::Softcap).map(|c| format!("softcap: {c:?}")),
             self.real(Slot::Scalar).map(|s| format!("scale: {:?}", 1.0 / s.sqrt())),
+            self.real(Slot::Scale).map(|s| format!("scale: {s:?}")),
             self.biased().then(|| format!("bias: {}", self.family.bias)),
             self.family.sinks.then(|| "sink: true".into()),
             self.family.latent.then(|| {
                 let query = self.real(Slot::QueryRank).map_or("none".into(), |n| n.to_string());
                 let [kv, turned, value] = [Slot::KvRank, Slot::Turned, Slot::Value].map(|s| self.whole(s));
-                format!("latent: {{query: {query}, kv: {kv}, turned: {turned}, value: {value}}}")
+                // Norms within the attention have the class's own.
+                let own = self.real(Slot::Eps) != Some(INNER_EPS);
+                let eps = if own { format!(", eps: {INNER_EPS:?}") } else { String::new() };
+                format!("latent: {{query: {query}, kv: {kv}, turned: {turned}, value: {value}{eps}}}")
             }),
+            self.family.gated.then(|| "gate: element".into()),
             (self.family.form != Form::Straight).then(|| "projection: none".into()),
             (self.family.norms != Norms::Before).then(|| {
                 let (before, behind) = self.family.norms.places();
@@ -300,18 +371,17 @@ impl Config {
         text
     }
 
-    /// The settings of `std/mamba2`.
-    fn mixer(&self) -> String {
+    /// The settings of a definition of the library.
+    fn mixer(&self, mixer: Mixer) -> String {
         let of = |slot| self.whole(slot);
-        let members = of(Slot::MixerHeads) / of(Slot::MixerGroups).max(1);
-        format!(
-            "size: {}, groups: {}, members: {members}, state: {}, width: {}, eps: {:?}",
-            of(Slot::MixerSize),
-            of(Slot::MixerGroups),
-            of(Slot::MixerState),
-            of(Slot::MixerWidth),
-            self.real(Slot::Eps).unwrap_or_default()
-        )
+        let (size, groups, state) = (of(Slot::MixerSize), of(Slot::MixerGroups), of(Slot::MixerState));
+        let members = of(Slot::MixerHeads) / groups.max(1);
+        let own = match mixer {
+            Mixer::Mamba2 => format!("size: {size}, groups: {groups}, members: {members}, state: {state}"),
+            Mixer::GatedDelta => format!("heads: {groups}, size: {state}, value: {size}, members: {members}"),
+            Mixer::Kda => format!("heads: {}, size: {size}, value: {size}", of(Slot::MixerHeads)),
+        };
+        format!("{own}, width: {}, eps: {:?}", of(Slot::MixerWidth), self.real(Slot::Eps).unwrap_or_default())
     }
 
     /// The beginning of the names of a layer's tensors.
@@ -330,11 +400,20 @@ impl Config {
     fn repeated(&self, layers: &[Layer], right: usize) -> String {
         let names = self.attentions();
         let layer = |l: &Layer| {
-            let network = if l.sparse { "ea" } else { "mlp" };
-            let attention = if l.mixer { "mixer" } else { names[usize::from(l.windowed)] };
+            let mixing = l.mixing.map(|mixing| match mixing {
+                Mixing::Attention => names[usize::from(l.windowed)],
+                Mixing::Mixer => "mixer",
+            });
+            let network = l.network.map(|network| match network {
+                Network::Dense => "mlp",
+                Network::Sparse => "ea",
+            });
+            let terms: Vec<&str> = mixing.into_iter().chain(network).collect();
             match self.family.form {
-                Form::Straight | Form::Looped => format!("{attention} > {network}"),
-                Form::Recurrent => format!("{attention} > norm > {network} > norm"),
+                Form::Straight | Form::Looped => terms.join(" > "),
+                Form::Recurrent => {
+                    terms.iter().map(|term| format!("{term} > norm")).collect::<Vec<_>>().join(" > ")
+                }
             }
         };
         let layers: Vec<String> = layers.iter().map(layer).collect();
@@ -385,6 +464,39 @@ impl Config {
         }
     }
 
+    /// The field that says which layers have a mixer, and its value.
+    fn placed(&self, placed: Placed) -> (&'static str, Value) {
+        let numbers = |mixes: bool, from: usize| -> Value {
+            let layers = self.layers.iter().enumerate().filter(|(_, layer)| layer.mixes() == mixes);
+            layers.map(|(i, _)| i + from).collect()
+        };
+        match placed {
+            Placed::Indices => ("attn_layer_indices", numbers(false, 0)),
+            Placed::Types => {
+                let kind = |l: &Layer| if l.mixes() { "linear_attention" } else { "full_attention" };
+                ("layer_types", self.layers.iter().map(kind).collect())
+            }
+            Placed::Named => {
+                let kind = |l: &Layer| if l.mixes() { "mamba" } else { "attention" };
+                ("layer_types", self.layers.iter().map(kind).collect())
+            }
+            Placed::Config => {
+                let of = |slot| self.whole(slot);
+                let map = json!({
+                    "full_attn_layers": numbers(false, 1), "kda_layers": numbers(true, 1), "head_dim": of(Slot::MixerSize),
+                    "num_heads": of(Slot::MixerHeads), "short_conv_kernel_size": of(Slot::MixerWidth),
+                });
+                ("linear_attn_config", map)
+            }
+            Placed::Single => {
+                let letter =
+                    |l: &Layer| SINGLES.iter().find(|(.., one)| one == l).map(|(letter, ..)| *letter);
+                let letters: String = self.layers.iter().filter_map(letter).collect();
+                ("hybrid_override_pattern", json!(letters))
+            }
+        }
+    }
+
     /// Whether projections have biases.
     fn biased(&self) -> bool {
         self.family.bias != "none" && self.real(Slot::Bias) != Some(0.0)
@@ -417,8 +529,12 @@ impl Config {
         }
         put("torch_dtype", json!(torch(dtype)));
         put(family.activation.0, json!(family.activation.1));
-        for &(name, slot, _) in family.fields() {
-            put(name, written(slot.kind(), self.real(slot)));
+        for &(name, slot, absent) in family.fields() {
+            // A class refuses null for sizes that no layer of the model has.
+            let never = !matches!(absent, Absent::Nothing | Absent::Required) && slot.kind() != Kind::Cap;
+            if self.real(slot).is_some() || !never {
+                put(name, written(slot.kind(), self.real(slot)));
+            }
         }
         for &(name, value) in family.fixed {
             put(name, json!(value));
@@ -426,9 +542,9 @@ impl Config {
         for &(name, value) in family.words {
             put(name, json!(value));
         }
-        if family.mixer {
-            let attentions = (0..self.layers.len()).filter(|i| !self.layers[*i].mixer);
-            put("attn_layer_indices", attentions.collect());
+        if let Some((_, placed)) = family.mixer {
+            let (name, layers) = self.placed(placed);
+            put(name, layers);
         }
         let [full, local] = self.rotations;
         let kind = |turn: Turn| {
@@ -449,8 +565,13 @@ impl Config {
                 put("rope_parameters", both);
             }
             Rotation::Base(_) => put("rope_base", json!(full.base)),
-            Rotation::One(_) | Rotation::Two(..) => {
+            Rotation::Still => {}
+            Rotation::Typed(_) if full == STILL => put("position_embedding_type", json!("nope")),
+            Rotation::One(_) | Rotation::Two(..) | Rotation::Typed(_) => {
                 put("rope_theta", json!(full.base));
+                if let Rotation::Typed(_) = family.rotation {
+                    put("position_embedding_type", json!("rope"));
+                }
                 if let Rotation::Two(..) = family.rotation {
                     put("rope_local_base_freq", json!(local.base));
                 }
@@ -499,11 +620,12 @@ impl Config {
                 put("layer_types", kinds());
             }
         }
-        let sparse = self.layers.iter().filter(|l| l.sparse).count();
+        let sparse = self.layers.iter().filter(|l| l.sparse()).count();
         match family.sparse {
-            Sparse::Never | Sparse::All | Sparse::Later => {}
+            Sparse::Never | Sparse::All | Sparse::Later | Sparse::Counted => {}
             Sparse::Listed => {
-                let dense: Vec<usize> = (0..self.layers.len()).filter(|&i| !self.layers[i].sparse).collect();
+                let dense: Vec<usize> =
+                    (0..self.layers.len()).filter(|&i| !self.layers[i].sparse()).collect();
                 put("decoder_sparse_step", json!(1));
                 put("mlp_only_layers", json!(dense));
             }
@@ -518,6 +640,22 @@ impl Config {
         map
     }
 }
+
+/// The letters, and the words of version 5 and of earlier ones, of layers that are one component.
+const SINGLES: [(char, [&str; 2], Layer); 4] = {
+    const fn layer(mixing: Option<Mixing>, network: Option<Network>) -> Layer {
+        Layer { windowed: false, mixing, network }
+    }
+    [
+        ('M', ["linear_attention", "mamba"], layer(Some(Mixing::Mixer), None)),
+        ('*', ["full_attention", "attention"], layer(Some(Mixing::Attention), None)),
+        ('-', ["mlp", "mlp"], layer(None, Some(Network::Dense))),
+        ('E', ["moe", "moe"], layer(None, Some(Network::Sparse))),
+    ]
+};
+
+/// The epsilon of norms within latent attentions, which no field changes.
+const INNER_EPS: f64 = 1e-6;
 
 /// A scaling as the language writes it.
 fn said(scaling: RopeScaling) -> String {
@@ -636,14 +774,6 @@ fn latent(f: &Fields, values: &mut BTreeMap<Slot, f64>) -> Result<()> {
     if !f.flag("rope_interleave", true)? {
         return f.wrong("rope_interleave", &Value::from(false), "true");
     }
-    // Norms within the attention have the class's own.
-    if of(Slot::Eps) != 1e-6 {
-        return f.wrong(
-            "rms_norm_eps",
-            &Value::from(of(Slot::Eps)),
-            "1e-6, as norms within the attention have",
-        );
-    }
     let scaling = ["rope_parameters", "rope_scaling"].iter().find_map(|name| f.map.get(*name)?.as_object());
     let number = |name: &str| scaling.and_then(|s| s.get(name)?.as_f64()).unwrap_or(0.0);
     let twice = mscale(number("factor"), number("mscale_all_dim"));
@@ -653,42 +783,186 @@ fn latent(f: &Fields, values: &mut BTreeMap<Slot, f64>) -> Result<()> {
     Ok(())
 }
 
-/// The size of Mamba-2's heads, and fields of which it has one value.
-fn mixer(f: &Fields, values: &mut BTreeMap<Slot, f64>) -> Result<()> {
-    if !f.flag("mamba_conv_bias", true)? {
-        return f.wrong("mamba_conv_bias", &Value::from(false), "true");
+/// The sizes of experts and of the network of all tokens, which is alone where there are none.
+fn counted(values: &mut BTreeMap<Slot, f64>) {
+    let of = |slot: Slot| values.get(&slot).copied().unwrap_or(0.0);
+    let (experts, shared) = (of(Slot::ExpertsOrNone), of(Slot::Shared));
+    if experts > 0.0 {
+        values.insert(Slot::Experts, experts);
+    } else {
+        values.insert(Slot::Intermediate, shared);
+    }
+}
+
+/// The sizes of a mixer's heads, and fields of which it has one value.
+fn mixer(f: &Fields, kind: Mixer, placed: Placed, values: &mut BTreeMap<Slot, f64>) -> Result<()> {
+    if placed == Placed::Config {
+        listed(f, values)?;
     }
     // As later versions of `transformers` write that there is no limit.
     let free = [json!([0.0, {"__float__": "Infinity"}]), Value::Null];
-    if let Some(limit) = f.get("time_step_limit").filter(|limit| !free.contains(limit)) {
+    if kind == Mixer::Mamba2
+        && let Some(limit) = f.get("time_step_limit").filter(|limit| !free.contains(limit))
+    {
         return f.wrong("time_step_limit", limit, "[0.0, Infinity], no limit");
     }
     let of = |values: &BTreeMap<Slot, f64>, slot: Slot| values.get(&slot).copied().unwrap_or(0.0);
-    let (heads, wide) =
-        (of(values, Slot::MixerHeads), of(values, Slot::MixerExpand) * of(values, Slot::Hidden));
-    let size = *values.entry(Slot::MixerSize).or_insert((wide / heads).floor());
-    if size * heads != wide {
-        let right = format!("mamba_expand * hidden_size / mamba_n_heads, {}", wide / heads);
-        return f.wrong("mamba_d_head", &Value::from(size as u64), &right);
+    let heads = of(values, Slot::MixerHeads);
+    if let Some(&expand) = values.get(&Slot::MixerExpand) {
+        let wide = expand * of(values, Slot::Hidden);
+        let size = *values.entry(Slot::MixerSize).or_insert((wide / heads).floor());
+        if size * heads != wide {
+            let right = format!("mamba_expand * hidden_size / mamba_n_heads, {}", wide / heads);
+            return f.wrong("mamba_d_head", &Value::from(size as u64), &right);
+        }
     }
-    let groups = of(values, Slot::MixerGroups);
+    let groups = *values.entry(Slot::MixerGroups).or_insert(heads);
     if heads % groups != 0.0 {
-        return f.wrong("mamba_n_groups", &Value::from(groups as u64), "a divisor of mamba_n_heads");
+        let (groups_of, heads_of) = match (kind, placed) {
+            (Mixer::GatedDelta, _) => ("linear_num_key_heads", "linear_num_value_heads"),
+            (Mixer::Mamba2 | Mixer::Kda, Placed::Single) => ("n_groups", "mamba_num_heads"),
+            (
+                Mixer::Mamba2 | Mixer::Kda,
+                Placed::Indices | Placed::Types | Placed::Named | Placed::Config,
+            ) => ("mamba_n_groups", "mamba_n_heads"),
+        };
+        return f.wrong(groups_of, &Value::from(groups as u64), &format!("a divisor of {heads_of}"));
     }
     Ok(())
 }
 
+/// The object in which Kimi Linear's own files have sizes and places of its mixer.
+const LISTED: &str = "linear_attn_config";
+
+/// Sizes of that object, which stand before those outside of it.
+fn listed(f: &Fields, values: &mut BTreeMap<Slot, f64>) -> Result<()> {
+    let Some(map) = object(f, LISTED)? else { return Ok(()) };
+    let inner = Fields::new(f.path, "linear_attn_config.", map, f.ignore);
+    for (name, slot) in [
+        ("head_dim", Slot::MixerSize),
+        ("num_heads", Slot::MixerHeads),
+        ("short_conv_kernel_size", Slot::MixerWidth),
+    ] {
+        values.extend(inner.whole_or_none(name)?.map(|n| (slot, n as f64)));
+    }
+    for name in ["full_attn_layers", "kda_layers"] {
+        inner.get(name);
+    }
+    inner.finish()
+}
+
+/// A field that is an object.
+fn object<'a>(f: &Fields<'a>, name: &'static str) -> Result<Option<&'a Map<String, Value>>> {
+    match f.get(name) {
+        None => Ok(None),
+        Some(Value::Object(map)) => Ok(Some(map)),
+        Some(other) => f.wrong(name, other, "an object"),
+    }
+}
+
+/// The layers of a family whose layers are one component each.
+fn single(f: &Fields, family: &Family) -> Result<Option<Vec<Layer>>> {
+    if !matches!(family.mixer, Some((_, Placed::Single))) {
+        return Ok(None);
+    }
+    let (words, letters) = (f.get("layers_block_type"), f.word("hybrid_override_pattern")?);
+    let of = |right: &dyn Fn(&(char, [&str; 2], Layer)) -> bool| {
+        SINGLES.iter().find(|one| right(one)).map(|(.., layer)| *layer)
+    };
+    let found: Option<Vec<Layer>> = match (words, letters) {
+        (Some(Value::Array(words)), _) => {
+            words.iter().map(|word| of(&|(_, names, _)| names.iter().any(|name| word == name))).collect()
+        }
+        (Some(_), _) => None,
+        (None, Some(letters)) => letters.chars().map(|found| of(&|(letter, ..)| *letter == found)).collect(),
+        (None, None) => return f.refuse("lacks `hybrid_override_pattern`".into()),
+    };
+    if let Some(layers) = found.filter(|layers| !layers.is_empty()) {
+        return Ok(Some(layers));
+    }
+    match (words, letters) {
+        (Some(words), _) => f.wrong(
+            "layers_block_type",
+            words,
+            "a list of \"linear_attention\", \"full_attention\", \"mlp\" and \"moe\"",
+        ),
+        (None, letters) => f.wrong(
+            "hybrid_override_pattern",
+            &json!(letters),
+            "letters of M, *, - and E, one for each layer",
+        ),
+    }
+}
+
 /// Which layers have a mixer in the place of an attention.
 fn mixers(f: &Fields, family: &Family, layers: usize) -> Result<Vec<bool>> {
-    let mut found = vec![family.mixer; layers];
-    let Some(list) = f.get("attn_layer_indices").filter(|_| family.mixer) else { return Ok(found) };
-    let right = "a list of numbers of layers";
-    let Some(numbers) = list.as_array() else { return f.wrong("attn_layer_indices", list, right) };
-    for number in numbers {
-        match number.as_u64().and_then(|i| found.get_mut(usize::try_from(i).ok()?)) {
-            Some(mixer) => *mixer = false,
-            None => return f.wrong("attn_layer_indices", list, right),
+    let Some((_, placed)) = family.mixer else { return Ok(vec![false; layers]) };
+    match placed {
+        Placed::Indices => {
+            let mut found = vec![true; layers];
+            if let Some(list) = f.get("attn_layer_indices") {
+                numbered(f, "attn_layer_indices", list, 0, &mut found, false)?;
+            }
+            Ok(found)
         }
+        Placed::Types => typed_mixers(f, layers, |i, every| !(i + 1).is_multiple_of(every)),
+        Placed::Named => typed_mixers(f, layers, |_, _| true),
+        Placed::Config => {
+            if let Some(map) = object(f, LISTED)?
+                && let (Some(full), Some(kda)) = (map.get("full_attn_layers"), map.get("kda_layers"))
+            {
+                let (mut found, mut others) = (vec![true; layers], vec![true; layers]);
+                numbered(f, "linear_attn_config.full_attn_layers", full, 1, &mut found, false)?;
+                numbered(f, "linear_attn_config.kda_layers", kda, 1, &mut others, false)?;
+                if found.iter().zip(&others).any(|(a, b)| a == b) {
+                    let right = "the layers that full_attn_layers does not name";
+                    return f.wrong("linear_attn_config.kda_layers", kda, right);
+                }
+                f.get("layer_types");
+                return Ok(found);
+            }
+            typed_mixers(f, layers, |i, every| i == 0 || !i.is_multiple_of(every))
+        }
+        Placed::Single => Ok(vec![false; layers]),
+    }
+}
+
+/// Marks the layers whose numbers, from `first` on, a list has.
+fn numbered(f: &Fields, name: &str, list: &Value, first: u64, found: &mut [bool], mark: bool) -> Result<()> {
+    let right = "a list of numbers of layers";
+    let Some(numbers) = list.as_array() else { return f.wrong(name, list, right) };
+    for number in numbers {
+        let index = number.as_u64().and_then(|i| i.checked_sub(first));
+        match index.and_then(|i| found.get_mut(usize::try_from(i).ok()?)) {
+            Some(layer) => *layer = mark,
+            None => return f.wrong(name, list, right),
+        }
+    }
+    Ok(())
+}
+
+/// The layers that `layer_types` names `linear_attention`, else those that this says of a number
+/// and of how often an attention stands between.
+fn typed_mixers(f: &Fields, layers: usize, mixes: impl Fn(usize, usize) -> bool) -> Result<Vec<bool>> {
+    let every = f.whole_or_none("full_attention_interval")?.unwrap_or(4);
+    let every = usize::try_from(every).unwrap_or(usize::MAX);
+    let Some(types) = f.get("layer_types") else { return Ok((0..layers).map(|i| mixes(i, every)).collect()) };
+    let Some(list) = types.as_array() else { return f.wrong("layer_types", types, "a list") };
+    if list.len() != layers {
+        let found = list.len();
+        return f.refuse(format!("`layer_types` names {found} layers, `num_hidden_layers` is {layers}"));
+    }
+    let mut found = vec![];
+    for (i, kind) in list.iter().enumerate() {
+        found.push(match kind.as_str() {
+            Some("linear_attention" | "mamba") => true,
+            Some("full_attention" | "attention") => false,
+            _ => {
+                return f.refuse(format!(
+                    "`layer_types[{i}]` is {kind}; such a model has \"full_attention\" and \"linear_attention\""
+                ));
+            }
+        });
     }
     Ok(found)
 }
@@ -719,6 +993,10 @@ fn values(f: &Fields, family: &Family) -> Result<BTreeMap<Slot, f64>> {
         // Later versions of `transformers` write one name for all families.
         let later = (name == "num_experts" && !f.map.contains_key(name)).then_some("num_local_experts");
         let name = later.filter(|later| f.map.contains_key(*later)).unwrap_or(name);
+        // Both are read, and the first counts.
+        let others = family.aliases.iter().filter(|(first, _)| *first == name).map(|(_, other)| *other);
+        let present = others.filter(|other| f.get(other).is_some()).last();
+        let name = present.filter(|_| !f.map.contains_key(name)).unwrap_or(name);
         // A null is no number where there may be one or not, and elsewhere as good as nothing.
         // Heads of keys and values are then as many as those of queries.
         let null = f.map.get(name).is_some_and(Value::is_null);
@@ -784,6 +1062,15 @@ struct Around {
 /// Rotations of layers without and with the window, of either generation.
 fn rotations(f: &Fields, family: &Family, context: f64) -> Result<[Turn; 2]> {
     let rotation = family.rotation;
+    let typed = matches!(rotation, Rotation::Typed(_));
+    if rotation == Rotation::Still || typed && f.word("position_embedding_type")? != Some("rope") {
+        if typed {
+            for name in ["rope_theta", "rope_scaling", "rope_parameters"] {
+                f.get(name);
+            }
+        }
+        return Ok([STILL; 2]);
+    }
     if let Rotation::Base(base) = rotation {
         let base = f.real_or_none("rope_base")?.unwrap_or(base);
         return Ok([Turn { base, scaling: None }; 2]);
@@ -792,18 +1079,15 @@ fn rotations(f: &Fields, family: &Family, context: f64) -> Result<[Turn; 2]> {
         true => f.real_or_none(ORIGINAL)?,
         false => None,
     };
-    let object = |name: &'static str| match f.get(name) {
-        None => Ok(None),
-        Some(Value::Object(map)) => Ok(Some(map)),
-        Some(other) => f.wrong(name, other, "an object"),
-    };
     let (outer, none) = (f.real_or_none("rope_theta")?, Map::new());
     let around = |base: Option<f64>| Around { base, original, context };
     let local = match rotation {
-        Rotation::One(_) | Rotation::Full(_) | Rotation::Base(_) => None,
+        Rotation::One(_) | Rotation::Full(_) | Rotation::Base(_) | Rotation::Still | Rotation::Typed(_) => {
+            None
+        }
         Rotation::Two(..) => f.real_or_none("rope_local_base_freq")?,
     };
-    let (place, map) = match (object("rope_parameters")?, object("rope_scaling")?) {
+    let (place, map) = match (object(f, "rope_parameters")?, object(f, "rope_scaling")?) {
         (Some(a), Some(b)) if a != b => {
             return f.refuse("has both `rope_parameters` and `rope_scaling`, and they differ".into());
         }
@@ -815,6 +1099,11 @@ fn rotations(f: &Fields, family: &Family, context: f64) -> Result<[Turn; 2]> {
     };
     let (full, local_default) = match rotation {
         Rotation::Full(base) | Rotation::Base(base) => (base, base),
+        Rotation::Still => return Ok([STILL; 2]),
+        Rotation::Typed(base) => {
+            let one = turn(&Fields::new(f.path, place, map, f.ignore), around(outer), Some(base))?;
+            return Ok([one, one]);
+        }
         Rotation::One(base) => {
             let r = Fields::new(f.path, place, map, f.ignore);
             for fields in [&r, f].into_iter().filter(|_| family.share != 1.0) {
@@ -991,7 +1280,7 @@ fn windows(
             (or(Some(default)).filter(|_| used), (0..layers).map(|i| i >= from).collect())
         }
     };
-    let types = f.get("layer_types");
+    let types = f.get("layer_types").filter(|_| family.mixer.is_none());
     match (family.windows, types) {
         (_, None) => {}
         (Windows::All(_) | Windows::AllUsed(_), Some(_)) => {
@@ -1036,11 +1325,27 @@ fn layer_types(f: &Fields, types: &Value, layers: usize, window: bool) -> Result
 }
 
 /// Which layers have experts.
-fn sparse(f: &Fields, sparse: Sparse, layers: usize, dense: usize) -> Result<Vec<bool>> {
-    match sparse {
-        Sparse::Later => Ok((0..layers).map(|i| i >= dense).collect()),
+fn sparse(f: &Fields, family: &Family, layers: usize, dense: usize, experts: bool) -> Result<Vec<bool>> {
+    match family.sparse {
+        Sparse::Later => {
+            let listed = matches!(family.mixer, Some((_, Placed::Config)));
+            let Some(list) = f.get("mlp_layer_types").filter(|_| listed) else {
+                return Ok((0..layers).map(|i| i >= dense).collect());
+            };
+            let of = |kind: &Value| match kind.as_str() {
+                Some("sparse") => Some(true),
+                Some("dense") => Some(false),
+                _ => None,
+            };
+            let found: Option<Vec<bool>> = list.as_array().and_then(|kinds| kinds.iter().map(of).collect());
+            match found.filter(|found| found.len() == layers) {
+                Some(found) => Ok(found),
+                None => f.wrong("mlp_layer_types", list, "\"dense\" or \"sparse\" for each layer"),
+            }
+        }
         Sparse::Never => Ok(vec![false; layers]),
         Sparse::All => Ok(vec![true; layers]),
+        Sparse::Counted => Ok(vec![experts; layers]),
         Sparse::Listed => {
             let step = f.whole_or_none("decoder_sparse_step")?.unwrap_or(1);
             let mut found: Vec<bool> = (1..=layers as u64).map(|i| i.is_multiple_of(step)).collect();
@@ -1079,7 +1384,7 @@ fn load_balance_loss(
             _ => return f.wrong("router_aux_loss_coef", value, "a number, 0 or above"),
         },
     };
-    let routed = layers.iter().filter(|l| l.sparse).count();
+    let routed = layers.iter().filter(|l| l.sparse()).count();
     if !f.flag("output_router_logits", false)? || routed == 0 || coefficient == 0.0 {
         return Ok(0.0);
     }
@@ -1093,17 +1398,18 @@ fn load_balance_loss(
 
 // From a specification ----------------------------------------------------------------------------
 
-/// The names of the components of a layer, and the role of the second.
+/// The names of the components of a layer, one behind the other, and their roles: what mixes tokens,
+/// a network, or one of the two.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// The attention, or the mixer in its place.
-    pub attention: String,
-    /// Whether it is a mixer.
-    pub mixer: bool,
-    /// The network.
-    pub network: String,
-    /// Whether that has experts.
-    pub role: Role,
+    /// Both of each.
+    pub parts: Vec<(String, Role)>,
+}
+
+impl Named {
+    fn has(&self, role: Role) -> bool {
+        self.parts.iter().any(|(_, own)| *own == role)
+    }
 }
 
 /// The parts of a model whose layers are an attention and a network, one after the other.
@@ -1116,7 +1422,7 @@ struct Plain<'a> {
     attentions: [Option<&'a Attention>; 2],
     mlp: Option<&'a Mlp>,
     experts: Option<&'a Experts>,
-    mixer: Option<&'a Defined>,
+    mixer: Option<(Mixer, &'a Defined)>,
 }
 
 /// The layers of a model, each with weights of its own, in the order in which they are first
@@ -1150,40 +1456,56 @@ fn each_layer<'a>(
     Ok(())
 }
 
-/// The names of the attention and the network that are a layer's components, whatever norms stand
-/// between them.
+/// The names of what mixes tokens and of the network that are a layer's components, whatever norms
+/// stand between them.
 fn named(model: &Model, expr: &Expr) -> std::result::Result<Named, String> {
     let terms = match expr {
         Expr::Sequential(terms) => terms.as_slice(),
-        Expr::Component(_) | Expr::Norm | Expr::Parallel(_) | Expr::Skip(..) => &[],
+        Expr::Component(_) => std::slice::from_ref(expr),
+        Expr::Norm | Expr::Parallel(_) | Expr::Skip(..) => &[],
     };
-    let terms: Vec<&Expr> = terms.iter().filter(|term| **term != Expr::Norm).collect();
-    let of = |name: &String| model.components.get(name);
     let other = || {
         let layer = super::composition(expr);
         format!("the layer `{layer}` is not a sequence attention and a network behind it")
     };
-    let [Expr::Component(attention), Expr::Component(network)] = terms[..] else { return Err(other()) };
-    let (Some(first), Some(second)) = (of(attention), of(network)) else { return Err(other()) };
-    let mixer = match first {
-        Component::Sequence(_) => false,
-        Component::Defined(own) if is_mixer(own) => true,
-        _ => return Err(other()),
-    };
-    let role = match second.known() {
-        Known::Mlp(_) => Role::Mlp,
-        Known::Experts(_) => Role::Experts,
-        Known::Attention(_) | Known::Own => {
-            return Err(format!("`{network}` is no network, where one stands"));
-        }
-    };
-    Ok(Named { attention: attention.clone(), mixer, network: network.clone(), role })
+    let mut parts = vec![];
+    for term in terms.iter().filter(|term| **term != Expr::Norm) {
+        let Expr::Component(name) = term else { return Err(other()) };
+        let Some(component) = model.components.get(name) else { return Err(other()) };
+        parts.push((name.clone(), role(component).ok_or_else(other)?));
+    }
+    let mixes = |role: Role| matches!(role, Role::Attention | Role::Mixer);
+    match parts.as_slice() {
+        [_] => Ok(Named { parts }),
+        [(_, first), (_, second)] if mixes(*first) && !mixes(*second) => Ok(Named { parts }),
+        [(_, first), (name, _)] if mixes(*first) => Err(format!("`{name}` is no network, where one stands")),
+        _ => Err(other()),
+    }
 }
 
-/// Whether a definition is the library's Mamba-2, of which there are families.
-fn is_mixer(own: &Defined) -> bool {
-    let library = dreamc_dsl::define::library::definition("mamba2");
-    library.is_some_and(|library| own.definition == library)
+/// The role of a component that families have.
+fn role(component: &Component) -> Option<Role> {
+    if let Component::Defined(own) = component
+        && mixer_of(own).is_some()
+    {
+        return Some(Role::Mixer);
+    }
+    match component.known() {
+        Known::Mlp(_) => Some(Role::Mlp),
+        Known::Experts(_) => Some(Role::Experts),
+        Known::Attention(_) | Known::Own => {
+            matches!(component, Component::Sequence(_)).then_some(Role::Attention)
+        }
+    }
+}
+
+/// The mixer of the library that a definition is, of those of which there are families.
+fn mixer_of(own: &Defined) -> Option<Mixer> {
+    let is = |mixer: &Mixer| {
+        let library = dreamc_dsl::define::library::definition(mixer.name());
+        library.is_some_and(|library| own.definition == library)
+    };
+    Mixer::ALL.into_iter().find(is)
 }
 
 impl<'a> Plain<'a> {
@@ -1213,17 +1535,24 @@ impl<'a> Plain<'a> {
         if matches!(expr, Expr::Sequential(terms) if terms.contains(&Expr::Norm)) {
             return Err(format!("the layer `{}` normalises the stream", super::composition(expr)));
         }
-        let components = &self.model.components;
-        match components.get(&found.network).map(|c| c.known()) {
-            Some(Known::Mlp(mlp)) => same(&mut self.mlp, mlp, &found.network)?,
-            Some(Known::Experts(experts)) => same(&mut self.experts, experts, &found.network)?,
-            Some(Known::Attention(_) | Known::Own) | None => {}
-        }
-        if let Some(Component::Sequence(a)) = components.get(&found.attention) {
-            same(&mut self.attentions[usize::from(a.window.is_some())], a, &found.attention)?;
-        }
-        if let Some(Component::Defined(own)) = components.get(&found.attention) {
-            same(&mut self.mixer, own, &found.attention)?;
+        for (name, _) in &found.parts {
+            let component = self.model.components.get(name);
+            if let Some(Component::Sequence(a)) = component {
+                same(&mut self.attentions[usize::from(a.window.is_some())], a, name)?;
+            }
+            if let Some(Component::Defined(own)) = component
+                && let Some(mixer) = mixer_of(own)
+            {
+                if self.mixer.is_some_and(|first| first != (mixer, own)) {
+                    return Err(differs(name));
+                }
+                self.mixer = Some((mixer, own));
+            }
+            match component.map(|c| c.known()) {
+                Some(Known::Mlp(mlp)) => same(&mut self.mlp, mlp, name)?,
+                Some(Known::Experts(experts)) => same(&mut self.experts, experts, name)?,
+                Some(Known::Attention(_) | Known::Own) | None => {}
+            }
         }
         self.layers.push(found);
         Ok(())
@@ -1231,7 +1560,7 @@ impl<'a> Plain<'a> {
 
     /// A quantity of the model.
     fn value(&self, slot: Slot, family: &Family) -> Option<f64> {
-        let a = self.attentions[0].or(self.attentions[1])?;
+        let a = self.attentions[0].or(self.attentions[1]);
         let experts = self.experts;
         let own = family.fields().any(|(_, slot, _)| *slot == Slot::ExpertIntermediate);
         let flag = |flag: bool| f64::from(u8::from(flag));
@@ -1240,9 +1569,9 @@ impl<'a> Plain<'a> {
             Slot::Hidden => Some(self.model.hidden as f64),
             Slot::Context => Some(self.model.context as f64),
             Slot::Layers => Some(self.layers.len() as f64),
-            Slot::Heads => Some(a.heads as f64),
-            Slot::KvHeads => Some(a.kv_heads as f64),
-            Slot::HeadSize => Some(a.head_size as f64),
+            Slot::Heads => Some(a?.heads as f64),
+            Slot::KvHeads => Some(a?.kv_heads as f64),
+            Slot::HeadSize => Some(a?.head_size as f64),
             Slot::Intermediate => match (self.mlp, experts) {
                 (Some(mlp), _) => Some(mlp.intermediate as f64),
                 (None, Some(experts)) if !own => Some(experts.intermediate as f64),
@@ -1255,20 +1584,35 @@ impl<'a> Plain<'a> {
             Slot::Eps => Some(self.model.norm.eps),
             Slot::Tie => Some(flag(self.model.tie)),
             Slot::Scalar => {
+                let a = a?;
                 let scale = a.scale.unwrap_or(1.0 / (a.head_size as f64).sqrt());
                 let (exact, whole) = (1.0 / (scale * scale), (1.0 / (scale * scale)).round());
                 Some(if 1.0 / whole.sqrt() == scale { whole } else { exact })
             }
-            Slot::Softcap => a.softcap,
+            Slot::Softcap => a?.softcap,
             Slot::LogitSoftcap => self.model.logit_softcap,
             Slot::Experts => experts.map(|e| e.count as f64),
             Slot::Active => experts.map(|e| e.active as f64),
             Slot::ExpertIntermediate => experts.map(|e| e.intermediate as f64),
             Slot::Normalise => experts.map(|e| flag(e.router.normalise)),
+            Slot::Shared if family.sparse == Sparse::Counted && experts.is_none() => {
+                self.mlp.map(|mlp| mlp.intermediate as f64)
+            }
             Slot::Shared => experts.map(|e| (e.shared * e.intermediate) as f64),
+            Slot::ExpertsOrNone => Some(experts.map_or(0.0, |e| e.count as f64)),
+            Slot::Scale => {
+                let a = a?;
+                Some(a.scale.unwrap_or(1.0 / (a.head_size as f64).sqrt()))
+            }
+            Slot::OutputScale => Some(self.model.output_scale.unwrap_or(1.0)),
+            Slot::LogitDivisor => {
+                let exact = 1.0 / self.model.logit_scale.unwrap_or(1.0);
+                let whole = exact.round();
+                Some(if Some(1.0 / whole) == self.model.logit_scale { whole } else { exact })
+            }
             Slot::SharedCount => experts.map(|e| e.shared as f64),
             Slot::Dense => {
-                let sparse = self.layers.iter().position(|l| l.role == Role::Experts);
+                let sparse = self.layers.iter().position(|l| l.has(Role::Experts));
                 Some(sparse.unwrap_or(self.layers.len()) as f64)
             }
             Slot::Groups => experts.map(|e| e.router.groups as f64),
@@ -1277,37 +1621,61 @@ impl<'a> Plain<'a> {
             Slot::Passes => self.passes.map(|n| n as f64),
             // Nothing goes back to the family that has them.
             Slot::Backprop | Slot::Prelude | Slot::Core | Slot::Coda => None,
-            Slot::EmbedScale | Slot::Noise => None,
-            Slot::QueryRank => a.latent?.query.map(|n| n as f64),
-            Slot::KvRank => Some(a.latent?.kv as f64),
-            Slot::Turned => Some(a.latent?.turned as f64),
-            Slot::Still => Some((a.head_size - a.latent?.turned) as f64),
-            Slot::Value => Some(a.latent?.value as f64),
-            Slot::Bias => Some(flag(a.bias.is_some())),
-            Slot::MixerHeads => Some((self.setting("groups")? * self.setting("members")?) as f64),
-            Slot::MixerSize => Some(self.setting("size")? as f64),
-            Slot::MixerGroups => Some(self.setting("groups")? as f64),
-            Slot::MixerState => Some(self.setting("state")? as f64),
-            Slot::MixerWidth => Some(self.setting("width")? as f64),
+            Slot::Noise => None,
+            Slot::EmbedScale => Some(match self.model.embed_scale {
+                None => 1.0,
+                Some(EmbedScale::SqrtHidden) => (self.model.hidden as f64).sqrt(),
+                Some(EmbedScale::Value(x)) => x,
+            }),
+            Slot::QueryRank => a?.latent?.query.map(|n| n as f64),
+            Slot::KvRank => Some(a?.latent?.kv as f64),
+            Slot::Turned => Some(a?.latent?.turned as f64),
+            Slot::Still => Some((a?.head_size - a?.latent?.turned) as f64),
+            Slot::Value => Some(a?.latent?.value as f64),
+            Slot::Bias => Some(flag(a?.bias.is_some())),
+            Slot::MixerHeads => match self.mixer?.0 {
+                Mixer::Mamba2 => self.settings(&["groups", "members"]),
+                Mixer::GatedDelta => self.settings(&["heads", "members"]),
+                Mixer::Kda => self.settings(&["heads"]),
+            },
+            Slot::MixerSize => match self.mixer?.0 {
+                Mixer::Mamba2 | Mixer::Kda => self.settings(&["size"]),
+                Mixer::GatedDelta => self.settings(&["value"]),
+            },
+            Slot::MixerGroups => match self.mixer?.0 {
+                Mixer::Mamba2 => self.settings(&["groups"]),
+                Mixer::GatedDelta | Mixer::Kda => self.settings(&["heads"]),
+            },
+            Slot::MixerState => match self.mixer?.0 {
+                Mixer::Mamba2 => self.settings(&["state"]),
+                Mixer::GatedDelta | Mixer::Kda => self.settings(&["size"]),
+            },
+            Slot::MixerWidth => self.settings(&["width"]),
             Slot::MixerExpand => {
-                let wide = self.setting("groups")? * self.setting("members")? * self.setting("size")?;
-                wide.is_multiple_of(self.model.hidden).then(|| (wide / self.model.hidden) as f64)
+                let (wide, hidden) =
+                    (self.settings(&["groups", "members", "size"])?, self.model.hidden as f64);
+                (wide % hidden == 0.0).then_some(wide / hidden)
             }
         }
     }
 
+    /// The product of sizes of the mixer.
+    fn settings(&self, names: &[&str]) -> Option<f64> {
+        names.iter().map(|name| Some(self.setting(name)? as f64)).product()
+    }
+
     /// A size of the mixer, small enough that products of three are.
     fn setting(&self, name: &str) -> Option<u64> {
-        let of = |name: &str| match self.mixer?.settings.get(name)? {
+        let of = |name: &str| match self.mixer?.1.settings.get(name)? {
             Setting::Size(size) => Some(*size),
             Setting::Number(_) | Setting::Derived => None,
         };
-        let size = match (name, of(name)) {
+        let size = match (self.mixer?.0, name, of(name)) {
             // As the library has it.
-            ("members", None) => {
+            (Mixer::Mamba2, "members", None) => {
                 2 * self.model.hidden.checked_div(of("size")?)?.checked_div(of("groups")?)?
             }
-            (_, size) => size?,
+            (_, _, size) => size?,
         };
         (size < 1 << 20).then_some(size)
     }
@@ -1316,6 +1684,9 @@ impl<'a> Plain<'a> {
     fn config(&self, family: &'static Family) -> Option<Config> {
         let value = |&(_, slot, _): &(&str, Slot, Absent)| Some((slot, self.value(slot, family)?));
         let mut values: BTreeMap<Slot, f64> = family.fields().filter_map(value).collect();
+        if family.sparse == Sparse::Counted {
+            counted(&mut values);
+        }
         if family.latent {
             for slot in [Slot::HeadSize, Slot::Scalar] {
                 values.extend(self.value(slot, family).map(|value| (slot, value)));
@@ -1326,15 +1697,28 @@ impl<'a> Plain<'a> {
             Some(Turn { base, scaling })
         };
         let [full, local] = self.attentions.map(|a| a.and_then(turn));
-        let rotations = [full.or(local)?, local.or(full)?];
-        let windowed = |named: &Named| {
-            let component = self.model.components.get(&named.attention);
+        let rotations = match family.rotation {
+            Rotation::Still => [STILL; 2],
+            Rotation::Typed(_) if full.is_none() => [STILL; 2],
+            _ => [full.or(local)?, local.or(full)?],
+        };
+        let windowed = |(name, _): &(String, Role)| {
+            let component = self.model.components.get(name);
             matches!(component, Some(Component::Sequence(a)) if a.window.is_some())
         };
+        let one = |named: &Named, role: Role| named.has(role);
         let layer = |named: &Named| Layer {
-            windowed: windowed(named),
-            sparse: named.role == Role::Experts,
-            mixer: named.mixer,
+            windowed: named.parts.iter().any(windowed),
+            mixing: match (one(named, Role::Attention), one(named, Role::Mixer)) {
+                (true, _) => Some(Mixing::Attention),
+                (false, true) => Some(Mixing::Mixer),
+                (false, false) => None,
+            },
+            network: match (one(named, Role::Mlp), one(named, Role::Experts)) {
+                (true, _) => Some(Network::Dense),
+                (false, true) => Some(Network::Sparse),
+                (false, false) => None,
+            },
         };
         Some(Config {
             family,
@@ -1365,10 +1749,14 @@ fn same<'a, T: PartialEq>(
     name: &str,
 ) -> std::result::Result<(), String> {
     if place.is_some_and(|first| first != found) {
-        return Err(format!("`{name}` differs from the component of the same kind in the layers before it"));
+        return Err(differs(name));
     }
     *place = Some(found);
     Ok(())
+}
+
+fn differs(name: &str) -> String {
+    format!("`{name}` differs from the component of the same kind in the layers before it")
 }
 
 /// The configuration of a specification whose weights are stored in this type: of a family such
@@ -1421,12 +1809,19 @@ fn meaning(model: &Model, layers: &[Named]) -> Model {
     let mut body = vec![];
     for layer in layers {
         let mut names = vec![];
-        let network = if layer.role == Role::Experts { "ea" } else { "mlp" };
-        let first = if layer.mixer { "mixer" } else { "global" };
-        for (name, mut role) in [(&layer.attention, first), (&layer.network, network)] {
+        for (name, role) in &layer.parts {
+            let mut role = match role {
+                Role::Mixer => "mixer",
+                Role::Mlp => "mlp",
+                Role::Experts => "ea",
+                Role::Layer | Role::Attention => "global",
+            };
             let Some(mut component) = old.get(name).cloned() else { continue };
             if let Component::Sequence(a) = &mut component {
                 a.scale.get_or_insert(1.0 / (a.head_size as f64).sqrt());
+                if let Some(latent) = &mut a.latent {
+                    latent.eps.get_or_insert(model.norm.eps);
+                }
                 // Layers outside loops do not use it.
                 a.projection = a.projection.take().filter(|_| loops);
                 role = if a.window.is_some() { "local" } else { role };
@@ -1476,6 +1871,7 @@ fn lines(spec: &Spec, model: &Model) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::finite;
     use super::*;
     use dreamc_dsl::Spelling;
 
@@ -1703,6 +2099,81 @@ mod tests {
             let kept: Map<String, Value> = serde_json::from_str(text).unwrap();
             let config = Config::read(Path::new("config.json"), kept.clone(), &[]).unwrap();
             let spec = config.spec("model", Some(Dtype::BF16)).unwrap();
+            let kind = config.family.kind;
+            let compiled = dreamc_compiler::compile(&spec, &crate::train::prepare::forward(1, 1)).unwrap();
+            assert_eq!(crate::model::parameters(&compiled), total, "{kind}");
+            let back = recognise(&spec, Dtype::BF16, Some(kind), &kept).unwrap();
+            assert_eq!(back.family.kind, kind);
+            let again = Config::read(Path::new("config.json"), back.json(Dtype::BF16, &kept), &[]).unwrap();
+            assert_eq!(again.spec("model", Some(Dtype::BF16)).unwrap().model, spec.model, "{kind}");
+        }
+    }
+
+    /// Published hybrids have their published sizes, and go back.
+    #[test]
+    fn published_hybrids_have_their_published_sizes() {
+        let qwen = r#"{"architectures": ["Qwen3NextForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+            "decoder_sparse_step": 1, "eos_token_id": 151645, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+            "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5120, "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+            "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_next", "moe_intermediate_size": 512,
+            "norm_topk_prob": true, "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10,
+            "num_hidden_layers": 48, "num_key_value_heads": 2, "output_router_logits": false, "partial_rotary_factor": 0.25,
+            "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000000, "router_aux_loss_coef": 0.001,
+            "shared_expert_intermediate_size": 512, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+            "transformers_version": "4.57.0.dev0", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936}"#;
+        let nemotron = r#"{"architectures": ["NemotronHForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "bos_token_id": 1, "chunk_size": 128, "conv_kernel": 4, "eos_token_id": 2, "expand": 2, "head_dim": 128,
+            "hidden_dropout": 0.0, "hidden_size": 2688, "hybrid_override_pattern":
+            "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "initializer_range": 0.02, "intermediate_size": 1856,
+            "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_num_heads": 64,
+            "mamba_proj_bias": false, "mamba_ssm_cache_dtype": "float32", "max_position_embeddings": 262144, "mlp_bias": false,
+            "mlp_hidden_act": "relu2", "model_type": "nemotron_h", "moe_intermediate_size": 1856,
+            "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_groups": 8, "n_routed_experts": 128,
+            "n_shared_experts": 1, "norm_eps": 1e-05, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts_per_tok": 6,
+            "num_hidden_layers": 52, "num_key_value_heads": 2, "num_logits_to_keep": 1, "pad_token_id": 0,
+            "partial_rotary_factor": 1.0, "rescale_prenorm_residual": true, "residual_in_fp32": false, "rope_theta": 10000,
+            "routed_scaling_factor": 2.5, "sliding_window": null, "ssm_state_size": 128, "tie_word_embeddings": false,
+            "time_step_limit": [0.0, Infinity], "topk_group": 1, "torch_dtype": "bfloat16", "use_bias": false, "use_cache": true, "use_conv_bias": true,
+            "use_mamba_kernels": true, "vocab_size": 131072}"#;
+        let kimi = r#"{"architectures": ["KimiLinearForCausalLM"], "bos_token_id": 163584, "dtype": "bfloat16",
+            "eos_token_id": 163586, "first_k_dense_replace": 1, "head_dim": 72, "hidden_act": "silu", "hidden_size": 2304,
+            "initializer_range": 0.02, "intermediate_size": 9216, "kv_lora_rank": 512, "linear_attn_config": {"full_attn_layers":
+            [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21,
+            22, 23, 25, 26], "num_heads": 32, "short_conv_kernel_size": 4}, "mla_use_nope": true, "model_max_length": 1048576,
+            "model_type": "kimi_linear", "moe_intermediate_size": 1024, "moe_layer_freq": 1, "moe_renormalize": true,
+            "moe_router_activation_func": "sigmoid", "num_attention_heads": 32, "num_expert_group": 1, "num_experts": 256,
+            "num_experts_per_token": 8, "num_hidden_layers": 27, "num_key_value_heads": 32, "num_nextn_predict_layers": 0,
+            "num_shared_experts": 1, "pad_token_id": 163839, "q_lora_rank": null, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+            "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0, "routed_scaling_factor": 2.446,
+            "tie_word_embeddings": false, "topk_group": 1, "use_cache": true, "use_grouped_topk": true, "v_head_dim": 128,
+            "vocab_size": 163840}"#;
+        let kind = |i: usize| if i % 10 == 5 { "\"attention\"" } else { "\"mamba\"" };
+        let granite = format!(
+            r#"{{"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "attention_multiplier": 0.0078125, "bos_token_id": 100257, "embedding_multiplier": 12, "eos_token_id": 100257,
+            "hidden_act": "silu", "hidden_size": 1536, "init_method": "mup", "initializer_range": 0.1, "intermediate_size": 512,
+            "layer_types": [{}], "logits_scaling": 6, "mamba_chunk_size": 256, "mamba_conv_bias": true, "mamba_d_conv": 4,
+            "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 48,
+            "mamba_proj_bias": false, "max_position_embeddings": 131072, "model_type": "granitemoehybrid",
+            "normalization_function": "rmsnorm", "num_attention_heads": 12, "num_experts_per_tok": 6, "num_hidden_layers": 40,
+            "num_key_value_heads": 4, "num_local_experts": 64, "output_router_logits": false, "pad_token_id": 100256,
+            "position_embedding_type": "nope", "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": null,
+            "rope_theta": 10000, "router_aux_loss_coef": 0.01, "shared_intermediate_size": 1024, "tie_word_embeddings": true,
+            "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 100352}}"#,
+            (0..40).map(kind).collect::<Vec<_>>().join(", ")
+        );
+        for (text, total) in [
+            (qwen, 79_674_391_296),
+            (nemotron, 31_577_937_344),
+            (kimi, 49_122_675_072),
+            (granite.as_str(), 6_939_037_248u64),
+        ] {
+            let kept: Map<String, Value> = serde_json::from_slice(&finite(text.as_bytes())).unwrap();
+            let config =
+                Config::read(Path::new("config.json"), kept.clone(), &[]).unwrap_or_else(|e| panic!("{e}"));
+            let yaml = config.specification("model", Some(Dtype::BF16));
+            let spec = config.spec("model", Some(Dtype::BF16)).unwrap_or_else(|e| panic!("{yaml}\n{e}"));
             let kind = config.family.kind;
             let compiled = dreamc_compiler::compile(&spec, &crate::train::prepare::forward(1, 1)).unwrap();
             assert_eq!(crate::model::parameters(&compiled), total, "{kind}");

@@ -94,6 +94,14 @@ pub enum Slot {
     MixerWidth,
     /// Elements of all heads of a mixer by the hidden size.
     MixerExpand,
+    /// Experts of a layer, 0 for a dense network in their place.
+    ExpertsOrNone,
+    /// Factor on the scores of an attention.
+    Scale,
+    /// Factor on what every component gives.
+    OutputScale,
+    /// What logits are divided by.
+    LogitDivisor,
 }
 
 /// The kind of number a quantity is.
@@ -125,7 +133,9 @@ impl Slot {
             Slot::MixerHeads | Slot::MixerSize | Slot::MixerGroups => Kind::Whole,
             Slot::MixerState | Slot::MixerWidth | Slot::MixerExpand => Kind::Whole,
             Slot::Prelude | Slot::Core | Slot::Coda => Kind::Whole,
-            Slot::EmbedScale | Slot::Noise => Kind::Real,
+            Slot::EmbedScale | Slot::Noise | Slot::Scale => Kind::Real,
+            Slot::OutputScale | Slot::LogitDivisor => Kind::Real,
+            Slot::ExpertsOrNone => Kind::Count,
             Slot::KvRank | Slot::Turned | Slot::Still | Slot::Value => Kind::Whole,
             Slot::SharedCount | Slot::Dense | Slot::QueryRank => Kind::Count,
             Slot::Eps | Slot::GateScale => Kind::Real,
@@ -186,6 +196,10 @@ pub enum Rotation {
     Base(f64),
     /// One base, this where the file lacks it, and a scaling of layers without the window alone.
     Full(f64),
+    /// None: heads do not turn.
+    Still,
+    /// One for all layers, this where the file lacks it, where `position_embedding_type` is `rope`.
+    Typed(f64),
 }
 
 /// The order in which layers are applied.
@@ -230,6 +244,9 @@ pub enum Sparse {
     Listed,
     /// All but the first, as many as [`Slot::Dense`] says.
     Later,
+    /// All, where [`Slot::ExpertsOrNone`] is not 0; what stands in for them is the network of all
+    /// tokens.
+    Counted,
 }
 
 /// The part of a layer that a tensor belongs to.
@@ -258,6 +275,8 @@ pub enum Source {
     Heads([&'static str; 3]),
     /// The upper (0) or lower (1) half of the rows of one.
     Half(&'static str, u64),
+    /// The same of the rows of each expert.
+    HalfEach(&'static str, u64),
     /// One of each expert, whose number stands for `{e}`.
     Each(&'static str),
     /// Matrices of experts that stand transposed, their columns among those of so many tensors of
@@ -276,9 +295,75 @@ pub enum Source {
     PairsOf(&'static str, u64),
     /// One that is a vector there, whatever its dimensions are here.
     Flat(&'static str),
-    /// Of Mamba-2's gate, values, keys, queries and steps, whose rows stand one behind another from
-    /// the first of these on and up to the second, those of the third.
-    Mamba(&'static str, [usize; 2], usize),
+    /// Of a mixer's parts, whose rows stand one behind another from the first of these on and up to
+    /// the second, those of the third. The parts of Mamba-2 are gate, values, keys, queries and
+    /// steps, those of Gated DeltaNet queries, keys and values.
+    Stacked(&'static str, [usize; 2], usize),
+    /// Of a mixer's parts, which stand one behind another for each head of keys, the rows of the
+    /// so-manieth.
+    ByHead(&'static str, &'static [Rows], usize),
+    /// Queries, keys and values, where the rows of a gate stand behind those of each head's query.
+    GatedHeads([&'static str; 3]),
+    /// The rows of these gates.
+    Gates(&'static str),
+    /// The first where queries are made of a short vector, the second where of the stream.
+    Either(&'static str, &'static str),
+    /// A filter of each channel, which ends with the token itself.
+    Filter(&'static str),
+    /// A vector with so many dimensions of one element before it, and behind it.
+    Ones(&'static str, [usize; 2]),
+}
+
+/// Rows that a mixer has for each head of its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// The elements of a key.
+    Keys,
+    /// The elements of the values of all its heads.
+    Values,
+    /// One for each head of values.
+    Members,
+}
+
+/// What mixes tokens in the place of an attention: definitions of the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixer {
+    /// `std/mamba2`.
+    Mamba2,
+    /// `std/gated_delta`.
+    GatedDelta,
+    /// `std/kda`.
+    Kda,
+}
+
+impl Mixer {
+    /// All of them.
+    pub const ALL: [Mixer; 3] = [Mixer::Mamba2, Mixer::GatedDelta, Mixer::Kda];
+
+    /// The name of its definition.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mixer::Mamba2 => "mamba2",
+            Mixer::GatedDelta => "gated_delta",
+            Mixer::Kda => "kda",
+        }
+    }
+}
+
+/// How a file says which layers have a mixer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// All but those of `attn_layer_indices`.
+    Indices,
+    /// Those that `layer_types` names so, else all but every so-manieth, of `full_attention_interval`.
+    Types,
+    /// Those that `layer_types` names so, in the words of earlier versions, else all.
+    Named,
+    /// Those of `linear_attn_config`, counted from 1, else those that `layer_types` names so.
+    Config,
+    /// Every layer is one component, that of its letter in `hybrid_override_pattern` or of its word
+    /// in `layers_block_type`.
+    Single,
 }
 
 /// A kind of model.
@@ -292,14 +377,20 @@ pub struct Family {
     pub title: &'static str,
     /// Fields with a quantity each, some of them common to families.
     pub fields: &'static [&'static [Field]],
-    /// Fields that must be absent, null or false.
+    /// Fields that must be absent, null, false or 0.
     pub off: &'static [&'static str],
+    /// Fields that must be absent, null or true.
+    pub on: &'static [&'static str],
+    /// Other names of fields, by those of `fields`.
+    pub aliases: &'static [(&'static str, &'static str)],
     /// Fields that this family alone has, and that change nothing.
     pub harmless: &'static [&'static str],
     /// Name of the field of the activation, its one value, and ours.
     pub activation: (&'static str, &'static str, &'static str),
     /// Gains are stored less one, and the embedding is scaled by the root of its size: Gemma.
     pub gemma: bool,
+    /// Gains are stored less one.
+    pub unit_offset: bool,
     /// The order of its layers.
     pub form: Form,
     /// Norms of branches.
@@ -308,10 +399,15 @@ pub struct Family {
     pub sinks: bool,
     /// Whether the router and the experts have biases.
     pub biased: bool,
+    /// Whether what every token's expert gives is multiplied by a gate.
+    pub shared_gate: bool,
     /// Whether attentions are latent.
     pub latent: bool,
-    /// Whether layers mix tokens by Mamba-2, but for those that `attn_layer_indices` names.
-    pub mixer: bool,
+    /// Whether outputs of attentions are multiplied by gates, whose rows of queries' matrix stand
+    /// behind those of their head.
+    pub gated: bool,
+    /// What mixes the tokens of layers without an attention, and how a file says which they are.
+    pub mixer: Option<(Mixer, Placed)>,
     /// Share of a head that turns.
     pub share: f64,
     /// Normalisation of queries and keys, in the language's word.
@@ -339,6 +435,12 @@ pub struct Family {
     pub ends: [&'static str; 4],
     /// Tensors that are stored and that every version computes.
     pub computed: &'static [&'static str],
+    /// Parts of names that a version of `transformers` writes, and those of the family's own files,
+    /// which every version reads.
+    pub renamed: &'static [(&'static str, &'static str)],
+    /// What the names of tensors begin with that its class does not read: layers that predict
+    /// further tokens.
+    pub unread: &'static [&'static str],
     /// Tensors of a layer: of modules by our stem and theirs, or one by its whole name here and
     /// there.
     pub tensors: &'static [&'static [(Role, &'static str, Source)]],
@@ -401,11 +503,20 @@ const SHARED_EXPERTS: [(Role, &str, Source); 3] = [
     (Role::Experts, "shared.down", Source::One("mlp.shared_experts.down_proj")),
 ];
 
-const LATENT_ATTENTION: [(Role, &str, Source); 7] = [
-    (Role::Attention, "q_down", Source::One("self_attn.q_a_proj")),
-    (Role::Attention, "q_down_norm", Source::One("self_attn.q_a_layernorm")),
+const SHARED_GATED: [(Role, &str, Source); 4] = [
+    (Role::Experts, "shared.gate", Source::One("mlp.shared_expert.gate_proj")),
+    (Role::Experts, "shared.up", Source::One("mlp.shared_expert.up_proj")),
+    (Role::Experts, "shared.down", Source::One("mlp.shared_expert.down_proj")),
+    (Role::Experts, "shared_gate", Source::Row("mlp.shared_expert_gate")),
+];
+/// What turns of queries and keys, where neighbours turn together.
+const LATENT_PAIRS: [(Role, &str, Source); 2] = [
     (Role::Attention, "q_up", Source::LastPairs("self_attn.q_b_proj", "self_attn.q_proj")),
     (Role::Attention, "kv_down", Source::LatentPairs("self_attn.kv_a_proj_with_mqa")),
+];
+const LATENT_ATTENTION: [(Role, &str, Source); 5] = [
+    (Role::Attention, "q_down", Source::One("self_attn.q_a_proj")),
+    (Role::Attention, "q_down_norm", Source::One("self_attn.q_a_layernorm")),
     (Role::Attention, "kv_down_norm", Source::One("self_attn.kv_a_layernorm")),
     (Role::Attention, "kv_up", Source::One("self_attn.kv_b_proj")),
     (Role::Attention, "out", Source::One("self_attn.o_proj")),
@@ -472,23 +583,76 @@ impl Usual {
     }
 }
 
-/// Of a layer whose mixer is Mamba-2, in the names of `std/mamba2`.
-const MAMBA: [(Role, &str, Source); 15] = [
+/// Of a layer whose mixer is Mamba-2, in the names of `std/mamba2`, and the name of its norm.
+macro_rules! mamba {
+    ($stem:literal, $norm:literal) => {
+        [
+            (Role::Mixer, "norm", Source::One($norm)),
+            (Role::Mixer, "z.weight", Source::Stacked(concat!($stem, ".in_proj.weight"), [0, 5], 0)),
+            (Role::Mixer, "v.weight", Source::Stacked(concat!($stem, ".in_proj.weight"), [0, 5], 1)),
+            (Role::Mixer, "B.weight", Source::Stacked(concat!($stem, ".in_proj.weight"), [0, 5], 2)),
+            (Role::Mixer, "C.weight", Source::Stacked(concat!($stem, ".in_proj.weight"), [0, 5], 3)),
+            (Role::Mixer, "step.weight", Source::Stacked(concat!($stem, ".in_proj.weight"), [0, 5], 4)),
+            (Role::Mixer, "v.filter", Source::Stacked(concat!($stem, ".conv1d.weight"), [1, 4], 1)),
+            (Role::Mixer, "B.filter", Source::Stacked(concat!($stem, ".conv1d.weight"), [1, 4], 2)),
+            (Role::Mixer, "C.filter", Source::Stacked(concat!($stem, ".conv1d.weight"), [1, 4], 3)),
+            (Role::Mixer, "v.bias", Source::Stacked(concat!($stem, ".conv1d.bias"), [1, 4], 1)),
+            (Role::Mixer, "B.bias", Source::Stacked(concat!($stem, ".conv1d.bias"), [1, 4], 2)),
+            (Role::Mixer, "C.bias", Source::Stacked(concat!($stem, ".conv1d.bias"), [1, 4], 3)),
+            (Role::Mixer, "step.weight2", Source::Flat(concat!($stem, ".dt_bias"))),
+            (Role::Mixer, "a.weight", Source::Flat(concat!($stem, ".A_log"))),
+            (Role::Mixer, "y.weight", Source::Flat(concat!($stem, ".D"))),
+            (Role::Mixer, "out.weight", Source::Flat(concat!($stem, ".norm.weight"))),
+            (Role::Mixer, "out.weight2", Source::One(concat!($stem, ".out_proj.weight"))),
+        ]
+    };
+}
+
+const MAMBA: [(Role, &str, Source); 17] = mamba!("mamba", "input_layernorm");
+
+/// Of a layer whose mixer is Gated DeltaNet, in the names of `std/gated_delta`.
+const GATED_DELTA: [(Role, &str, Source); 14] = {
+    const ROWS: &str = "linear_attn.in_proj_qkvz.weight";
+    const RATES: &str = "linear_attn.in_proj_ba.weight";
+    const FILTERS: &str = "linear_attn.conv1d.weight";
+    const PARTS: &[Rows] = &[Rows::Keys, Rows::Keys, Rows::Values, Rows::Values];
+    const BOTH: &[Rows] = &[Rows::Members, Rows::Members];
+    [
+        (Role::Mixer, "norm", Source::One("input_layernorm")),
+        (Role::Mixer, "q.weight", Source::ByHead(ROWS, PARTS, 0)),
+        (Role::Mixer, "k.weight", Source::ByHead(ROWS, PARTS, 1)),
+        (Role::Mixer, "v.weight", Source::ByHead(ROWS, PARTS, 2)),
+        (Role::Mixer, "out.weight", Source::ByHead(ROWS, PARTS, 3)),
+        (Role::Mixer, "b.weight", Source::ByHead(RATES, BOTH, 0)),
+        (Role::Mixer, "step.weight", Source::ByHead(RATES, BOTH, 1)),
+        (Role::Mixer, "q.filter", Source::Stacked(FILTERS, [0, 3], 0)),
+        (Role::Mixer, "k.filter", Source::Stacked(FILTERS, [0, 3], 1)),
+        (Role::Mixer, "v.filter", Source::Stacked(FILTERS, [0, 3], 2)),
+        (Role::Mixer, "step.weight2", Source::Flat("linear_attn.dt_bias")),
+        (Role::Mixer, "a.weight", Source::Flat("linear_attn.A_log")),
+        (Role::Mixer, "out.gain", Source::One("linear_attn.norm.weight")),
+        (Role::Mixer, "out.weight2", Source::One("linear_attn.out_proj.weight")),
+    ]
+};
+
+/// Of a layer whose mixer is Kimi Delta Attention, in the names of `std/kda`.
+const KDA: [(Role, &str, Source); 16] = [
     (Role::Mixer, "norm", Source::One("input_layernorm")),
-    (Role::Mixer, "z.weight", Source::Mamba("mamba.in_proj.weight", [0, 5], 0)),
-    (Role::Mixer, "v.weight", Source::Mamba("mamba.in_proj.weight", [0, 5], 1)),
-    (Role::Mixer, "B.weight", Source::Mamba("mamba.in_proj.weight", [0, 5], 2)),
-    (Role::Mixer, "C.weight", Source::Mamba("mamba.in_proj.weight", [0, 5], 3)),
-    (Role::Mixer, "step.weight", Source::Mamba("mamba.in_proj.weight", [0, 5], 4)),
-    (Role::Mixer, "v.filter", Source::Mamba("mamba.conv1d.weight", [1, 4], 1)),
-    (Role::Mixer, "B.filter", Source::Mamba("mamba.conv1d.weight", [1, 4], 2)),
-    (Role::Mixer, "C.filter", Source::Mamba("mamba.conv1d.weight", [1, 4], 3)),
-    (Role::Mixer, "v.bias", Source::Mamba("mamba.conv1d.bias", [1, 4], 1)),
-    (Role::Mixer, "B.bias", Source::Mamba("mamba.conv1d.bias", [1, 4], 2)),
-    (Role::Mixer, "C.bias", Source::Mamba("mamba.conv1d.bias", [1, 4], 3)),
-    (Role::Mixer, "step.weight2", Source::Flat("mamba.dt_bias")),
-    (Role::Mixer, "a.weight", Source::Flat("mamba.A_log")),
-    (Role::Mixer, "y.weight", Source::Flat("mamba.D")),
+    (Role::Mixer, "q.weight", Source::One("self_attn.q_proj.weight")),
+    (Role::Mixer, "k.weight", Source::One("self_attn.k_proj.weight")),
+    (Role::Mixer, "v.weight", Source::One("self_attn.v_proj.weight")),
+    (Role::Mixer, "q.filter", Source::Filter("self_attn.q_conv1d.weight")),
+    (Role::Mixer, "k.filter", Source::Filter("self_attn.k_conv1d.weight")),
+    (Role::Mixer, "v.filter", Source::Filter("self_attn.v_conv1d.weight")),
+    (Role::Mixer, "step.weight", Source::One("self_attn.f_a_proj.weight")),
+    (Role::Mixer, "step.weight2", Source::One("self_attn.f_b_proj.weight")),
+    (Role::Mixer, "step.weight3", Source::Flat("self_attn.dt_bias")),
+    (Role::Mixer, "a.weight", Source::Ones("self_attn.A_log", [2, 1])),
+    (Role::Mixer, "b.weight", Source::One("self_attn.b_proj.weight")),
+    (Role::Mixer, "gate.weight", Source::One("self_attn.g_a_proj.weight")),
+    (Role::Mixer, "gate.weight2", Source::One("self_attn.g_b_proj.weight")),
+    (Role::Mixer, "out.gain", Source::One("self_attn.o_norm.weight")),
+    (Role::Mixer, "out.weight", Source::One("self_attn.o_proj.weight")),
 ];
 
 const BIAS: Field = ("attention_bias", S::Bias, Flag(false));
@@ -500,15 +664,20 @@ const PLAIN: Family = Family {
     title: "",
     fields: &[],
     off: &[],
+    on: &[],
+    aliases: &[],
     harmless: &[],
     activation: ("hidden_act", "silu", "swiglu"),
     gemma: false,
+    unit_offset: false,
     form: Form::Straight,
     norms: Norms::Before,
     sinks: false,
     biased: false,
+    shared_gate: false,
     latent: false,
-    mixer: false,
+    gated: false,
+    mixer: None,
     share: 1.0,
     qk_norm: "none",
     bias: "none",
@@ -521,6 +690,8 @@ const PLAIN: Family = Family {
     beside: &[],
     ends: ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", "model.layers"],
     computed: &[],
+    renamed: &[],
+    unread: &[],
     tensors: &[],
 };
 
@@ -531,6 +702,7 @@ const DEEPSEEK: Family = Family {
     sparse: Sparse::Later,
     tensors: &[
         &LATENT_ATTENTION,
+        &LATENT_PAIRS,
         &NORMS,
         &MLP,
         &EXPERTS,
@@ -541,7 +713,7 @@ const DEEPSEEK: Family = Family {
 };
 
 /// The families. Where a specification could be of several, the first is taken.
-pub static FAMILIES: [Family; 21] = [
+pub static FAMILIES: [Family; 25] = [
     Family {
         kind: "gemma2",
         class: "Gemma2ForCausalLM",
@@ -658,22 +830,12 @@ pub static FAMILIES: [Family; 21] = [
         ],
         // Read with a window alone, which is refused.
         harmless: &["max_window_layers"],
+        shared_gate: true,
         bias: "qkv",
         windows: Windows::Unused,
         sparse: Sparse::Listed,
         router: ("olmoe", 0.001),
-        tensors: &[
-            &ATTENTION,
-            &NORMS,
-            &MLP,
-            &EXPERTS,
-            &[
-                (Role::Experts, "shared.gate", Source::One("mlp.shared_expert.gate_proj")),
-                (Role::Experts, "shared.up", Source::One("mlp.shared_expert.up_proj")),
-                (Role::Experts, "shared.down", Source::One("mlp.shared_expert.down_proj")),
-                (Role::Experts, "shared_gate", Source::Row("mlp.shared_expert_gate")),
-            ],
-        ],
+        tensors: &[&ATTENTION, &NORMS, &MLP, &EXPERTS, &SHARED_GATED],
         ..PLAIN
     },
     Family {
@@ -902,23 +1064,306 @@ pub static FAMILIES: [Family; 21] = [
             ],
         ],
         off: &["mlp_bias", "mamba_proj_bias"],
+        on: &["mamba_conv_bias"],
         // How its kernels and its training go.
         harmless: &["mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"],
         bias: "all",
-        mixer: true,
+        mixer: Some((Mixer::Mamba2, Placed::Indices)),
         share: 0.5,
         ends: ["model.embed_tokens.weight", "lm_head.weight", "model.final_layernorm.weight", "model.layers"],
         tensors: &[
             &ATTENTION,
             &MAMBA,
             &[
-                (Role::Mixer, "out.weight", Source::Flat("mamba.norm.weight")),
-                (Role::Mixer, "out.weight2", Source::One("mamba.out_proj.weight")),
                 (Role::Attention, "norm", Source::One("input_layernorm")),
                 (Role::Mlp, "norm", Source::One("pre_ff_layernorm")),
                 (Role::Mlp, "gate", Source::One("feed_forward.gate_proj")),
                 (Role::Mlp, "up", Source::One("feed_forward.up_proj")),
                 (Role::Mlp, "down", Source::One("feed_forward.down_proj")),
+            ],
+        ],
+        ..PLAIN
+    },
+    Family {
+        kind: "granitemoehybrid",
+        class: "GraniteMoeHybridForCausalLM",
+        title: "Granite 4 hybrid",
+        fields: &[&[
+            ("vocab_size", S::Vocab, Whole(32000)),
+            ("hidden_size", S::Hidden, Whole(4096)),
+            ("max_position_embeddings", S::Context, Whole(2048)),
+            ("num_hidden_layers", S::Layers, Whole(32)),
+            ("num_attention_heads", S::Heads, Whole(32)),
+            ("num_key_value_heads", S::KvHeads, Heads),
+            ("head_dim", S::HeadSize, HiddenByHeads),
+            ("intermediate_size", S::ExpertIntermediate, Whole(11008)),
+            ("shared_intermediate_size", S::Shared, Whole(1024)),
+            ("num_local_experts", S::ExpertsOrNone, Whole(8)),
+            ("num_experts_per_tok", S::Active, Whole(2)),
+            ("rms_norm_eps", S::Eps, Real(1e-6)),
+            ("tie_word_embeddings", S::Tie, Flag(false)),
+            ("embedding_multiplier", S::EmbedScale, Real(1.0)),
+            ("attention_multiplier", S::Scale, Real(1.0)),
+            ("residual_multiplier", S::OutputScale, Real(1.0)),
+            ("logits_scaling", S::LogitDivisor, Real(1.0)),
+            ("mamba_n_heads", S::MixerHeads, Whole(128)),
+            ("mamba_d_head", S::MixerSize, Nothing),
+            ("mamba_n_groups", S::MixerGroups, Whole(1)),
+            ("mamba_d_state", S::MixerState, Whole(256)),
+            ("mamba_d_conv", S::MixerWidth, Whole(4)),
+            ("mamba_expand", S::MixerExpand, Whole(2)),
+        ]],
+        off: &["attention_bias", "mamba_proj_bias"],
+        on: &["mamba_conv_bias"],
+        harmless: &["init_method", "mamba_chunk_size"],
+        words: &[("normalization_function", "rmsnorm")],
+        mixer: Some((Mixer::Mamba2, Placed::Named)),
+        rotation: Rotation::Typed(10000.0),
+        sparse: Sparse::Counted,
+        router: ("mixtral", 0.001),
+        tensors: &[
+            &ATTENTION,
+            &MAMBA,
+            &NORMS,
+            &[
+                (Role::Mlp, "gate", Source::Half("shared_mlp.input_linear", 0)),
+                (Role::Mlp, "up", Source::Half("shared_mlp.input_linear", 1)),
+                (Role::Mlp, "down", Source::One("shared_mlp.output_linear")),
+                (Role::Experts, "router", Source::One("block_sparse_moe.router.layer")),
+                (Role::Experts, "gate", Source::HalfEach("block_sparse_moe.input_linear", 0)),
+                (Role::Experts, "up", Source::HalfEach("block_sparse_moe.input_linear", 1)),
+                (Role::Experts, "down", Source::One("block_sparse_moe.output_linear")),
+                (Role::Experts, "shared.gate", Source::Half("shared_mlp.input_linear", 0)),
+                (Role::Experts, "shared.up", Source::Half("shared_mlp.input_linear", 1)),
+                (Role::Experts, "shared.down", Source::One("shared_mlp.output_linear")),
+            ],
+        ],
+        ..PLAIN
+    },
+    Family {
+        kind: "qwen3_next",
+        class: "Qwen3NextForCausalLM",
+        title: "Qwen3-Next",
+        fields: &[
+            &Usual {
+                context: 32768,
+                kv_heads: Whole(2),
+                head_size: Whole(256),
+                intermediate: Whole(5632),
+                ..USUAL
+            }
+            .fields(),
+            &[
+                ("moe_intermediate_size", S::ExpertIntermediate, Whole(512)),
+                ("shared_expert_intermediate_size", S::Shared, Whole(512)),
+                ("num_experts", S::Experts, Whole(512)),
+                ("num_experts_per_tok", S::Active, Whole(10)),
+                ("norm_topk_prob", S::Normalise, Flag(true)),
+                ("linear_num_value_heads", S::MixerHeads, Whole(32)),
+                ("linear_num_key_heads", S::MixerGroups, Whole(16)),
+                ("linear_value_head_dim", S::MixerSize, Whole(128)),
+                ("linear_key_head_dim", S::MixerState, Whole(128)),
+                ("linear_conv_kernel_dim", S::MixerWidth, Whole(4)),
+            ],
+        ],
+        // Biases of a query's gate have no place here.
+        off: &["attention_bias", "mlp_bias"],
+        unit_offset: true,
+        gated: true,
+        shared_gate: true,
+        mixer: Some((Mixer::GatedDelta, Placed::Types)),
+        share: 0.25,
+        qk_norm: "rms",
+        sparse: Sparse::Listed,
+        router: ("olmoe", 0.001),
+        unread: &["mtp."],
+        tensors: &[
+            &GATED_DELTA,
+            &NORMS,
+            &MLP,
+            &QK_NORMS,
+            &EXPERTS,
+            &SHARED_GATED,
+            &[
+                (
+                    Role::Attention,
+                    "qkv.weight",
+                    Source::GatedHeads([
+                        "self_attn.q_proj.weight",
+                        "self_attn.k_proj.weight",
+                        "self_attn.v_proj.weight",
+                    ]),
+                ),
+                (Role::Attention, "gate.weight", Source::Gates("self_attn.q_proj.weight")),
+                ATTENTION[1],
+            ],
+        ],
+        ..PLAIN
+    },
+    Family {
+        kind: "nemotron_h",
+        class: "NemotronHForCausalLM",
+        title: "Nemotron-H",
+        fields: &[&[
+            ("vocab_size", S::Vocab, Required),
+            ("hidden_size", S::Hidden, Required),
+            ("max_position_embeddings", S::Context, Whole(4096)),
+            ("num_hidden_layers", S::Layers, Nothing),
+            ("num_attention_heads", S::Heads, Whole(32)),
+            ("num_key_value_heads", S::KvHeads, Whole(8)),
+            ("head_dim", S::HeadSize, Whole(128)),
+            ("intermediate_size", S::Intermediate, Whole(21504)),
+            ("layer_norm_epsilon", S::Eps, Real(1e-5)),
+            ("tie_word_embeddings", S::Tie, Flag(false)),
+            ("mamba_num_heads", S::MixerHeads, Whole(128)),
+            ("mamba_head_dim", S::MixerSize, Whole(64)),
+            ("n_groups", S::MixerGroups, Whole(8)),
+            ("ssm_state_size", S::MixerState, Whole(128)),
+            ("conv_kernel", S::MixerWidth, Whole(4)),
+            ("n_routed_experts", S::Experts, Whole(8)),
+            ("num_experts_per_tok", S::Active, Whole(2)),
+            ("moe_intermediate_size", S::ExpertIntermediate, Whole(7688)),
+            ("moe_shared_expert_intermediate_size", S::Shared, Whole(7688)),
+            ("n_group", S::Groups, Whole(1)),
+            ("topk_group", S::ActiveGroups, Whole(1)),
+            ("norm_topk_prob", S::Normalise, Flag(true)),
+            ("routed_scaling_factor", S::GateScale, Real(1.0)),
+        ]],
+        off: &[
+            "attention_bias",
+            "mamba_proj_bias",
+            "mlp_bias",
+            "moe_latent_size",
+            "num_nextn_predict_layers",
+            "sliding_window",
+            "use_bias",
+        ],
+        on: &["use_conv_bias"],
+        aliases: &[("head_dim", "attention_head_dim")],
+        // How its kernels and its training go, and sizes that its class does not read.
+        harmless: &[
+            "chunk_size",
+            "expand",
+            "hidden_dropout",
+            "layer_types",
+            "mamba_ssm_cache_dtype",
+            "moe_shared_expert_overlap",
+            "mtp_hybrid_override_pattern",
+            "mtp_layers_block_type",
+            "n_shared_experts",
+            "norm_eps",
+            "num_logits_to_keep",
+            "output_router_logits",
+            "partial_rotary_factor",
+            "rescale_prenorm_residual",
+            "residual_in_fp32",
+            "rms_norm_eps",
+            "rope_scaling",
+            "rope_theta",
+            "time_step_floor",
+            "time_step_max",
+            "use_mamba_kernels",
+        ],
+        activation: ("mlp_hidden_act", "relu2", "relu2"),
+        words: &[("mamba_hidden_act", "silu")],
+        mixer: Some((Mixer::Mamba2, Placed::Single)),
+        rotation: Rotation::Still,
+        router: ("deepseek_v3", 0.0),
+        ends: ["backbone.embeddings.weight", "lm_head.weight", "backbone.norm_f.weight", "backbone.layers"],
+        unread: &["mtp."],
+        tensors: &[
+            &mamba!("mixer", "norm"),
+            &[
+                (Role::Attention, "norm", Source::One("norm")),
+                (Role::Attention, "qkv", Source::Heads(["mixer.q_proj", "mixer.k_proj", "mixer.v_proj"])),
+                (Role::Attention, "out", Source::One("mixer.o_proj")),
+                (Role::Mlp, "norm", Source::One("norm")),
+                (Role::Mlp, "up", Source::One("mixer.up_proj")),
+                (Role::Mlp, "down", Source::One("mixer.down_proj")),
+                (Role::Experts, "norm", Source::One("norm")),
+                (Role::Experts, "router", Source::One("mixer.gate")),
+                (Role::Experts, "router.bias", Source::One("mixer.gate.e_score_correction_bias")),
+                (Role::Experts, "up", Source::Each("mixer.experts.{e}.up_proj")),
+                (Role::Experts, "down", Source::Each("mixer.experts.{e}.down_proj")),
+                (Role::Experts, "shared.up", Source::One("mixer.shared_experts.up_proj")),
+                (Role::Experts, "shared.down", Source::One("mixer.shared_experts.down_proj")),
+            ],
+        ],
+        ..PLAIN
+    },
+    Family {
+        kind: "kimi_linear",
+        class: "KimiLinearForCausalLM",
+        title: "Kimi Linear",
+        fields: &[&[
+            ("vocab_size", S::Vocab, Whole(163_840)),
+            ("hidden_size", S::Hidden, Whole(2304)),
+            ("model_max_length", S::Context, Whole(1_048_576)),
+            ("num_hidden_layers", S::Layers, Whole(27)),
+            ("num_attention_heads", S::Heads, Whole(32)),
+            ("num_key_value_heads", S::KvHeads, Whole(32)),
+            ("q_lora_rank", S::QueryRank, Nothing),
+            ("kv_lora_rank", S::KvRank, Whole(512)),
+            ("qk_rope_head_dim", S::Turned, Whole(64)),
+            ("qk_nope_head_dim", S::Still, Whole(128)),
+            ("v_head_dim", S::Value, Whole(128)),
+            ("intermediate_size", S::Intermediate, Whole(9216)),
+            ("moe_intermediate_size", S::ExpertIntermediate, Whole(1024)),
+            ("num_experts", S::Experts, Whole(256)),
+            ("num_shared_experts", S::SharedCount, Whole(1)),
+            ("num_experts_per_token", S::Active, Whole(8)),
+            ("num_expert_group", S::Groups, Whole(1)),
+            ("topk_group", S::ActiveGroups, Whole(1)),
+            ("first_k_dense_replace", S::Dense, Whole(1)),
+            ("moe_renormalize", S::Normalise, Flag(true)),
+            ("routed_scaling_factor", S::GateScale, Real(2.446)),
+            ("rms_norm_eps", S::Eps, Real(1e-5)),
+            ("tie_word_embeddings", S::Tie, Flag(false)),
+            ("linear_num_heads", S::MixerHeads, Whole(32)),
+            ("linear_head_dim", S::MixerSize, Whole(128)),
+            ("linear_conv_kernel_dim", S::MixerWidth, Whole(4)),
+        ]],
+        off: &["attention_bias", "num_nextn_predict_layers"],
+        on: &["mla_use_nope"],
+        aliases: &[
+            ("model_max_length", "max_position_embeddings"),
+            ("moe_renormalize", "norm_topk_prob"),
+            ("num_expert_group", "n_group"),
+            ("num_experts", "num_local_experts"),
+            ("num_experts_per_token", "num_experts_per_tok"),
+            ("num_shared_experts", "n_shared_experts"),
+        ],
+        // Sizes that follow from others, and rotations, of which its class has none.
+        harmless: &["head_dim", "qk_head_dim", "rope_scaling", "rope_theta", "use_grouped_topk"],
+        words: &[("moe_router_activation_func", "sigmoid")],
+        latent: true,
+        mixer: Some((Mixer::Kda, Placed::Config)),
+        rotation: Rotation::Still,
+        sparse: Sparse::Later,
+        router: ("deepseek_v3", 0.0),
+        fixed: &[("moe_layer_freq", 1.0)],
+        // Version 5 gives its dense networks the name of its experts.
+        renamed: &[
+            (".block_sparse_moe.gate_proj.", ".mlp.gate_proj."),
+            (".block_sparse_moe.up_proj.", ".mlp.up_proj."),
+            (".block_sparse_moe.down_proj.", ".mlp.down_proj."),
+        ],
+        tensors: &[
+            &KDA,
+            &LATENT_ATTENTION,
+            &NORMS,
+            &MLP,
+            &[
+                (Role::Attention, "q_up", Source::Either("self_attn.q_b_proj", "self_attn.q_proj")),
+                (Role::Attention, "kv_down", Source::One("self_attn.kv_a_proj_with_mqa")),
+                (Role::Experts, "router", Source::One("block_sparse_moe.gate")),
+                (Role::Experts, "router.bias", Source::One("block_sparse_moe.gate.e_score_correction_bias")),
+                (Role::Experts, "gate", Source::Each("block_sparse_moe.experts.{e}.w1")),
+                (Role::Experts, "up", Source::Each("block_sparse_moe.experts.{e}.w3")),
+                (Role::Experts, "down", Source::Each("block_sparse_moe.experts.{e}.w2")),
+                (Role::Experts, "shared.gate", Source::One("block_sparse_moe.shared_experts.gate_proj")),
+                (Role::Experts, "shared.up", Source::One("block_sparse_moe.shared_experts.up_proj")),
+                (Role::Experts, "shared.down", Source::One("block_sparse_moe.shared_experts.down_proj")),
             ],
         ],
         ..PLAIN
@@ -1089,7 +1534,11 @@ pub static FAMILIES: [Family; 21] = [
 const WITHOUT_CLASS: &str = "its attention chooses keys by an index, which the language lacks";
 
 /// Kinds of models that are known and not read, and why.
-pub static UNREAD: [(&str, &str); 2] = [
+pub static UNREAD: [(&str, &str); 3] = [
+    (
+        "falcon_h1",
+        "attention and Mamba-2 read one norm side by side, each part times a factor of its own, which no component has",
+    ),
     ("deepseek_v32", WITHOUT_CLASS),
     ("kimi_k2", "its class is DeepSeek V3's under another name; write `model_type: deepseek_v3`"),
 ];

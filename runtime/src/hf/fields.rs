@@ -184,10 +184,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A field that must be absent, null or `false`: what it asks for does not exist here.
+    /// A field that must be absent, null, `false` or 0: what it asks for does not exist here.
     pub(super) fn off(&self, name: &'static str) -> Result<()> {
         match self.get(name) {
             None | Some(Value::Bool(false)) => Ok(()),
+            Some(value) if value.as_u64() == Some(0) => Ok(()),
             Some(value) => self.wrong(name, value, "null or false: dreamc has nothing that computes this"),
         }
     }

@@ -50,7 +50,8 @@ pub fn hugging_face(
     let map = json(&path)?;
     let noises: Vec<String> = noises(&map).collect();
     let config = Config::read(&path, map, ignore)?;
-    let shards = Shards::open(from)?;
+    let mut shards = Shards::open(from)?;
+    shards.rename(config.family.renamed);
     let mut notes = config.notes.clone();
     notes.extend(noises);
     notes.extend(ignore.iter().map(|field| format!("the field `{field}` is ignored")));

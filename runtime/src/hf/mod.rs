@@ -87,8 +87,29 @@ impl HfError {
 
 /// Reads a JSON object.
 fn json(path: &Path) -> Result<serde_json::Map<String, serde_json::Value>, HfError> {
-    serde_json::from_slice(&bytes(path)?)
+    serde_json::from_slice(&finite(&bytes(path)?))
         .map_err(|e| HfError::refused(path, format!("is not a JSON object: {e}")))
+}
+
+/// Infinity, which Python writes as a bare word and JSON lacks, as later versions of `transformers`
+/// write it: Mamba-2's steps are limited by it in published files.
+fn finite(text: &[u8]) -> Vec<u8> {
+    const WORD: &[u8] = b"Infinity";
+    let (mut out, mut at) = (Vec::with_capacity(text.len()), 0);
+    let (mut quoted, mut escaped) = (false, false);
+    while at < text.len() {
+        if !quoted && text[at..].starts_with(WORD) {
+            out.extend_from_slice(br#"{"__float__": "Infinity"}"#);
+            at += WORD.len();
+            continue;
+        }
+        let byte = text[at];
+        quoted ^= byte == b'"' && !escaped;
+        escaped = quoted && byte == b'\\' && !escaped;
+        out.push(byte);
+        at += 1;
+    }
+    out
 }
 
 /// Reads a file of settings.

@@ -7,7 +7,7 @@
 //! by block. Nothing is computed, save that MXFP4 is written as the bf16 numbers it stands for.
 
 use super::config::{Config, Named};
-use super::family::{Role, Slot, Source};
+use super::family::{Mixer, Role, Rows, Slot, Source};
 use super::{HfError, json};
 use crate::checkpoint::safetensors::{self, Dtype, Stored, Tensors};
 use dreamc_compiler::compiled::Tensor;
@@ -25,8 +25,8 @@ pub struct Shards {
     /// Name for errors about all of them.
     path: PathBuf,
     files: Vec<Tensors>,
-    /// Which file holds a tensor.
-    places: BTreeMap<String, usize>,
+    /// Which file holds a tensor, and its name there.
+    places: BTreeMap<String, (usize, String)>,
 }
 
 /// A tensor of ours and what it is made of.
@@ -156,7 +156,7 @@ impl Shards {
                 return Err(HfError::refused(folder, lacking(folder)));
             }
             let file = Tensors::open(&single)?;
-            let places = file.entries().map(|(name, _)| (name.to_string(), 0)).collect();
+            let places = file.entries().map(|(name, _)| (name.to_string(), (0, name.to_string()))).collect();
             return Ok(Shards { path: single, files: vec![file], places });
         }
         let map = json(&index)?;
@@ -187,7 +187,7 @@ impl Shards {
                     format!("lacks the tensor {name} that {INDEX} says it has"),
                 ));
             }
-            places.insert(name.clone(), number);
+            places.insert(name.clone(), (number, name.clone()));
         }
         for file in &files {
             if let Some((name, _)) = file.entries().find(|(name, _)| !places.contains_key(*name)) {
@@ -201,7 +201,24 @@ impl Shards {
     }
 
     fn get(&self, name: &str) -> Option<Stored<'_>> {
-        self.places.get(name).and_then(|&number| self.files[number].stored(name))
+        self.places.get(name).and_then(|(number, there)| self.files[*number].stored(there))
+    }
+
+    /// Takes tensors under the names that a family's own files have, where a version of
+    /// `transformers` writes others.
+    pub fn rename(&mut self, pairs: &[(&str, &str)]) {
+        let own = |name: &String| {
+            pairs.iter().find(|(other, _)| name.contains(other)).map(|(other, own)| name.replace(other, own))
+        };
+        let renamed: Vec<_> =
+            self.places.keys().filter_map(|name| Some((name.clone(), own(name)?))).collect();
+        for (name, own) in renamed {
+            if !self.places.contains_key(&own)
+                && let Some(place) = self.places.remove(&name)
+            {
+                self.places.insert(own, place);
+            }
+        }
     }
 
     /// The type a tensor is stored in.
@@ -279,6 +296,7 @@ pub fn assemble(
 ) -> Result<Assembled, HfError> {
     let refuse = |problem: String| Err(HfError::refused(&shards.path, problem));
     let (mut tensors, mut used, mut notes) = (vec![], BTreeSet::new(), vec![]);
+    let mut left = 0;
     for tensor in wanted {
         let Some(parts) = parts(config, layers, &tensor.name, &tensor.shape) else {
             return refuse(format!("nothing in such a model is called {}, which ours needs", tensor.name));
@@ -331,6 +349,10 @@ pub fn assemble(
         if name.ends_with(".rotary_emb.inv_freq") || config.family.computed.contains(&name.as_str()) {
             continue;
         }
+        if config.family.unread.iter().any(|begin| name.starts_with(begin)) {
+            left += 1;
+            continue;
+        }
         let same = || -> io::Result<bool> {
             let of = |name: &str| shards.get(name).map(|t| t.bytes()).transpose();
             Ok(of(name)? == of(config.family.ends[0])?)
@@ -341,6 +363,11 @@ pub fn assemble(
             continue;
         }
         return refuse(format!("has a tensor {name} that such a model does not have; nothing is imported"));
+    }
+    if left > 0 {
+        notes.push(format!(
+            "{left} tensors of layers that predict further tokens are left out, as the class of transformers leaves them"
+        ));
     }
     Ok(Assembled { tensors, notes })
 }
@@ -383,12 +410,9 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
     };
     let number = number.parse::<usize>().ok()?;
     let layer = layers.get(number)?;
-    let (role, rest) = if component == layer.attention {
-        (if layer.mixer { Role::Mixer } else { Role::Attention }, rest.to_string())
-    } else if component == layer.network {
-        (layer.role, rest.to_string())
-    } else {
-        (Role::Layer, format!("{component}.{rest}"))
+    let (role, rest) = match layer.parts.iter().find(|(name, _)| name == component) {
+        Some((_, role)) => (*role, rest.to_string()),
+        None => (Role::Layer, format!("{component}.{rest}")),
     };
     let rest = rest.as_str();
     let table = || config.family.tensors.iter().copied().flatten().filter(|(r, ..)| *r == role);
@@ -415,6 +439,13 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
             let mut part = Part::whole(theirs(stem), [&[2 * shape[0]], &shape[1..]].concat());
             let all = part.range.1 / 2;
             part.range = (half * all, all);
+            Some(vec![part])
+        }
+        Source::HalfEach(stem, half) => {
+            let &[experts, rows, wide] = shape else { return None };
+            let mut part = Part::whole(theirs(stem), vec![experts, 2 * rows, wide]);
+            let (offset, sizes) = (half * rows * wide, vec![(rows * wide, 1)]);
+            part.order = Some(Order { blocks: experts, offset, sizes });
             Some(vec![part])
         }
         Source::Each(stem) => {
@@ -460,26 +491,64 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
             Some(vec![part])
         }
         Source::Flat(stem) => Some(vec![Part::whole(theirs(stem), vec![shape.iter().product()])]),
-        Source::Mamba(stem, [from, to], which) => {
-            let [heads, size, groups, state] =
-                [Slot::MixerHeads, Slot::MixerSize, Slot::MixerGroups, Slot::MixerState]
-                    .map(|slot| config.whole(slot));
-            let rows = [heads * size, heads * size, groups * state, groups * state, heads];
+        Source::Stacked(stem, [from, to], which) => {
+            let rows = stacked(config);
             let (all, before) = (rows[from..to].iter().sum::<u64>(), rows[from..which].iter().sum::<u64>());
             let elements = shape.iter().product::<u64>();
             let each = elements.checked_div(rows[which])?;
-            let whole = match stem {
-                "mamba.conv1d.weight" => vec![all, 1, each],
-                "mamba.conv1d.bias" => vec![all],
-                _ => vec![all, each],
+            let (whole, order) = if stem.ends_with("conv1d.weight") {
+                (vec![all, 1, each], Some(backwards(rows[which], each)))
+            } else if stem.ends_with("conv1d.bias") {
+                (vec![all], None)
+            } else {
+                (vec![all, each], None)
             };
-            // Filters of theirs end with the token itself.
-            let order = (whole.len() == 3).then(|| Order {
-                blocks: rows[which],
-                offset: each.saturating_sub(1),
-                sizes: vec![(each, -1)],
-            });
             Some(vec![Part { range: (before * each, elements), order, ..Part::whole(theirs(stem), whole) }])
+        }
+        Source::ByHead(stem, pieces, which) => {
+            let heads = config.whole(Slot::MixerGroups).max(1);
+            let members = config.whole(Slot::MixerHeads) / heads;
+            let size = |rows: &Rows| match rows {
+                Rows::Keys => config.whole(Slot::MixerState),
+                Rows::Values => members * config.whole(Slot::MixerSize),
+                Rows::Members => members,
+            };
+            let (all, before) =
+                (pieces.iter().map(size).sum::<u64>(), pieces[..which].iter().map(size).sum::<u64>());
+            let own = size(&pieces[which]);
+            let wide = shape.iter().product::<u64>().checked_div(heads * own)?;
+            let mut part = Part::whole(theirs(stem), vec![heads * all, wide]);
+            let (offset, sizes) = (before * wide, vec![(own * wide, 1)]);
+            part.order = Some(Order { blocks: heads, offset, sizes });
+            Some(vec![part])
+        }
+        Source::GatedHeads([queries, keys, values]) => {
+            let (heads, kv, size) =
+                (config.whole(Slot::Heads), config.whole(Slot::KvHeads), config.whole(Slot::HeadSize));
+            let &[_, wide] = shape else { return None };
+            let part = |stem, rows: u64| Part::whole(theirs(stem), vec![rows * size, wide]);
+            let order = Some(Order { blocks: heads, offset: 0, sizes: vec![(size * wide, 1)] });
+            Some(vec![Part { order, ..part(queries, 2 * heads) }, part(keys, kv), part(values, kv)])
+        }
+        Source::Gates(stem) => {
+            let (heads, size) = (config.whole(Slot::Heads), config.whole(Slot::HeadSize));
+            let &[rows, wide] = shape else { return None };
+            let mut part = Part::whole(theirs(stem), vec![2 * rows, wide]);
+            part.order = Some(Order { blocks: heads, offset: size * wide, sizes: vec![(size * wide, 1)] });
+            Some(vec![part])
+        }
+        Source::Either(short, long) => {
+            whole(theirs(if config.whole(Slot::QueryRank) > 0 { short } else { long }))
+        }
+        Source::Filter(stem) => {
+            let (&each, rows) = shape.split_last()?;
+            let rows = rows.iter().product();
+            let order = Some(backwards(rows, each));
+            Some(vec![Part { order, ..Part::whole(theirs(stem), vec![rows, 1, each]) }])
+        }
+        Source::Ones(stem, [before, behind]) => {
+            let ones = |n: usize| vec![1; n];
+            Some(vec![Part::whole(theirs(stem), [&ones(before), shape, &ones(behind)].concat())])
         }
         Source::Among(stem, of, which) => {
             let &[experts, out] = shape else { return None };
@@ -488,6 +557,23 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
             Some(vec![part])
         }
     }
+}
+
+/// The rows of the parts of a mixer that stand one behind another.
+fn stacked(config: &Config) -> Vec<u64> {
+    let [heads, size, groups, state] =
+        [Slot::MixerHeads, Slot::MixerSize, Slot::MixerGroups, Slot::MixerState]
+            .map(|slot| config.whole(slot));
+    match config.family.mixer.map(|(mixer, _)| mixer) {
+        Some(Mixer::Mamba2) => vec![heads * size, heads * size, groups * state, groups * state, heads],
+        Some(Mixer::GatedDelta) => vec![groups * state, groups * state, heads * size],
+        Some(Mixer::Kda) | None => vec![],
+    }
+}
+
+/// Filters of theirs end with the token itself.
+fn backwards(rows: u64, each: u64) -> Order {
+    Order { blocks: rows, offset: each.saturating_sub(1), sizes: vec![(each, -1)] }
 }
 
 /// The parts of a matrix whose rows are so many heads, of each of which the last elements turn,

@@ -678,6 +678,9 @@ impl<'a> Formulas<'a> {
         let last = if normed { x.to_vec() } else { self.norm(x, "norm.weight") };
         let head = self.w(if model.tie { "embed.weight" } else { "head.weight" });
         let mut logits = product(&last, head, model.hidden as usize);
+        if let Some(scale) = model.logit_scale {
+            logits.iter_mut().for_each(|z| *z *= scale);
+        }
         if let Some(c) = model.logit_softcap {
             logits.iter_mut().for_each(|z| *z = c * (*z / c).tanh());
         }
@@ -834,11 +837,15 @@ impl<'a> Formulas<'a> {
 
     /// `x · rsqrt(mean(x²) + eps) · g` of rows as long as the gain.
     fn norm(&self, x: &[f64], name: &str) -> Vec<f64> {
+        self.norm_with(x, name, self.model.norm.eps)
+    }
+
+    fn norm_with(&self, x: &[f64], name: &str, eps: f64) -> Vec<f64> {
         let (gain, n) = (self.w(name), self.model.norm);
         let row = |x: &[f64]| -> Vec<f64> {
             let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
             let one = if n.unit_offset { 1.0 } else { 0.0 };
-            x.iter().zip(gain).map(|(x, g)| x / (mean + n.eps).sqrt() * (g + one)).collect()
+            x.iter().zip(gain).map(|(x, g)| x / (mean + eps).sqrt() * (g + one)).collect()
         };
         x.chunks(gain.len().max(1)).flat_map(row).collect()
     }
@@ -1237,7 +1244,11 @@ impl<'a> Formulas<'a> {
                 Err(_) => vec![f64::NAN; n.len()],
             },
         };
-        if post_norm { self.norm(&y, &format!("{prefix}.post_norm.weight")) } else { y }
+        let mut y = if post_norm { self.norm(&y, &format!("{prefix}.post_norm.weight")) } else { y };
+        if let Some(scale) = self.model.output_scale {
+            y.iter_mut().for_each(|y| *y *= scale);
+        }
+        y
     }
 
     /// `down(activation(gate x) ⊙ up x)` of every token.
@@ -1441,7 +1452,9 @@ impl<'a> Formulas<'a> {
         let (h, heads, d) = (self.model.hidden as usize, a.heads as usize, a.head_size as usize);
         let (rank, value, still) = (l.kv as usize, l.value as usize, d - l.turned as usize);
         let w = |which: &str| self.own(&format!("{c}.{which}.weight"));
-        let norm = |x: &[f64], which: &str| self.norm(x, &format!("{}.{c}.{which}.weight", self.prefix));
+        let eps = l.eps.unwrap_or(self.model.norm.eps);
+        let norm =
+            |x: &[f64], which: &str| self.norm_with(x, &format!("{}.{c}.{which}.weight", self.prefix), eps);
         let q = match l.query {
             None => product(n, w("q_up"), h),
             Some(rank) => {

@@ -7,7 +7,7 @@
 use super::{Decay, Delta, Form, Found, Term};
 use crate::ir::{Binary, Dim, Function, Op, Reduce, Unary, Value};
 use crate::op::recurrence::Step;
-use crate::op::{Constant, Reduction, Tokens, Zeros};
+use crate::op::{Arrange, Constant, Reduction, Tokens, Zeros};
 use std::collections::HashMap;
 
 /// Where values are made: a graph of equal ones, or a function while it is built.
@@ -127,8 +127,28 @@ impl<P: Place> Outside<'_, P> {
         all.iter().flatten().all(|d| joined.contains(d)).then_some(joined)
     }
 
+    /// An operand of an operation with these dimensions: row kernels take a smaller one whose
+    /// dimensions stand at an end of them, and of others one with all of them.
+    fn fitted(&self, p: &mut P, id: P::Value, wanted: &[Dim]) -> Option<P::Value> {
+        let own = p.dims(id)?;
+        let of_tokens = own.starts_with(&self.tokens);
+        let strip = |dims: &[Dim]| -> Vec<Dim> {
+            dims.iter().copied().filter(|d| !self.tokens.contains(d)).collect()
+        };
+        let (small, large) = (strip(&own), strip(wanted));
+        if small.is_empty() || large.starts_with(&small) || large.ends_with(&small) {
+            return Some(id);
+        }
+        let to = if of_tokens { wanted.to_vec() } else { large };
+        p.make(Arrange { to }.into(), &[id])
+    }
+
     /// A value with at least these dimensions.
     fn spread(&self, p: &mut P, id: P::Value, wanted: &[Dim]) -> Option<P::Value> {
+        if p.dims(id)? == wanted {
+            return Some(id);
+        }
+        let id = self.fitted(p, id, wanted)?;
         if p.dims(id)? == wanted {
             return Some(id);
         }
@@ -137,14 +157,18 @@ impl<P: Place> Outside<'_, P> {
     }
 
     fn both(&mut self, p: &mut P, op: Binary, a: P::Value, b: P::Value) -> Option<P::Value> {
-        match p.make(Op::Binary(op), &[a, b]) {
-            Some(id) => Some(id),
-            None => {
-                let wanted = self.joined(p, &[a, b])?;
-                let a = self.spread(p, a, &wanted)?;
-                p.make(Op::Binary(op), &[a, b])
-            }
+        let (of_a, of_b) = (p.dims(a)?, p.dims(b)?);
+        let has = |large: &[Dim], small: &[Dim]| small.iter().all(|d| large.contains(d));
+        let wanted = match (has(&of_a, &of_b), has(&of_b, &of_a)) {
+            (true, _) => of_a,
+            (false, true) => of_b,
+            (false, false) => self.joined(p, &[a, b])?,
+        };
+        let (mut a, b) = (self.fitted(p, a, &wanted)?, self.fitted(p, b, &wanted)?);
+        if p.dims(a)? != wanted && p.dims(b)? != wanted {
+            a = self.spread(p, a, &wanted)?;
         }
+        p.make(Op::Binary(op), &[a, b])
     }
 
     fn term(&mut self, p: &mut P, term: &Term) -> Option<P::Value> {

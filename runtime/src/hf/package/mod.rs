@@ -134,7 +134,9 @@ impl<'a> Code<'a> {
             context: _,
             tie,
             embed_scale,
+            logit_scale,
             logit_softcap,
+            output_scale,
             norm: Norm { eps: _, unit_offset },
             stream,
             components,
@@ -142,7 +144,9 @@ impl<'a> Code<'a> {
         } = model;
         code.add("tie", *tie);
         code.add("embed_scale", embed_scale.is_some());
+        code.add("logit_scale", logit_scale.is_some());
         code.add("logit_softcap", logit_softcap.is_some());
+        code.add("output_scale", output_scale.is_some());
         code.add("unit_offset", *unit_offset);
         code.stream(*stream);
         let used = code.layers.components.clone();
@@ -311,6 +315,7 @@ impl<'a> Code<'a> {
         self.add("value_residual", *value_residual);
         self.add("depth_keys", *depth_keys);
         self.add("latent", latent.is_some());
+        self.add("latent_eps", latent.is_some_and(|l| l.eps.is_some()));
         self.add("sink", *sink);
         self.add("gate", gate.is_some());
         self.add("bias", bias.is_some_and(|bias| !bias.of_qk()));
@@ -475,6 +480,8 @@ impl<'a> Code<'a> {
             .replace("@BLOCK@", &block.to_string())
             .replace("@ORDER@", &self.layers.order(self.recur.is_some()))
             .replace("@EMBED_SCALE@", &scale)
+            .replace("@LOGIT_SCALE@", &number(self.model.logit_scale.unwrap_or(1.0)))
+            .replace("@OUTPUT_SCALE@", &number(self.model.output_scale.unwrap_or(1.0)))
             .replace("@LOGIT_SOFTCAP@", &number(self.model.logit_softcap.unwrap_or(1.0)))
     }
 
@@ -534,7 +541,7 @@ fn component_json(component: &Component) -> Value {
             "pre_norm": a.pre_norm,
             "post_norm": a.post_norm,
             "sink": a.sink,
-            "latent": a.latent.map(|l| json!({"query": l.query, "kv": l.kv, "turned": l.turned, "value": l.value})),
+            "latent": a.latent.map(|l| json!({"query": l.query, "kv": l.kv, "turned": l.turned, "value": l.value, "eps": l.eps})),
             "kv_from": a.kv_from,
             "value_residual": a.value_residual,
             "depth_keys": a.depth_keys,

@@ -96,5 +96,6 @@ class Attention(nn.Module):
             mixed = mixed * share  #? gate
         y = self.out(mixed.flatten(2), choice, at)  #? lora
         y = self.out(mixed.flatten(2), choice)  #? !lora
-        return self.post_norm(y)  #? post_norm
-        return y  #? !post_norm
+        y = self.post_norm(y)  #? post_norm
+        return @OUTPUT_SCALE@ * y  #? output_scale
+        return y  #? !output_scale

@@ -45,5 +45,6 @@ class Experts(nn.Module):
             if self.shared_gate is not None:  #? always
                 always = always * (x @ self.shared_gate.weight).sigmoid()[..., None]  #? always
             y = y + always  #? always
-        return self.post_norm(y)  #? post_norm
-        return y  #? !post_norm
+        y = self.post_norm(y)  #? post_norm
+        return @OUTPUT_SCALE@ * y  #? output_scale
+        return y  #? !output_scale

@@ -2,9 +2,11 @@ def make_latent(attention, c, h):
     """Gives an attention matrices that make queries, keys and values of small vectors, in place of one from the stream."""
     l, heads, d = c["latent"], c["heads"], c["head_size"]
     if l["query"]:
-        attention.q_down, attention.q_down_norm = Matrix(l["query"], h), Norm(l["query"])
+        attention.q_down, attention.q_down_norm = Matrix(l["query"], h), Norm(l["query"])  #? !latent_eps
+        attention.q_down, attention.q_down_norm = Matrix(l["query"], h), Norm(l["query"], l["eps"] or EPS)  #? latent_eps
     attention.q_up = Matrix(heads * d, l["query"] or h)
-    attention.kv_down, attention.kv_down_norm = Matrix(l["kv"] + l["turned"], h), Norm(l["kv"])
+    attention.kv_down, attention.kv_down_norm = Matrix(l["kv"] + l["turned"], h), Norm(l["kv"])  #? !latent_eps
+    attention.kv_down, attention.kv_down_norm = Matrix(l["kv"] + l["turned"], h), Norm(l["kv"], l["eps"] or EPS)  #? latent_eps
     attention.kv_up = Matrix(heads * (d - l["turned"] + l["value"]), l["kv"])
     attention.qkv, attention.out = None, Projection(h, heads * l["value"])
 

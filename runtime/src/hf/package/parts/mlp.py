@@ -20,5 +20,6 @@ class Mlp(nn.Module):
         y = linear(activate(self.activation, gate, linear(x, self.up, at)), self.down, at)  #? lora
         gate = None if self.gate is None else F.linear(x, self.gate.weight)  #? !lora
         y = F.linear(activate(self.activation, gate, F.linear(x, self.up.weight)), self.down.weight)  #? !lora
-        return self.post_norm(y)  #? post_norm
-        return y  #? !post_norm
+        y = self.post_norm(y)  #? post_norm
+        return @OUTPUT_SCALE@ * y  #? output_scale
+        return y  #? !output_scale

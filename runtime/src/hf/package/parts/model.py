@@ -100,6 +100,7 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
             x = x[:, -logits_to_keep:]
         logits = self.head(x)  #? !tie
         logits = F.linear(x, self.embed.weight)  #? tie
+        logits = @LOGIT_SCALE@ * logits  #? logit_scale
         logits = @LOGIT_SOFTCAP@ * torch.tanh(logits / @LOGIT_SOFTCAP@)  #? logit_softcap
         loss = None
         if labels is not None:
