@@ -13,6 +13,7 @@ pub mod compiled;
 pub mod count;
 pub mod error;
 pub mod fields;
+pub mod format;
 pub mod ir;
 pub mod lower;
 pub mod matching;

@@ -14,7 +14,8 @@ use crate::autodiff::{
     Seed, body_seeds, differentiate, has_derivative, head_seeds, partition, prune, without_training,
 };
 use crate::compiled::{Compiled, Entry};
-use crate::ir::{Binding, Function, Lifetime, Module, Of, Output, Port};
+use crate::format::Formats;
+use crate::ir::{Binding, DType, Function, Lifetime, Module, Of, Output, Port};
 use crate::lower::{self, EMBED, HEAD, Lowered, POOL, Shape, Weight, lower, lower_evaluation};
 use crate::passes::{Pass, Passes, Timing, Watch};
 use crate::precision::{self, Narrow};
@@ -59,6 +60,8 @@ pub struct Options {
     pub rewrite: Rewriting,
     /// Values stored in bf16.
     pub narrow: Narrow,
+    /// Storage of weights that are not owned f32. [`CompileError::Exclude`] with `train`.
+    pub formats: Formats,
     /// Ranks whose gradients and counts are summed before a step; of one, nothing is.
     pub ranks: u64,
     /// Whose plan it is: ranks look at the norm of a part of the gradients each.
@@ -88,6 +91,7 @@ impl Default for Options {
             as_trained: false,
             rewrite: Rewriting::default(),
             narrow: Narrow::Nothing,
+            formats: Formats::default(),
             ranks: 1,
             rank: 0,
             shard: false,
@@ -103,6 +107,7 @@ impl Options {
         let pairs = [
             (self.train && cached, ("train", "cache")),
             (self.train && leaves, ("train", "exit")),
+            (self.train && self.formats != Formats::default(), ("train", "formats")),
             (self.observe && self.train, ("observe", "train")),
             (self.observe && cached, ("observe", "cache")),
             (self.as_trained && cached, ("as_trained", "cache")),
@@ -313,7 +318,11 @@ fn cached(
         let room = lower::Places { tokens, slack, more, every };
         let mut part = lowered(passes, || lower(architecture, shape(options, sequence, Some(room))))?;
         let inference = Options { train: false, logits: true, ..options.clone() };
-        let forms = ModelForms::new(architecture, &mut part, &|_, _| false, &inference, optimiser, passes)?;
+        let forms = {
+            let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);
+            let with = (&inference, &stored as StoredOf);
+            ModelForms::new(architecture, &mut part, &|_, _| false, with, optimiser, passes)?
+        };
         let program = passes.run(Pass::Assemble, || {
             let used = |f: &Forms| vec![f.evaluate.0.clone()];
             preparing.steps.extend(assembly.prepare(&part.module, &forms, &used, &mut made)?);
@@ -348,7 +357,11 @@ fn rows<'a>(
     let has_gradient = |w: &Weight, body: Option<usize>| {
         learned.contains(&(body, w.name.clone())) || body.is_none() && named.contains(&w.name)
     };
-    let forms = ModelForms::new(architecture, &mut whole, &has_gradient, options, optimiser, passes)?;
+    let forms = {
+        let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);
+        let with = (options, &stored as StoredOf);
+        ModelForms::new(architecture, &mut whole, &has_gradient, with, optimiser, passes)?
+    };
     if options.train {
         assembly.keep(&whole.module, &forms, options.again);
         let mut programs = others.iter().map(|(d, a)| (a, format!("backward@{d}"))).collect::<Vec<_>>();
@@ -360,7 +373,8 @@ fn rows<'a>(
                 passes.run(Pass::Assemble, || assembly.backward(&whole.module, &forms))?
             } else {
                 let mut other = lowered(passes, || lower(deep, trained(options, spec)))?;
-                let forms = ModelForms::new(deep, &mut other, &has_gradient, options, optimiser, passes)?;
+                let with = (options, &trained_storage as StoredOf);
+                let forms = ModelForms::new(deep, &mut other, &has_gradient, with, optimiser, passes)?;
                 passes.run(Pass::Assemble, || assembly.backward(&other.module, &forms))?
             };
             if options.ranks > 1 {
@@ -384,7 +398,9 @@ fn rows<'a>(
         assembly.know(&deciding);
         let inference = Options { train: false, ..options.clone() };
         let none = |_: &Weight, _: Option<usize>| false;
-        let forms = ModelForms::new(architecture, &mut deciding, &none, &inference, optimiser, passes)?;
+        let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);
+        let with = (&inference, &stored as StoredOf);
+        let forms = ModelForms::new(architecture, &mut deciding, &none, with, optimiser, passes)?;
         Some((deciding, forms))
     } else {
         None
@@ -397,6 +413,14 @@ fn rows<'a>(
     })?;
     assembly.add("evaluate", program);
     Ok(())
+}
+
+/// The type that a weight of a body, or of what is outside the layers, is stored in.
+type StoredOf<'s> = &'s dyn Fn(Option<usize>, &Port) -> DType;
+
+/// Storage of weights that are trained.
+fn trained_storage(_: Option<usize>, _: &Port) -> DType {
+    DType::F32
 }
 
 /// The functions of a model in the forms that programs need.
@@ -416,10 +440,11 @@ impl ModelForms {
         architecture: &Architecture,
         lowered: &mut Lowered,
         trained: &dyn Fn(&Weight, Option<usize>) -> bool,
-        options: &Options,
+        with: (&Options, StoredOf),
         optimiser: &mut Optimiser,
         passes: &Passes,
     ) -> Result<Self, CompileError> {
+        let (options, _) = with;
         let mut bodies = vec![];
         let mut prepared = IndexMap::new();
         for (i, body) in architecture.bodies.iter().enumerate() {
@@ -430,7 +455,7 @@ impl ModelForms {
             let function = lowered.module.functions[&body.name].clone();
             let wanted = |p: &Port| has_derivative(p, |p| weights.contains(&p.name));
             let seeds = body_seeds(&function, Seed::Param);
-            let mut rewriter = Rewriter::new(architecture, Some(i), options, optimiser, passes);
+            let mut rewriter = Rewriter::new(architecture, Some(i), with, optimiser, passes);
             bodies.push(forms(&mut lowered.module, &function, &seeds, &wanted, &mut rewriter)?);
             prepared.insert(Some(i), rewriter.prepared);
         }
@@ -438,7 +463,7 @@ impl ModelForms {
             lowered.globals.iter().filter(|w| trained(w, None)).map(|w| w.name.clone()).collect();
         let wanted = |p: &Port| has_derivative(p, |p| globals.contains(&p.name));
         let function = lowered.module.functions[EMBED].clone();
-        let mut rewriter = Rewriter::new(architecture, None, options, optimiser, passes);
+        let mut rewriter = Rewriter::new(architecture, None, with, optimiser, passes);
         let embed = forms(&mut lowered.module, &function, &[("x", Seed::Param)], &wanted, &mut rewriter)?;
         let function = lowered.module.functions[HEAD].clone();
         let head = head_forms(&mut lowered.module, &function, &wanted, &mut rewriter)?;
@@ -460,6 +485,9 @@ impl ModelForms {
 /// Rewriting of the functions of one body.
 struct Rewriter<'a> {
     options: &'a Options,
+    /// Storage of weights, and whose they are.
+    stored: StoredOf<'a>,
+    body: Option<usize>,
     optimiser: &'a mut Optimiser,
     passes: &'a Passes<'a>,
     prepared: Prepared,
@@ -476,7 +504,7 @@ impl<'a> Rewriter<'a> {
     fn new(
         architecture: &Architecture,
         body: Option<usize>,
-        options: &'a Options,
+        (options, stored): (&'a Options, StoredOf<'a>),
         optimiser: &'a mut Optimiser,
         passes: &'a Passes<'a>,
     ) -> Self {
@@ -489,7 +517,7 @@ impl<'a> Rewriter<'a> {
         let scope = body.map_or("model".into(), |b| architecture.bodies[b].name.clone());
         let detached = body.map(|b| &architecture.bodies[b]).is_some_and(|b| b.kept < b.applications);
         let prepared = Prepared::default();
-        Rewriter { options, optimiser, passes, prepared, scope, uses, detached, indices }
+        Rewriter { options, stored, body, optimiser, passes, prepared, scope, uses, detached, indices }
     }
 
     fn rewrite(&mut self, module: &mut Module, f: &Function, stage: Stage) -> Result<Function, CompileError> {
@@ -499,7 +527,8 @@ impl<'a> Rewriter<'a> {
     }
 
     fn narrow(&self, module: &mut Module, f: Function) -> Result<Function, CompileError> {
-        self.passes.function(Pass::Narrow, module, |m| precision::narrow(m, &f, self.options.narrow))
+        let stored = |port: &Port| (self.stored)(self.body, port);
+        self.passes.function(Pass::Narrow, module, |m| precision::narrow(m, &f, self.options.narrow, &stored))
     }
 
     /// Whether weights are prepared: not for a single use.

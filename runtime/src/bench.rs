@@ -484,7 +484,7 @@ fn product(device: &dyn Device, precision: Precision, n: u64) -> Result<Option<f
         (Precision::Bf16, _) => DType::Bf16,
     };
     let layout = Matrix { row: n, column: 1 };
-    let kernel = Kernel::Product(kernel::Product { m: n, n, k: n, a: layout, b: layout, accumulate: false });
+    let kernel = Kernel::Product(kernel::Product { m: n, n, k: n, a: layout, b: layout, accumulate: false, stored: false });
     let buffers = [dtype, dtype, DType::F32].map(|dtype| (dtype, vec![n, n]));
     let mut session = alone(device, &buffers, kernel)?;
     Ok(Some(least(session.as_mut())?))

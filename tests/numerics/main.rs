@@ -10,6 +10,7 @@ mod export;
 mod generate;
 mod goldens;
 mod import;
+mod mapped;
 mod mixers;
 mod multiply_adds;
 mod observation;
