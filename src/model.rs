@@ -201,8 +201,7 @@ impl Trained {
         // A request may ask for the scores of its prompt.
         let (prompt, slack, every) = (None, f64::INFINITY, true);
         let formats = self.formats(device);
-        let writing =
-            Writing { rows, context, prompt, depth, exit, rewrite, slack, narrow, formats, every };
+        let writing = Writing { rows, context, prompt, depth, exit, rewrite, slack, narrow, formats, every };
         match Slots::load(device, &self.spec, &writing, &self.tensors) {
             Err(ModelError::Compile(CompileError::Unsupported(_))) => {}
             result => {

@@ -51,8 +51,7 @@ pub fn narrow(
 ) -> Result<Function, CompileError> {
     let mut g = Function::new(f.name.clone());
     let params = (0..f.params.len() as u32).map(Value);
-    let weights: HashSet<Value> =
-        params.filter(|v| stored(&f.params[v.index()]) == DType::Bf16).collect();
+    let weights: HashSet<Value> = params.filter(|v| stored(&f.params[v.index()]) == DType::Bf16).collect();
     if how == Narrow::Nothing && weights.is_empty() {
         return Ok(f.clone());
     }
@@ -295,7 +294,8 @@ mod tests {
     #[test]
     fn stored_weights_are_read_as_they_are() {
         let mut module = Module::default();
-        let dims: Vec<Dim> = [("batch", 2), ("seq", 3), ("h", 4), ("v", 5)].map(|(n, s)| module.dim(n, s)).into();
+        let dims: Vec<Dim> =
+            [("batch", 2), ("seq", 3), ("h", 4), ("v", 5)].map(|(n, s)| module.dim(n, s)).into();
         let [b, t, h, v] = dims[..] else { panic!("four dimensions") };
         let mut f = Function::new("f".to_string());
         let ids = f.param("ids", Binding::Value, Type::i32(&[b, t]));

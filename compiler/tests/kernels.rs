@@ -133,6 +133,7 @@ fn a_plan_prints_results_behind_the_arrow() {
         kernels: vec![kernel::Runs { batch: 1, tokens: 8, begins: true }.into()],
         programs: [("main".into(), Program { steps: vec![Step::Launch(launch)], variables: 0 })].into(),
         arena: 0,
+        mapped: 0,
     };
     let text = plan.to_string();
     assert!(text.contains("runs 1×8 begins (places, documents) -> (runs) "), "{text}");

@@ -16,15 +16,15 @@
 use super::rows::{BadRow, Document, Fields, Lines, TextPieces};
 use super::tokenizer::Measured;
 use super::{DataError, Notice, Tokenizer};
-use crate::{files, stamp};
 use crate::sums::{Hashed, Sums, SumsError, hash, seal};
+use crate::{files, stamp};
 use dreamc_dsl::spec::BadRows;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Write};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Changes whenever the same file and tokenizer would give other shards.

@@ -7,7 +7,7 @@
 use crate::files;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
@@ -40,12 +40,7 @@ impl Stamp {
 }
 
 /// BLAKE3 of an open file, in hexadecimal; `read` hears of bytes that were read, and of how many.
-pub fn hash(
-    path: &Path,
-    file: &File,
-    cache: &Path,
-    read: &mut dyn FnMut(u64, u64),
-) -> io::Result<String> {
+pub fn hash(path: &Path, file: &File, cache: &Path, read: &mut dyn FnMut(u64, u64)) -> io::Result<String> {
     let m = file.metadata()?;
     let name = blake3::hash(path.canonicalize()?.as_os_str().as_encoded_bytes()).to_hex();
     let stamp_path = cache.join("stamps").join(format!("{}.json", &name[..32]));

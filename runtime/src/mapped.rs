@@ -59,9 +59,9 @@ struct Line {
 /// Most files that are mapped at a time.
 const MOST: usize = 256;
 
-static MAPS: [Line; MOST] = [const {
-    Line { start: AtomicUsize::new(0), end: AtomicUsize::new(0), cut: AtomicBool::new(false) }
-}; MOST];
+static MAPS: [Line; MOST] =
+    [const { Line { start: AtomicUsize::new(0), end: AtomicUsize::new(0), cut: AtomicBool::new(false) } };
+        MOST];
 /// Held while a line is taken or given back.
 static TAKING: Mutex<()> = Mutex::new(());
 static PAGE: AtomicUsize = AtomicUsize::new(0);
@@ -156,11 +156,7 @@ fn guard() -> io::Result<()> {
 }
 
 /// Puts a page of zeros where a mapped file has lost one.
-extern "C" fn missing_page(
-    signal: libc::c_int,
-    info: *mut libc::siginfo_t,
-    context: *mut libc::c_void,
-) {
+extern "C" fn missing_page(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the system hands over a whole structure, of a signal that has an address.
     let address = unsafe { (*info).si_addr() }.addr();
     let page = PAGE.load(Ordering::SeqCst).max(1);

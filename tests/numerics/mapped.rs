@@ -63,7 +63,10 @@ fn written(spec: &Spec, weights: &Weights, writing: &Writing) -> Vec<u32> {
 fn weights_in_their_file_give_the_bits_of_owned_ones() {
     let folder = tempfile::tempdir().unwrap();
     for golden in every_golden() {
-        let spec = Spec { model: dreamc_dsl::spec::Model { context: 16, ..golden.spec.model.clone() }, ..golden.spec.clone() };
+        let spec = Spec {
+            model: dreamc_dsl::spec::Model { context: 16, ..golden.spec.model.clone() },
+            ..golden.spec.clone()
+        };
         for dtype in [Dtype::BF16, Dtype::F32] {
             let weights = Weights::open(&file(folder.path(), &golden, dtype), None).unwrap();
             for rewrite in [Rewriting::default(), Rewriting::off()] {
@@ -122,7 +125,8 @@ fn matrices_in_their_file_are_not_in_the_arena() {
         assert_eq!(space == Space::Mapped, t.shape.len() > 1, "{}", t.name);
     }
     let memory = Cached::load(&device(), compiled).unwrap().model().memory();
-    let matrices: u64 = weights.entries().filter(|(_, s)| s.len() > 1).map(|(_, s)| 2 * s.iter().product::<u64>()).sum();
+    let matrices: u64 =
+        weights.entries().filter(|(_, s)| s.len() > 1).map(|(_, s)| 2 * s.iter().product::<u64>()).sum();
     assert_eq!(memory.mapped, matrices);
 }
 
@@ -135,8 +139,7 @@ fn a_file_that_is_missing_written_to_or_cut_is_an_error() {
     let path = file(folder.path(), &golden, Dtype::BF16);
     let weights = Weights::open(&path, None).unwrap();
     let writing = Writing { formats: weights.formats(), ..Writing::default() };
-    let mut cached =
-        Cached::load(&device(), compile_cached(&golden.spec, &writing).unwrap()).unwrap();
+    let mut cached = Cached::load(&device(), compile_cached(&golden.spec, &writing).unwrap()).unwrap();
     let error = cached.start(&[vec![1]]).unwrap_err();
     assert!(matches!(error, ModelError::Device(DeviceError::NoFile { .. })), "{error}");
     cached.model().restore(&weights).unwrap();

@@ -6,8 +6,8 @@
 //! the file, [mapped](crate::mapped).
 
 use super::CheckpointError;
-use crate::mapped::{Mapped, MappedFile};
 use crate::files;
+use crate::mapped::{Mapped, MappedFile};
 pub use ::safetensors::Dtype;
 use ::safetensors::tensor::Metadata;
 use dreamc_compiler::format::{Format, Stored as Storage};
@@ -185,7 +185,7 @@ const LARGEST_HEADER: u64 = 100_000_000;
 pub struct Tensors {
     path: PathBuf,
     file: File,
-    index: Vec<Found>,
+    index: Vec<Ranged>,
     /// Places in `index`, by name.
     places: HashMap<String, usize>,
     metadata: Vec<(String, String)>,
@@ -193,13 +193,19 @@ pub struct Tensors {
     map: Mutex<Option<Arc<MappedFile>>>,
 }
 
-#[derive(Debug)]
-struct Found {
-    name: String,
-    shape: Vec<u64>,
-    dtype: Dtype,
-    start: u64,
-    end: u64,
+/// A tensor that is a range of a file.
+#[derive(Clone, Debug)]
+pub struct Ranged {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<u64>,
+    /// Type of its elements, which are adjacent, in row-major order.
+    pub dtype: Dtype,
+    /// Its first byte in the file.
+    pub start: u64,
+    /// The byte after its last.
+    pub end: u64,
 }
 
 impl Tensors {
@@ -218,10 +224,10 @@ impl Tensors {
         let mut header = vec![0; length as usize];
         file.read_exact_at(&mut header, 8).map_err(io)?;
         let header: Metadata = serde_json::from_slice(&header).map_err(|e| not(e.to_string()))?;
-        let mut index: Vec<Found> = header
+        let mut index: Vec<Ranged> = header
             .tensors()
             .into_iter()
-            .map(|(name, info)| Found {
+            .map(|(name, info)| Ranged {
                 name,
                 shape: info.shape.iter().map(|&n| n as u64).collect(),
                 dtype: info.dtype,
@@ -253,6 +259,13 @@ impl Tensors {
         Ok(Tensors { path: path.to_path_buf(), file, index, places, metadata, map: Mutex::new(None) })
     }
 
+    /// Tensors that stand in a file of another format, each within it.
+    pub fn of_ranges(path: &Path, file: File, mut index: Vec<Ranged>) -> Self {
+        index.sort_by_key(|f| (f.start, f.end));
+        let places = index.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
+        Tensors { path: path.to_path_buf(), file, index, places, metadata: vec![], map: Mutex::new(None) }
+    }
+
     /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
@@ -268,14 +281,14 @@ impl Tensors {
         self.index.iter().map(|f| (f.name.as_str(), f.shape.as_slice()))
     }
 
-    fn find(&self, name: &str) -> Option<&Found> {
+    fn find(&self, name: &str) -> Option<&Ranged> {
         self.places.get(name).map(|&i| &self.index[i])
     }
 
     /// A tensor as it is stored.
     pub fn stored(&self, name: &str) -> Option<Stored<'_>> {
         let found = self.find(name)?;
-        let Found { shape, dtype, start, end, .. } = found;
+        let Ranged { shape, dtype, start, end, .. } = found;
         Some(Stored { shape, dtype: *dtype, file: &self.file, start: *start, end: *end })
     }
 

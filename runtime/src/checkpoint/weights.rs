@@ -3,9 +3,9 @@
 //! *Promise*: a file that lacks tensors names its base by hash, and no other base is ever put under
 //! it.
 
-use crate::mapped::Mapped;
 use super::safetensors::{Stored, Tensors, View};
 use super::{CheckpointError, open_model};
+use crate::mapped::Mapped;
 use dreamc_compiler::format::Formats;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

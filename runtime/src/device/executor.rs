@@ -20,8 +20,8 @@
 use super::backend::{Backend, Call, Value};
 use super::check::check;
 use super::{Choice, DeviceError, Group, Instrument, LaunchStats, RunStats, Session};
-use crate::mapped::Mapped;
 use crate::group::GroupError;
+use crate::mapped::Mapped;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::ints;
 use dreamc_compiler::program::kernel::{AllReduce, ReduceScatter};

@@ -7,8 +7,8 @@ use crate::codegen::text::{
 };
 use crate::codegen::tile::{LARGE, MIDDLE, Operand, ROWS_BF16, Tile};
 use crate::codegen::{Argument, CodegenError, Source, Variant};
-use crate::op::kernel::KernelKind;
 use crate::op::Bits;
+use crate::op::kernel::KernelKind;
 
 type Result<T> = std::result::Result<T, CodegenError>;
 

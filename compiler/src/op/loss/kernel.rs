@@ -5,7 +5,9 @@ use crate::codegen::naive::{Naive, whole};
 use crate::codegen::text::float;
 use crate::codegen::{CodegenError, Source, Variant};
 use crate::op::Bits;
-use crate::op::kernel::{Amount, KernelKind, Slot, Work, input, ints, need, result, small, storage, times, wide};
+use crate::op::kernel::{
+    Amount, KernelKind, Slot, Work, input, ints, need, result, small, storage, times, wide,
+};
 use crate::program::Kernel;
 use crate::schedule::{Choose, Select};
 use std::fmt::Display;

@@ -28,10 +28,10 @@ mod simd;
 mod tests;
 
 use super::{Backend, Call, Value, Work, room};
-use crate::mapped::Mapped;
 use crate::device::check::check;
 use crate::device::executor::{self, Program};
 use crate::device::{Device, DeviceError, Group, Session, machine};
+use crate::mapped::Mapped;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{Kernel, KernelKind, MAPPED, Plan, Slot, Storage};

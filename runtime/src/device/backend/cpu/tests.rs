@@ -341,8 +341,15 @@ fn product_of_a_matrix_and_itself() {
         for (line, step) in [(k64, 1), (1, n64)] {
             let (m, a_at, b_at) =
                 (n64, Matrix { row: line, column: step }, Matrix { row: step, column: line });
-            let kernel =
-                Kernel::Product(kernel::Product { m, n: n64, k: k64, a: a_at, b: b_at, accumulate: false, stored: false });
+            let kernel = Kernel::Product(kernel::Product {
+                m,
+                n: n64,
+                k: k64,
+                a: a_at,
+                b: b_at,
+                accumulate: false,
+                stored: false,
+            });
             for narrow in [false, true] {
                 let mut plan = plan_of(&kernel, &[F(a.clone()), F(a.clone()), F(vec![0.0; n * n])]);
                 let stored: Vec<half::bf16> = a.iter().map(|x| half::bf16::from_f32(*x)).collect();

@@ -86,7 +86,9 @@ pub(crate) struct Dense {
 impl Dense {
     /// The product that a launch is, if it is a plain one in types and layouts that a library has.
     pub(super) fn of(kernel: &Kernel, variant: &Variant) -> Option<Dense> {
-        let &Kernel::Product(Product { m, n, k, a, b, accumulate, stored: false }) = kernel else { return None };
+        let &Kernel::Product(Product { m, n, k, a, b, accumulate, stored: false }) = kernel else {
+            return None;
+        };
         let narrow = |operand: u32| variant.narrow >> operand & 1 != 0;
         let mixed = narrow(0) != narrow(1) || (narrow(2) && !narrow(0));
         if variant.naive || variant.places || mixed || m == 0 || n == 0 || k == 0 {

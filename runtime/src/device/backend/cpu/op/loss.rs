@@ -132,8 +132,7 @@ impl Run for HeadLoss {
 /// the head of type `R`.
 fn head_loss<L: Stored, R: Stored>(kernel: &HeadLoss, cx: &Context, args: &Arguments) {
     let [rows, vocab, width] = sizes([kernel.rows, kernel.vocab, kernel.width]);
-    let (x, w, targets) =
-        (args.view::<L>("x").start, args.view::<R>("w").start, args.ints("targets").all());
+    let (x, w, targets) = (args.view::<L>("x").start, args.view::<R>("w").start, args.ints("targets").all());
     let (nll, lse) = (args.floats("nll"), args.floats("lse"));
     if !targets_fit(cx, targets, vocab) {
         return;

@@ -30,7 +30,13 @@ const AHEAD: usize = 256;
 const ASKED: usize = 16;
 
 /// Whether a product with so much scratch is one of few rows: steps are adjacent on both sides.
-pub(super) fn suits<L: Stored, R: Stored>(m: usize, k: usize, a: Side<L>, b: Side<R>, scratch: usize) -> bool {
+pub(super) fn suits<L: Stored, R: Stored>(
+    m: usize,
+    k: usize,
+    a: Side<L>,
+    b: Side<R>,
+    scratch: usize,
+) -> bool {
     let right = matches!(b, Side::Strided { step: 1, .. });
     let left = matches!(a, Side::Strided { step: 1, .. } | Side::GatheredLines { .. });
     (1..=FEW).contains(&m) && k > 0 && left && right && m * k.div_ceil(L::per_word()) <= scratch
