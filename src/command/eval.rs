@@ -200,9 +200,8 @@ fn one(
 fn rows_of(dataset: &Dataset, most: u64) -> Result<u64, Failure> {
     let Some(mut batches) = dataset.drawn(most)? else { return Ok(most) };
     let Some(batch) = batches.take(most as usize)? else { return Ok(1) };
-    let rows = batch.targets.chunks(batch.sequence.max(1));
-    let last = rows.enumerate().filter(|(_, row)| row.iter().any(|target| *target >= 0)).last();
-    Ok(last.map_or(1, |(row, _)| row as u64 + 1))
+    let last = batch.targets.chunks(batch.sequence.max(1)).rposition(|row| row.iter().any(|t| *t >= 0));
+    Ok(last.map_or(1, |row| row as u64 + 1))
 }
 
 /// Everything that a measurement needs.
