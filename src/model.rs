@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::note;
 use crate::spec;
 use clap::{Args, value_parser};
+use dreamc_compiler::format::Formats;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Compiled, looks_ahead};
@@ -15,7 +16,7 @@ use dreamc_runtime::data::dataset::begins;
 use dreamc_runtime::device::Device;
 use dreamc_runtime::generate::{Cached, Growing, NextLogits, Slots, Uncached, Writing, compile_cached};
 use dreamc_runtime::model::{Memory, Model, ModelError};
-use dreamc_runtime::train::prepare;
+use dreamc_runtime::train::prepare::{self, Storing};
 use std::path::{Path, PathBuf};
 
 /// Where the base of a model is.
@@ -166,8 +167,9 @@ impl Trained {
                 let narrow = device.writes(self.spec.train.precision);
                 let rewrite = self.rewriting.clone();
                 let PassArguments { depth, exit } = passes;
-                let every = false;
-                let writing = Writing { rows, context, prompt, depth, exit, rewrite, slack, narrow, every };
+                let (formats, every) = (self.formats(device), false);
+                let writing =
+                    Writing { rows, context, prompt, depth, exit, rewrite, slack, narrow, formats, every };
                 let compiled = compile_cached(&self.spec, &writing)?;
                 let mut cached = Cached::load(device, compiled)?;
                 cached.model().restore(&self.tensors)?;
@@ -198,7 +200,8 @@ impl Trained {
         let PassArguments { depth, exit } = passes;
         // A request may ask for the scores of its prompt.
         let (prompt, slack, every) = (None, f64::INFINITY, true);
-        let writing = Writing { rows, context, prompt, depth, exit, rewrite, slack, narrow, every };
+        let formats = self.formats(device);
+        let writing = Writing { rows, context, prompt, depth, exit, rewrite, slack, narrow, formats, every };
         match Slots::load(device, &self.spec, &writing, &self.tensors) {
             Err(ModelError::Compile(CompileError::Unsupported(_))) => {}
             result => {
@@ -228,8 +231,8 @@ impl Trained {
         let mut spec = self.spec.clone();
         let most = spec.model.context;
         spec.train.sequence = Some(context.unwrap_or(most).min(most));
-        let narrow = self.narrow(device);
-        let compiled = prepare::scorer(&spec, (depth, exit), Some(rows), &self.rewriting, narrow)?;
+        let storing = self.storing(device);
+        let compiled = prepare::scorer(&spec, (depth, exit), Some(rows), &self.rewriting, storing)?;
         let compiled = compiled.ok_or_else(|| {
             Failure::Usage(
                 "without caches a text takes logits of all its tokens, and vocabulary × tokens is too large for that: ask for \
@@ -242,6 +245,16 @@ impl Trained {
         Ok(model)
     }
 
+    /// Storage of weights that a device reads in their files.
+    fn formats(&self, device: &dyn Device) -> Formats {
+        if device.maps() { self.tensors.formats() } else { Formats::default() }
+    }
+
+    /// Storage of all numbers, on a device.
+    fn storing(&self, device: &dyn Device) -> Storing {
+        Storing { narrow: self.narrow(device), formats: self.formats(device) }
+    }
+
     /// Storage in bf16 by the recipe, on a device.
     pub fn narrow(&self, device: &dyn Device) -> Narrow {
         device.narrow(self.spec.train.precision)
@@ -249,7 +262,7 @@ impl Trained {
 
     /// Loaded to measure losses of whole rows, in the precision and by the program of the run.
     pub fn measurer(&self, device: &dyn Device, depth: Option<u64>) -> Result<Model, Failure> {
-        let compiled = prepare::measurer(&self.spec, depth, &self.rewriting, self.narrow(device))?;
+        let compiled = prepare::measurer(&self.spec, depth, &self.rewriting, self.storing(device))?;
         let mut model = Model::load(device, compiled)?;
         model.restore(&self.tensors)?;
         Ok(model)
@@ -270,8 +283,8 @@ impl Trained {
         PassArguments { depth, exit }: PassArguments,
         most: Option<u64>,
     ) -> Result<Compiled, Failure> {
-        let narrow = self.narrow(device);
-        prepare::scorer(&self.spec, (depth, exit), most, &self.rewriting, narrow)?.ok_or_else(|| {
+        let storing = self.storing(device);
+        prepare::scorer(&self.spec, (depth, exit), most, &self.rewriting, storing)?.ok_or_else(|| {
             Failure::Usage(
                 "vocabulary × sequence is too large to keep logits of; use a smaller train.sequence".into(),
             )

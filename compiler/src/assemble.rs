@@ -435,7 +435,7 @@ impl<'a> Assembly<'a> {
     }
 
     /// A tensor by its name in checkpoints.
-    fn called(&self, name: &str) -> Option<&Tensor> {
+    pub(crate) fn called(&self, name: &str) -> Option<&Tensor> {
         self.tensors.iter().find(|t| t.name == name)
     }
 

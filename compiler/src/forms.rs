@@ -15,7 +15,7 @@ use crate::architecture::Architecture;
 use crate::autodiff::{
     Seed, body_seeds, differentiate, has_derivative, head_seeds, partition, prune, without_training,
 };
-use crate::ir::{Binding, Function, Lifetime, Module, Of, Output, Port};
+use crate::ir::{Binding, DType, Function, Lifetime, Module, Of, Output, Port};
 use crate::lower::{EMBED, HEAD, Lowered, POOL, Weight};
 use crate::passes::{Pass, Passes};
 use crate::pipeline::{ANSWER, Options};
@@ -24,6 +24,12 @@ use crate::rewrite::{self, Optimiser, Prepared, Stage};
 use crate::schedule::{Bind, Scheduled, schedule};
 use indexmap::IndexMap;
 use std::collections::HashSet;
+
+/// The type that a weight of a body, or of what is outside the layers, is stored in.
+pub(crate) type StoredOf<'s> = &'s (dyn Fn(Option<usize>, &Port) -> DType + Sync);
+
+/// Options, and storage of weights.
+type With<'a> = (&'a Options, StoredOf<'a>);
 
 /// A function in the forms that programs need.
 pub(crate) struct Forms {
@@ -54,10 +60,11 @@ impl ModelForms {
         architecture: &Architecture,
         lowered: &mut Lowered,
         trained: &dyn Fn(&Weight, Option<usize>) -> bool,
-        options: &Options,
+        with: With,
         optimiser: &mut Optimiser,
         passes: &Passes,
     ) -> Result<Self, CompileError> {
+        let (options, _) = with;
         let mut tasks: Vec<Task> = vec![];
         for i in 0..architecture.bodies.len() {
             tasks.push(Task::body(architecture, lowered, i, trained, options));
@@ -74,7 +81,7 @@ impl ModelForms {
         let module = &mut lowered.module;
         let nodes: usize = tasks.iter().map(|t| t.function.nodes.len()).sum();
         let parallel = nodes >= MANY;
-        let mut grown = grow_all(module, &tasks, options, optimiser, passes, parallel)?;
+        let mut grown = grow_all(module, &tasks, with, optimiser, passes, parallel)?;
         let mut prepared = IndexMap::new();
         for (i, (task, grown)) in tasks.iter().zip(&mut grown).enumerate() {
             let mut own = Prepared::default();
@@ -85,10 +92,10 @@ impl ModelForms {
         let bodies = passes.each(parallel, tasks.iter().zip(grown).collect(), work)?;
         let mut own = Prepared::default();
         let seeds = [("x", Seed::Param)];
-        let mut grown = grow(module, &embed, &embed.function, &seeds, options, optimiser, passes)?;
+        let mut grown = grow(module, &embed, &embed.function, &seeds, with, optimiser, passes)?;
         hoist(module, &embed, options, &mut grown, (&mut own, &mut *optimiser), passes)?;
         let embed = cut(module, &embed, grown, passes)?;
-        let head = head_forms(module, &head, options, &mut own, optimiser, passes)?;
+        let head = head_forms(module, &head, with, &mut own, optimiser, passes)?;
         prepared.insert(None, own);
         let pool = match module.functions.get(POOL).cloned() {
             Some(f) if options.train => {
@@ -138,6 +145,8 @@ impl Task {
 /// The place of a function in its model, as far as rewriting asks.
 #[derive(Clone)]
 struct Site {
+    /// The body, unless it is outside the layers.
+    body: Option<usize>,
     /// Name of the body.
     scope: String,
     /// Calls that one preparation of a set of weights serves.
@@ -154,6 +163,7 @@ impl Site {
             body.applications as f64 / body.sets.max(1) as f64
         });
         Site {
+            body,
             scope: body.map_or("model".into(), |b| architecture.bodies[b].name.clone()),
             uses: applications * if options.cache.is_some() { ANSWER } else { 1.0 },
             detached: body.map(|b| &architecture.bodies[b]).is_some_and(|b| b.kept < b.applications),
@@ -185,7 +195,7 @@ struct Joint {
 fn grow_all(
     module: &mut Module,
     tasks: &[Task],
-    options: &Options,
+    with: With,
     optimiser: &mut Optimiser,
     passes: &Passes,
     parallel: bool,
@@ -195,7 +205,7 @@ fn grow_all(
     let work = |passes: &Passes, task: &Task| {
         let (mut own, mut optimiser) = (base.clone(), apart.clone());
         let seeds = body_seeds(&task.function, Seed::Param);
-        let grown = grow(&mut own, task, &task.function, &seeds, options, &mut optimiser, passes)?;
+        let grown = grow(&mut own, task, &task.function, &seeds, with, &mut optimiser, passes)?;
         Ok((grown, own, optimiser))
     };
     let mut all = vec![];
@@ -220,11 +230,13 @@ fn rewritten(
 
 fn narrowed(
     module: &mut Module,
+    task: &Task,
     f: Function,
-    options: &Options,
+    (options, stored): With,
     passes: &Passes,
 ) -> Result<Function, CompileError> {
-    passes.function(Pass::Narrow, module, |m| precision::narrow(m, &f, options.narrow))
+    let stored = |port: &Port| stored(task.site.body, port);
+    passes.function(Pass::Narrow, module, |m| precision::narrow(m, &f, options.narrow, &stored))
 }
 
 /// Rewrites, differentiates and narrows a function.
@@ -233,13 +245,13 @@ fn grow(
     task: &Task,
     f: &Function,
     seeds: &[(&str, Seed)],
-    options: &Options,
+    with: With,
     optimiser: &mut Optimiser,
     passes: &Passes,
 ) -> Result<Grown, CompileError> {
-    let evaluate = inference(module, task, &without_training(f), options, optimiser, passes)?;
-    let joint = match options.train {
-        true => Some(joint(module, task, f, seeds, options, optimiser, passes)?),
+    let evaluate = inference(module, task, &without_training(f), with, optimiser, passes)?;
+    let joint = match with.0.train {
+        true => Some(joint(module, task, f, seeds, with, optimiser, passes)?),
         false => None,
     };
     Ok(Grown { evaluate, joint })
@@ -249,14 +261,14 @@ fn inference(
     module: &mut Module,
     task: &Task,
     f: &Function,
-    options: &Options,
+    with: With,
     optimiser: &mut Optimiser,
     passes: &Passes,
 ) -> Result<Function, CompileError> {
-    let context = task.site.context(Stage::Inference, options);
+    let context = task.site.context(Stage::Inference, with.0);
     let mut f = rewritten(module, f, &context, optimiser, passes)?;
     passes.watch(Pass::Rewrite, module, &mut f);
-    narrowed(module, f, options, passes)
+    narrowed(module, task, f, with, passes)
 }
 
 /// `f` and its derivative in one function.
@@ -265,11 +277,11 @@ fn joint(
     task: &Task,
     f: &Function,
     seeds: &[(&str, Seed)],
-    options: &Options,
+    with: With,
     optimiser: &mut Optimiser,
     passes: &Passes,
 ) -> Result<Joint, CompileError> {
-    let context = task.site.context(Stage::Differentiable, options);
+    let context = task.site.context(Stage::Differentiable, with.0);
     let forward = rewritten(module, f, &context, optimiser, passes)?;
     let mut whole = passes.function(Pass::Differentiate, module, |module| {
         differentiate(module, &forward, seeds, &|p| task.wants(p))
@@ -277,14 +289,14 @@ fn joint(
     passes.watch(Pass::Differentiate, module, &mut whole);
     if !optimiser.is_off() {
         rewrite::forget_stops(&mut whole);
-        let context = task.site.context(Stage::Final, options);
+        let context = task.site.context(Stage::Final, with.0);
         whole = rewritten(module, &whole, &context, optimiser, passes)?;
     }
     passes.watch(Pass::Rewrite, module, &mut whole);
-    if optimiser.is_off() && options.narrow == Narrow::Nothing {
+    if optimiser.is_off() && with.0.narrow == Narrow::Nothing {
         return Ok(Joint { whole, forward });
     }
-    Ok(Joint { whole: narrowed(module, whole, options, passes)?, forward })
+    Ok(Joint { whole: narrowed(module, task, whole, with, passes)?, forward })
 }
 
 /// Takes work on weights alone out of a function, and finds its forward part again.
@@ -346,21 +358,22 @@ fn cut(module: &Module, task: &Task, grown: Grown, passes: &Passes) -> Result<Fo
 fn head_forms(
     module: &mut Module,
     task: &Task,
-    options: &Options,
+    with: With,
     prepared: &mut Prepared,
     optimiser: &mut Optimiser,
     passes: &Passes,
 ) -> Result<Forms, CompileError> {
+    let (options, _) = with;
     let (generating, logits) = (options.cache.is_some(), options.logits);
     let keep = |p: &Port| match p.binding {
         Binding::Output(Output::Nll) => !generating,
         Binding::Output(Output::Logits) => logits,
         _ => false,
     };
-    let evaluate = inference(module, task, &prune(&task.function, &keep), options, optimiser, passes)?;
+    let evaluate = inference(module, task, &prune(&task.function, &keep), with, optimiser, passes)?;
     let trained = if options.train {
         let f = prune(&task.function, &|p| p.binding != Binding::Output(Output::Logits) || logits);
-        Some(joint(module, task, &f, &head_seeds(&f), options, optimiser, passes)?)
+        Some(joint(module, task, &f, &head_seeds(&f), with, optimiser, passes)?)
     } else {
         None
     };

@@ -13,6 +13,7 @@ pub mod compiled;
 pub mod count;
 pub mod error;
 pub mod fields;
+pub mod format;
 mod forms;
 pub mod ir;
 pub mod lower;

@@ -9,10 +9,11 @@
 use crate::CompileError;
 use crate::assemble::Assembly;
 use crate::compiled::{End, Entry, Init, Tensor, TensorKind};
+use crate::format::{Format, Residence, Stored};
 use crate::ir::{Binding, DType, Input, Port};
 use crate::lower::{Lowered, Weight};
 use crate::optim::{Rule, matrix, optimizer, storage};
-use crate::program::{ALIGNMENT, Buffer, BufferId, Space};
+use crate::program::{ALIGNMENT, Buffer, BufferId, MAPPED, Space};
 use crate::recipe::recipe;
 use crate::schedule::Scheduled;
 use crate::transfer::{Share, begins, share};
@@ -154,9 +155,55 @@ impl Assembly<'_> {
             .ok_or(CompileError::Overflow("a tensor"))?;
         let offset = self.plan.arena.checked_next_multiple_of(alignment);
         let offset = offset.ok_or(CompileError::Overflow("the memory"))?;
-        self.plan.arena = offset.checked_add(bytes).ok_or(CompileError::Overflow("the memory"))?;
+        let end = offset.checked_add(bytes).filter(|end| *end <= MAPPED);
+        self.plan.arena = end.ok_or(CompileError::Overflow("the memory"))?;
         self.plan.buffers.push(Buffer { name, space, dtype, shape, instances, offset });
         Ok(BufferId(self.plan.buffers.len() as u32 - 1))
+    }
+
+    /// Weights that stay in their file.
+    fn mapped(
+        &mut self,
+        name: String,
+        format: Format,
+        (shape, instances): (Vec<u64>, u64),
+    ) -> Result<BufferId, CompileError> {
+        let bytes = shape
+            .iter()
+            .try_fold(instances, |n, &d| n.checked_mul(d))
+            .and_then(|n| format.bytes(n))
+            .and_then(|n| n.checked_next_multiple_of(ALIGNMENT))
+            .ok_or(CompileError::Overflow("a tensor"))?;
+        let offset = MAPPED + self.plan.mapped;
+        let end = offset.checked_add(bytes).filter(|end| *end <= i64::MAX as u64);
+        self.plan.mapped = end.ok_or(CompileError::Overflow("the memory"))? - MAPPED;
+        let (space, dtype) = (Space::Mapped, format.dtype);
+        self.plan.buffers.push(Buffer { name, space, dtype, shape, instances, offset });
+        Ok(BufferId(self.plan.buffers.len() as u32 - 1))
+    }
+
+    /// Storage of the weights of a buffer, by the names of its tensors. Matrices alone stay in
+    /// files: all else is small, and read by row kernels.
+    fn storage(&self, shape: &[u64], names: &[String]) -> Stored {
+        match shape.len() {
+            0 | 1 => Stored::default(),
+            _ => self.options.formats.of(names.iter().map(String::as_str)),
+        }
+    }
+
+    /// The type that a weight is stored in, where a port is bound to one.
+    pub(crate) fn stored(&self, body: Option<usize>, port: &Port) -> DType {
+        let is_weight = matches!(
+            port.binding,
+            Binding::Weight | Binding::PassWeight | Binding::TurnWeight | Binding::Buffer
+        );
+        if !is_weight {
+            return DType::F32;
+        }
+        let leader = body.map(|b| self.architecture.leader(b));
+        let own = self.weights.get(&(leader, port.name.clone())).copied();
+        let id = own.or_else(|| self.called(&port.name).map(|t| t.weight));
+        id.map_or(DType::F32, |id| self.plan.buffer(id).dtype)
     }
 
     /// The factors of a tensor under the recipe's `transfer`.
@@ -180,6 +227,7 @@ impl Assembly<'_> {
             shape: Vec<u64>,
             instances: u64,
             recipes: Vec<Recipe>,
+            stored: Stored,
         }
         let architecture = self.architecture;
         let size = |w: &Weight| w.dims.iter().map(|&d| lowered.module.size(d)).collect::<Vec<u64>>();
@@ -187,7 +235,8 @@ impl Assembly<'_> {
         for w in &lowered.globals {
             let shape = size(w);
             let recipes = vec![self.rule(&w.name, w, &shape)];
-            entries.push(Entry { key: (None, w.name.clone()), shape, instances: 1, recipes });
+            let stored = self.storage(&shape, &[w.name.clone()]);
+            entries.push(Entry { key: (None, w.name.clone()), shape, instances: 1, recipes, stored });
         }
         let mut sets_of = vec![vec![]; architecture.bodies.len()];
         for (prefix, (b, set)) in architecture.prefixes() {
@@ -202,8 +251,11 @@ impl Assembly<'_> {
                     let own = self.rule(&format!("{prefix}.{}", w.name), w, &shape);
                     recipes[set * passes..][..passes].fill(own);
                 }
+                let names: Vec<String> =
+                    sets_of[b].iter().map(|(prefix, _)| format!("{prefix}.{}", w.name)).collect();
+                let stored = self.storage(&shape, &names);
                 let (key, instances) = ((Some(b), w.name.clone()), recipes.len() as u64);
-                entries.push(Entry { key, shape, instances, recipes });
+                entries.push(Entry { key, shape, instances, recipes, stored });
             }
         }
         // Equal recipes side by side make few and large optimizer launches. Whole matrices come
@@ -223,7 +275,12 @@ impl Assembly<'_> {
         let wide = ALIGNMENT * DType::F32.bytes() / stored.bytes();
         for e in &entries {
             let dims = (e.shape.clone(), e.instances);
-            let id = self.buffer_at(name(&e.key), Space::Weights, DType::F32, dims, wide)?;
+            let id = match e.stored.residence {
+                Residence::Owned => {
+                    self.buffer_at(name(&e.key), Space::Weights, e.stored.format.dtype, dims, wide)?
+                }
+                Residence::Mapped => self.mapped(name(&e.key), e.stored.format, dims)?,
+            };
             self.weights.insert(e.key.clone(), id);
         }
         let mut states: Vec<Kept> = vec![];

@@ -11,7 +11,9 @@ use crate::CompileError;
 use crate::architecture::Architecture;
 use crate::assemble::Assembly;
 use crate::compiled::{Compiled, Entry};
-use crate::forms::{Forms, ModelForms};
+use crate::format::Formats;
+use crate::forms::{Forms, ModelForms, StoredOf};
+use crate::ir::{DType, Port};
 use crate::lower::{self, Lowered, Shape, Weight, lower, lower_evaluation};
 use crate::passes::{Pass, Passes, Timing, Watch};
 use crate::precision::Narrow;
@@ -54,6 +56,8 @@ pub struct Options {
     pub rewrite: Rewriting,
     /// Values stored in bf16.
     pub narrow: Narrow,
+    /// Storage of weights that are not owned f32. [`CompileError::Exclude`] with `train`.
+    pub formats: Formats,
     /// Ranks whose gradients and counts are summed before a step; of one, nothing is.
     pub ranks: u64,
     /// Whose plan it is: ranks look at the norm of a part of the gradients each.
@@ -83,6 +87,7 @@ impl Default for Options {
             as_trained: false,
             rewrite: Rewriting::default(),
             narrow: Narrow::Nothing,
+            formats: Formats::default(),
             ranks: 1,
             rank: 0,
             shard: false,
@@ -98,6 +103,7 @@ impl Options {
         let pairs = [
             (self.train && cached, ("train", "cache")),
             (self.train && leaves, ("train", "exit")),
+            (self.train && self.formats != Formats::default(), ("train", "formats")),
             (self.observe && self.train, ("observe", "train")),
             (self.observe && cached, ("observe", "cache")),
             (self.as_trained && cached, ("as_trained", "cache")),
@@ -303,7 +309,11 @@ fn cached(
         let room = lower::Places { tokens, slack, more, every };
         let mut part = lowered(passes, || lower(architecture, shape(options, sequence, Some(room))))?;
         let inference = Options { train: false, logits: true, ..options.clone() };
-        let forms = ModelForms::new(architecture, &mut part, &|_, _| false, &inference, optimiser, passes)?;
+        let forms = {
+            let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);
+            let with = (&inference, &stored as StoredOf);
+            ModelForms::new(architecture, &mut part, &|_, _| false, with, optimiser, passes)?
+        };
         let program = passes.run(Pass::Assemble, || {
             let used = |f: &Forms| vec![f.evaluate.0.clone()];
             preparing.steps.extend(assembly.prepare(&part.module, &forms, &used, &mut made)?);
@@ -341,7 +351,11 @@ fn rows<'a>(
     let has_gradient = |w: &Weight, body: Option<usize>| {
         learned.contains(&(body, w.name.clone())) || body.is_none() && named.contains(&w.name)
     };
-    let forms = ModelForms::new(architecture, &mut whole, &has_gradient, options, optimiser, passes)?;
+    let forms = {
+        let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);
+        let with = (options, &stored as StoredOf);
+        ModelForms::new(architecture, &mut whole, &has_gradient, with, optimiser, passes)?
+    };
     if options.train {
         assembly.keep(&whole.module, &forms, options.again);
         let mut programs = others.iter().map(|(d, a)| (a, format!("backward@{d}"))).collect::<Vec<_>>();
@@ -353,7 +367,8 @@ fn rows<'a>(
                 passes.run(Pass::Assemble, || assembly.backward(&whole.module, &forms))?
             } else {
                 let mut other = lowered(passes, || lower(deep, trained(options, spec)))?;
-                let forms = ModelForms::new(deep, &mut other, &has_gradient, options, optimiser, passes)?;
+                let with = (options, &trained_storage as StoredOf);
+                let forms = ModelForms::new(deep, &mut other, &has_gradient, with, optimiser, passes)?;
                 passes.run(Pass::Assemble, || assembly.backward(&other.module, &forms))?
             };
             if options.ranks > 1 {
@@ -377,7 +392,9 @@ fn rows<'a>(
         assembly.know(&deciding);
         let inference = Options { train: false, ..options.clone() };
         let none = |_: &Weight, _: Option<usize>| false;
-        let forms = ModelForms::new(architecture, &mut deciding, &none, &inference, optimiser, passes)?;
+        let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);
+        let with = (&inference, &stored as StoredOf);
+        let forms = ModelForms::new(architecture, &mut deciding, &none, with, optimiser, passes)?;
         Some((deciding, forms))
     } else {
         None
@@ -390,4 +407,9 @@ fn rows<'a>(
     })?;
     assembly.add("evaluate", program);
     Ok(())
+}
+
+/// Storage of weights that are trained.
+fn trained_storage(_: Option<usize>, _: &Port) -> DType {
+    DType::F32
 }

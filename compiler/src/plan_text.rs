@@ -17,6 +17,7 @@ impl Display for Space {
     fn fmt(&self, f: &mut Formatter) -> Result {
         f.pad(match self {
             Space::Weights => "weights",
+            Space::Mapped => "mapped",
             Space::Gradients => "gradients",
             Space::Optimizer => "optimizer",
             Space::State => "state",

@@ -8,15 +8,19 @@
 //! caches, losses. Caches of attention along the sequence are bf16 as what they are made of and
 //! read for.
 //!
+//! Weights that a file holds in bf16 ([`Formats`](crate::format::Formats)) are parameters in bf16.
+//! Matmuls and embeddings read them as they are, beside f32 or bf16; whatever else reads them reads
+//! casts, which are exact.
+//!
 //! A cast rounds to nearest even where its value goes to memory. Within a kernel it rounds nothing:
 //! there numbers are f32.
 
 use crate::CompileError;
-use crate::ir::{Binding, DType, Dim, Function, Lifetime, Module, Node, Op, PerToken, Value};
+use crate::ir::{Binding, DType, Dim, Function, Lifetime, Module, Node, Op, PerToken, Port, Value};
 use crate::op::{Bf16, Cast, Class};
 use crate::rewrite::hoist::sources;
 use crate::rewrite::language::Source;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// How much is stored in bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,10 +42,17 @@ impl Narrow {
     }
 }
 
-/// Puts bf16 where it belongs.
-pub fn narrow(module: &Module, f: &Function, how: Narrow) -> Result<Function, CompileError> {
+/// Puts bf16 where it belongs. `stored` is the type that a weight is stored in.
+pub fn narrow(
+    module: &Module,
+    f: &Function,
+    how: Narrow,
+    stored: &dyn Fn(&Port) -> DType,
+) -> Result<Function, CompileError> {
     let mut g = Function::new(f.name.clone());
-    if how == Narrow::Nothing {
+    let params = (0..f.params.len() as u32).map(Value);
+    let weights: HashSet<Value> = params.filter(|v| stored(&f.params[v.index()]) == DType::Bf16).collect();
+    if how == Narrow::Nothing && weights.is_empty() {
         return Ok(f.clone());
     }
     let cache = |v: Value| {
@@ -51,27 +62,31 @@ pub fn narrow(module: &Module, f: &Function, how: Narrow) -> Result<Function, Co
         );
         read || f.nodes.iter().any(|n| n.op == Op::Append && n.inputs[0] == v)
     };
-    let mut caches = HashMap::new();
+    let mut narrow = HashMap::new();
     for (i, (p, ty)) in f.params.iter().zip(&f.types).enumerate() {
         let v = Value(i as u32);
         let mut ty = ty.clone();
-        if cache(v) {
+        if weights.contains(&v) || how == Narrow::Storage && cache(v) {
             ty.dtype = DType::Bf16;
-            caches.insert(v, v);
+            narrow.insert(v, v);
         }
         g.param(p.name.clone(), p.binding, ty);
     }
-    let wide = (0..f.params.len() as u32).map(Value).collect();
     let mut pass = Pass {
+        how,
         module,
         f,
         g,
         defined: f.definitions(),
         source: sources(f),
         logits: logits(f),
-        wide,
-        narrow: caches,
+        wide: (0..f.params.len() as u32).map(Value).collect(),
+        narrow,
+        weights,
     };
+    for v in (0..f.params.len() as u32).map(Value).filter(|v| pass.weights.contains(v)).collect::<Vec<_>>() {
+        pass.wide[v.index()] = pass.one(Cast(DType::F32), &[v])?;
+    }
     for i in 0..f.nodes.len() {
         pass.node(i)?;
     }
@@ -105,6 +120,7 @@ fn logits(f: &Function) -> Vec<bool> {
 }
 
 struct Pass<'a> {
+    how: Narrow,
     module: &'a Module,
     f: &'a Function,
     g: Function,
@@ -115,6 +131,8 @@ struct Pass<'a> {
     wide: Vec<Value>,
     /// Values of `f` in `g` as bf16, where there is one.
     narrow: HashMap<Value, Value>,
+    /// Weights that are stored in bf16.
+    weights: HashSet<Value>,
 }
 
 impl Pass<'_> {
@@ -155,6 +173,35 @@ impl Pass<'_> {
         Ok(n)
     }
 
+    /// Whether a value is a weight stored in bf16, or a view of one.
+    fn is_stored(&self, v: Value) -> bool {
+        let view = |n: &&Node| matches!(n.op.class(), Class::View { .. });
+        let of = self.defined[v.index()].map(|n| &self.f.nodes[n]).filter(view);
+        self.weights.contains(&v) || of.is_some_and(|n| self.is_stored(n.inputs[0]))
+    }
+
+    /// Operands of a node that are read as they are stored where activations are f32: the second of
+    /// a matmul, and the table of an embedding.
+    fn as_stored(&self, node: &Node) -> &'static [usize] {
+        match node.op.signature().bf16 {
+            Bf16::Product | Bf16::Slots | Bf16::Head
+                if self.is_stored(node.inputs[1])
+                    && !self.is_stored(node.inputs[0])
+                    && self.source[node.first.index()] == Source::Data =>
+            {
+                &[1]
+            }
+            Bf16::Stored(of) if of.iter().all(|&k| self.is_stored(node.inputs[k])) => of,
+            Bf16::Product
+            | Bf16::Slots
+            | Bf16::Head
+            | Bf16::Stored(_)
+            | Bf16::Own
+            | Bf16::Follows(_)
+            | Bf16::Reads(_) => &[],
+        }
+    }
+
     /// Notes what result `k` of a node became: in bf16 (its f32 is a cast) or in its own type.
     fn becomes(&mut self, v: Value, new: Value) -> Result<(), CompileError> {
         debug_assert_eq!(self.wide.len(), v.index(), "values are numbered in order");
@@ -174,12 +221,15 @@ impl Pass<'_> {
         let node = &f.nodes[i];
         // Operands that are read in bf16, and whether the results are stored so.
         let (narrow, rounds): (&[usize], bool) = match node.op.signature().bf16 {
+            _ if self.how == Narrow::Nothing => (self.as_stored(node), false),
+            Bf16::Stored(_) => (self.as_stored(node), false),
             // A product of weights alone makes weights, one over tokens gradients.
             Bf16::Product if self.source[node.first.index()] != Source::Data => (&[], false),
             Bf16::Product => (&[0, 1], f.ty(node.first).has(BATCH) && !self.logits[i]),
             Bf16::Slots => (&[0, 1], !self.logits[i]),
             // The loss of what is rounded anyway: logits that a cap made f32 again stay so.
             Bf16::Follows(of) if of.iter().all(|&k| self.narrow.contains_key(&node.inputs[k])) => (of, false),
+            Bf16::Head => (&[0, 1], false),
             Bf16::Reads(of) => (of, false),
             Bf16::Own | Bf16::Follows(_) => (&[], false),
         };
@@ -224,7 +274,7 @@ mod tests {
         let y = f.add(&module, Contract { over: vec![h] }, &[n, w]).unwrap()[0];
         let dw = f.add(&module, Contract { over: vec![b, t] }, &[y, n]).unwrap()[0];
         f.results = vec![("y".into(), y), ("d.w".into(), dw)];
-        let g = narrow(&module, &f, Narrow::Storage).unwrap();
+        let g = narrow(&module, &f, Narrow::Storage, &|_| DType::F32).unwrap();
         insta::assert_snapshot!(module.show_function(&g));
         let types = |f: &Function| f.results.iter().map(|(_, v)| f.ty(*v).clone()).collect::<Vec<_>>();
         assert_eq!(types(&f), types(&g));
@@ -236,6 +286,32 @@ mod tests {
             let (a, c) = (a.floats(), c.floats());
             let apart = a.iter().zip(c).map(|(a, c)| (a - c).abs()).fold(0.0, f64::max);
             assert!(apart > 0.0 && apart < 0.05, "{apart}");
+        }
+    }
+
+    /// A stored weight is read by matmul and embedding as it is, by all else through a cast; values
+    /// are those of the function in f32.
+    #[test]
+    fn stored_weights_are_read_as_they_are() {
+        let mut module = Module::default();
+        let dims: Vec<Dim> =
+            [("batch", 2), ("seq", 3), ("h", 4), ("v", 5)].map(|(n, s)| module.dim(n, s)).into();
+        let [b, t, h, v] = dims[..] else { panic!("four dimensions") };
+        let mut f = Function::new("f".to_string());
+        let ids = f.param("ids", Binding::Value, Type::i32(&[b, t]));
+        let w = f.param("w", Binding::Weight, Type::f32(&[v, h]));
+        let x = f.add(&module, Op::Embed, &[w, ids]).unwrap()[0];
+        let y = f.add(&module, Contract { over: vec![h] }, &[x, w]).unwrap()[0];
+        let z = f.add(&module, Rms { inner: 1, eps: 1e-6 }, &[w]).unwrap()[0];
+        f.results = vec![("y".into(), y), ("z".into(), z)];
+        let stored = |p: &Port| if p.binding == Binding::Weight { DType::Bf16 } else { DType::F32 };
+        let g = narrow(&module, &f, Narrow::Nothing, &stored).unwrap();
+        insta::assert_snapshot!(module.show_function(&g));
+        let table = (0..20).map(|k| f64::from(k) / 16.0 - 0.5).collect();
+        let inputs = [Tensor::int(&[2, 3], vec![0, 4, 2, 2, 1, 3]), Tensor::float(&[5, 4], table)];
+        let (a, c) = (interpret(&module, &f, &inputs).unwrap(), interpret(&module, &g, &inputs).unwrap());
+        for ((_, a), (_, c)) in a.iter().zip(&c) {
+            assert_eq!(a.floats(), c.floats());
         }
     }
 }

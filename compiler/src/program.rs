@@ -34,6 +34,9 @@ pub struct KernelId(pub u32);
 pub enum Space {
     /// Trained tensors and balancing biases.
     Weights,
+    /// Weights that stay in their file ([`Residence::Mapped`](crate::format::Residence)): nothing
+    /// of the arena, addresses from [`MAPPED`] on, never written.
+    Mapped,
     /// Their gradients: one contiguous range, in the order of the weights.
     Gradients,
     /// States of the optimizer.
@@ -66,9 +69,12 @@ pub struct Buffer {
     /// How many instances follow one another.
     pub instances: u64,
     /// First byte in the arena: a multiple of [`ALIGNMENT`], and of an element for
-    /// [`Space::Alias`].
+    /// [`Space::Alias`]; for [`Space::Mapped`] as many bytes after [`MAPPED`].
     pub offset: u64,
 }
+
+/// The address that weights in files begin at: beyond every arena.
+pub const MAPPED: u64 = 1 << 62;
 
 /// Every buffer begins at a multiple of so many bytes.
 pub const ALIGNMENT: u64 = 256;
@@ -196,6 +202,8 @@ pub struct Plan {
     pub programs: IndexMap<String, Program>,
     /// Size of the arena in bytes.
     pub arena: u64,
+    /// Bytes of addresses from [`MAPPED`] on.
+    pub mapped: u64,
 }
 
 impl Plan {

@@ -23,6 +23,7 @@ pub mod parquet;
 pub mod rng;
 pub mod rows;
 pub mod shard;
+pub mod stamp;
 pub mod stream;
 pub mod sums;
 pub mod task;

@@ -16,15 +16,15 @@
 use super::rows::{BadRow, Document, Fields, Lines, TextPieces};
 use super::tokenizer::Measured;
 use super::{DataError, Notice, Tokenizer};
-use crate::files;
 use crate::sums::{Hashed, Sums, SumsError, hash, seal};
+use crate::{files, stamp};
 use dreamc_dsl::spec::BadRows;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Write};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Changes whenever the same file and tokenizer would give other shards.
@@ -540,34 +540,6 @@ fn unchanged(path: &Path, hashed: &str, read: &str) -> Result<(), DataError> {
     ))
 }
 
-/// Size, time and hash of a file when its content was hashed.
-#[derive(PartialEq, Eq, Serialize, Deserialize)]
-struct Stamp {
-    size: u64,
-    inode: (u64, u64),
-    modified: (i64, i64),
-    changed: (i64, i64),
-    hash: String,
-}
-
-impl Stamp {
-    /// A line of JSON, behind a line of its own hash.
-    fn text(&self) -> Vec<u8> {
-        let text = serde_json::to_vec(self).unwrap_or_default();
-        [blake3::hash(&text).to_hex().as_bytes(), b"\n", &text].concat()
-    }
-
-    /// `None` where the stamp is damaged.
-    fn read(bytes: &[u8]) -> Option<Self> {
-        let (hash, text) = bytes.split_at_checked(2 * blake3::OUT_LEN)?;
-        let text = text.strip_prefix(b"\n")?;
-        if blake3::hash(text).to_hex().as_bytes() != hash {
-            return None;
-        }
-        serde_json::from_slice(text).ok()
-    }
-}
-
 /// Where a file has its first hole, which a file of a terabyte may be made of.
 fn hole(file: &File, length: u64) -> Option<u64> {
     let begin = |whence| {
@@ -583,7 +555,7 @@ fn hole(file: &File, length: u64) -> Option<u64> {
 /// Hash of a file's content. A file that has not been touched since is not read again.
 pub fn content_hash(path: &Path, cache: &Path, notice: &mut dyn FnMut(Notice)) -> Result<String, DataError> {
     let io = |e| DataError::io(path, e);
-    let mut file = files::open(path).map_err(io)?;
+    let file = files::open(path).map_err(io)?;
     let m = file.metadata().map_err(io)?;
     if let Some(hole) = hole(&file, m.len()) {
         let what = format!(
@@ -591,43 +563,6 @@ pub fn content_hash(path: &Path, cache: &Path, notice: &mut dyn FnMut(Notice)) -
         );
         return Err(DataError::file(path, what));
     }
-    let name = blake3::hash(path.canonicalize().map_err(io)?.as_os_str().as_encoded_bytes()).to_hex();
-    let stamp_path = cache.join("stamps").join(format!("{}.json", &name[..32]));
-    let mut stamp = Stamp {
-        size: m.len(),
-        inode: (m.dev(), m.ino()),
-        modified: (m.mtime(), m.mtime_nsec()),
-        changed: (m.ctime(), m.ctime_nsec()),
-        hash: String::new(),
-    };
-    let known = fs::read(&stamp_path).ok().and_then(|text| Stamp::read(&text));
-    if let Some(known) = known {
-        stamp.hash.clone_from(&known.hash);
-        if stamp == known {
-            return Ok(known.hash);
-        }
-    }
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; 1 << 20];
-    let mut done = 0;
-    loop {
-        let n = file.read(&mut buffer).map_err(io)?;
-        if n == 0 {
-            break;
-        }
-        hasher.update(&buffer[..n]);
-        done += n as u64;
-        notice(Notice { what: "hashing", path, done, total: m.len() });
-    }
-    stamp.hash = hasher.finalize().to_hex().to_string();
-    // A file written a moment ago may be written again within one tick of the clock, which no stamp
-    // would show.
-    let age = std::time::SystemTime::now().duration_since(m.modified().map_err(io)?);
-    let settled = age.is_ok_and(|age| age.as_secs() >= 2);
-    // Only a cache: where it cannot be written, the file is read again next time.
-    if let (true, Some(folder)) = (settled, stamp_path.parent()) {
-        let _ = fs::create_dir_all(folder);
-        let _ = files::write_atomic(&stamp_path, |out| out.write_all(&stamp.text()));
-    }
-    Ok(stamp.hash)
+    let mut read = |done, total| notice(Notice { what: "hashing", path, done, total });
+    stamp::hash(path, &file, cache, &mut read).map_err(io)
 }

@@ -484,7 +484,15 @@ fn product(device: &dyn Device, precision: Precision, n: u64) -> Result<Option<f
         (Precision::Bf16, _) => DType::Bf16,
     };
     let layout = Matrix { row: n, column: 1 };
-    let kernel = Kernel::Product(kernel::Product { m: n, n, k: n, a: layout, b: layout, accumulate: false });
+    let kernel = Kernel::Product(kernel::Product {
+        m: n,
+        n,
+        k: n,
+        a: layout,
+        b: layout,
+        accumulate: false,
+        stored: false,
+    });
     let buffers = [dtype, dtype, DType::F32].map(|dtype| (dtype, vec![n, n]));
     let mut session = alone(device, &buffers, kernel)?;
     Ok(Some(least(session.as_mut())?))
@@ -514,7 +522,7 @@ fn alone(
     let program = Program { steps: vec![Step::Launch(launch)], variables: 0 };
     let programs = [("main".to_string(), program)].into_iter().collect();
     let elements: Vec<u64> = all.iter().map(Buffer::elements).collect();
-    let plan = Plan { buffers: all, kernels: vec![kernel], programs, arena };
+    let plan = Plan { buffers: all, kernels: vec![kernel], programs, arena, mapped: 0 };
     let mut session = device.load(&plan, &Group::alone())?;
     for (i, n) in (0..).zip(elements) {
         let bits = |j: u64| (2 * j + u64::from(i)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;

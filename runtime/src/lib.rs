@@ -8,6 +8,7 @@ pub mod generate;
 pub mod group;
 pub mod hf;
 pub mod init;
+pub mod mapped;
 pub mod model;
 pub mod noise;
 pub mod statistics;

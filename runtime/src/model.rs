@@ -90,6 +90,9 @@ struct Place {
 pub struct Memory {
     /// Weights.
     pub weights: u64,
+    /// Weights in their files, which are not in the total: other processes share them.
+    #[serde(skip_serializing_if = "nothing")]
+    pub mapped: u64,
     /// Gradients.
     pub gradients: u64,
     /// States of the optimizer.
@@ -102,6 +105,11 @@ pub struct Memory {
     pub scratch: u64,
     /// All of it: known before the first allocation, and never exceeded.
     pub total: u64,
+}
+
+/// Whether there are no bytes.
+fn nothing(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// Factors of the losses of a micro-batch.
@@ -119,12 +127,13 @@ impl Memory {
         let of = |spaces: &[Space]| {
             plan.buffers.iter().filter(|b| spaces.contains(&b.space)).map(|b| b.bytes()).sum::<u64>()
         };
-        let (weights, gradients) = (of(&[Space::Weights]), of(&[Space::Gradients]));
+        let (weights, mapped) = (of(&[Space::Weights]), of(&[Space::Mapped]));
+        let gradients = of(&[Space::Gradients]);
         let (optimizer, activations) = (of(&[Space::Optimizer]), of(&[Space::State, Space::Saved]));
         // Values of one program share memory, so what is left of the arena is theirs.
         let temporary = plan.arena.saturating_sub(weights + gradients + optimizer + activations);
         let total = plan.arena + scratch;
-        Memory { weights, gradients, optimizer, activations, temporary, scratch, total }
+        Memory { weights, mapped, gradients, optimizer, activations, temporary, scratch, total }
     }
 }
 
@@ -245,6 +254,9 @@ impl Model {
         }
         let mut new = vec![];
         for entry in &entries {
+            if self.map(from, entry)? {
+                continue;
+            }
             match from.get(&entry.0)? {
                 Some(view) => self.take(from.path(), entry, view)?,
                 None => new.push(entry.0.clone()),
@@ -274,6 +286,22 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Leaves a tensor in its file, where it was compiled for that; says whether it was.
+    fn map(&mut self, from: &Weights, (name, shape): &Entry) -> Result<bool, ModelError> {
+        let place = *self.places.get(name).ok_or_else(|| ModelError::NoBuffer(name.clone()))?;
+        if self.compiled.plan.buffer(place.buffer).space != Space::Mapped {
+            return Ok(false);
+        }
+        let lacking = || mismatch(from.path(), format!("it lacks the tensor {name}"));
+        let (found, numbers) = from.mapped(name)?.ok_or_else(lacking)?;
+        if found != shape {
+            return Err(other_shape(from.path(), name, found, shape));
+        }
+        self.weights.fetch_add(1, Relaxed);
+        self.session().map(place.buffer, place.instance, numbers)?;
+        Ok(true)
     }
 
     fn take(&mut self, path: &Path, (name, shape): &Entry, (found, values): View) -> Result<(), ModelError> {

@@ -10,6 +10,7 @@ use crate::show::table;
 use crate::spec::{measure_on, open_data};
 use crate::{note, say, show};
 use clap::{Args, value_parser};
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::{CompileError, looks_ahead};
 use dreamc_runtime::data::{Dataset, Tokenizer, task};
 use dreamc_runtime::device::Device;
@@ -171,6 +172,13 @@ fn one(
         None => None,
         Some(data) => Some(open_data(spec, data, stride)?),
     };
+    let micro = (spec.train.batch / spec.train.accumulate.max(1)).max(1);
+    if let (Some(_), Some(dataset), Narrow::Nothing) = (&a.data, &dataset, trained.narrow(device)) {
+        let rows = rows_of(dataset, micro)?;
+        trained.spec.train.batch = rows;
+        trained.spec.train.accumulate = 1;
+    }
+    let spec = &trained.spec;
     let mut depths: Vec<Option<u64>> = vec![None];
     let more = if a.depth.is_empty() { &spec.eval.depths } else { &a.depth };
     depths.extend(more.iter().map(|&d| Some(d)));
@@ -184,6 +192,16 @@ fn one(
         reports.push(report);
     }
     Ok(())
+}
+
+/// Rows of a file, at most so many: those that a short one does not have are not computed. In f32
+/// the losses of a row do not depend on the rows beside it; in bf16 the size of a batch decides what
+/// is rounded.
+fn rows_of(dataset: &Dataset, most: u64) -> Result<u64, Failure> {
+    let Some(mut batches) = dataset.drawn(most)? else { return Ok(most) };
+    let Some(batch) = batches.take(most as usize)? else { return Ok(1) };
+    let last = batch.targets.chunks(batch.sequence.max(1)).rposition(|row| row.iter().any(|t| *t >= 0));
+    Ok(last.map_or(1, |row| row as u64 + 1))
 }
 
 /// Everything that a measurement needs.

@@ -184,7 +184,7 @@ fn kernels_of_latents_compile_without_spilling() {
     for rows in [1, 64, 1024] {
         for (first, transposed) in [(0, true), (128, false)] {
             let (heads, out, inner, part) = (16, 256, 512, 128);
-            let by_head = kernel::ByHead { rows, heads, out, inner, first, part, transposed };
+            let by_head = kernel::ByHead { rows, heads, out, inner, first, part, transposed, stored: false };
             kernels.push(Kernel::ByHead(by_head));
         }
     }

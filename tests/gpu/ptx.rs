@@ -1153,6 +1153,7 @@ fn elements_beyond_two_thousand_million_are_reached() {
             a: Matrix { row, column: 1 },
             b: Matrix { row: 16, column: 1 },
             accumulate: false,
+            stored: false,
         })
     };
     let plain = Attention { scale: 1.0, ..Attention::default() };
@@ -1275,10 +1276,27 @@ fn large_products(few: bool) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), D
     let (m, n, k) = (1536, 1408, 136);
     let (experts, slots, out) = (4, 600, 384);
     let matrix = |row, column| Matrix { row, column };
-    let product = |n, a, b, accumulate| Kernel::Product(kernel::Product { m, n, k, a, b, accumulate });
+    let product =
+        |n, a, b, accumulate| Kernel::Product(kernel::Product { m, n, k, a, b, accumulate, stored: false });
     let grouped = |transposed, gather| match transposed {
-        false => Kernel::Grouped(kernel::Grouped { slots: m, experts, out: n, inner: k, transposed, gather }),
-        true => Kernel::Grouped(kernel::Grouped { slots: m, experts, out: k, inner: n, transposed, gather }),
+        false => Kernel::Grouped(kernel::Grouped {
+            slots: m,
+            experts,
+            out: n,
+            inner: k,
+            transposed,
+            gather,
+            stored: false,
+        }),
+        true => Kernel::Grouped(kernel::Grouped {
+            slots: m,
+            experts,
+            out: k,
+            inner: n,
+            transposed,
+            gather,
+            stored: false,
+        }),
     };
     let outer = |gather| {
         Kernel::GroupedOuter(kernel::GroupedOuter {
@@ -1330,7 +1348,13 @@ fn large_products(few: bool) -> (Plan, impl Fn(&mut dyn Session) -> Result<(), D
         (outer(None), vec!["y", "z", "few_offsets", "outer"], None),
         (outer(Some(1)), vec!["y", "z", "few_offsets", "few_order", "outer_gathered"], None),
         (
-            Kernel::HeadLoss(kernel::HeadLoss { rows: m, vocab, width: k, softcap: softcap.map(Bits) }),
+            Kernel::HeadLoss(kernel::HeadLoss {
+                rows: m,
+                vocab,
+                width: k,
+                softcap: softcap.map(Bits),
+                stored: false,
+            }),
             vec!["x", "w", "targets", "nll", "lse"],
             None,
         ),
@@ -1598,9 +1622,18 @@ fn wide_tiles_follow_one_another() {
     // Results that are added to memory want longer sums.
     let (experts, slots, out, long) = (2, 2112, 136, 2088);
     let matrix = |row, column| Matrix { row, column };
-    let product = |k, a, b, accumulate| Kernel::Product(kernel::Product { m, n, k, a, b, accumulate });
+    let product =
+        |k, a, b, accumulate| Kernel::Product(kernel::Product { m, n, k, a, b, accumulate, stored: false });
     let grouped = |gather| {
-        Kernel::Grouped(kernel::Grouped { slots: m, experts, out: n, inner: k, transposed: false, gather })
+        Kernel::Grouped(kernel::Grouped {
+            slots: m,
+            experts,
+            out: n,
+            inner: k,
+            transposed: false,
+            gather,
+            stored: false,
+        })
     };
     let outer = |gather| {
         let experts = 1;
@@ -1669,7 +1702,8 @@ fn wide_tiles_come_in_clusters() {
     let Some(floor) = device(fast()) else { return };
     let (m, n, k, long) = (488, 504, 520, 2056);
     let matrix = |row, column| Matrix { row, column };
-    let product = |k, a, b, accumulate| Kernel::Product(kernel::Product { m, n, k, a, b, accumulate });
+    let product =
+        |k, a, b, accumulate| Kernel::Product(kernel::Product { m, n, k, a, b, accumulate, stored: false });
     let buffers: &[(&str, DType, &[u64])] = &[
         ("x", Bf16, &[m, long]),
         ("w", Bf16, &[n, long]),
@@ -1723,7 +1757,7 @@ fn latents_are_right_and_clean() {
     let size = inner + 8;
     for dtype in [F32, Bf16] {
         let by_head = |first, part, transposed| {
-            Kernel::ByHead(kernel::ByHead { rows, heads, out, inner, first, part, transposed })
+            Kernel::ByHead(kernel::ByHead { rows, heads, out, inner, first, part, transposed, stored: false })
         };
         let shape = AttentionShape { batch: 2, queries: rows / 2, keys: places, heads, kv_heads: 1, size };
         let attention = Attention { scale: 0.3, mask: Mask::Positions, ..Attention::default() };

@@ -135,8 +135,8 @@ fn refusal(from: &Path) -> String {
 #[test]
 fn weights_of_other_formats_are_refused_with_the_way_to_convert_them() {
     let cases = [
-        ("pytorch_model.bin", "is a pickle, which is a program"),
-        ("pytorch_model.bin.index.json", "save_pretrained"),
+        ("pytorch_model.bin", "is no archive of torch.save"),
+        ("pytorch_model.bin.index.json", "is not a JSON object"),
         ("consolidated.00.pth", "save_pretrained"),
         ("model-Q4_K_M.gguf", "quantised for llama.cpp"),
         ("flax_model.msgpack", "import the PyTorch weights"),
@@ -153,6 +153,39 @@ fn weights_of_other_formats_are_refused_with_the_way_to_convert_them() {
         assert!(error.contains(words), "{file}: {error}");
         assert!(!out.path().join("m").exists());
     }
+}
+
+/// Files of `torch.save`, one or several with an index, give the model that safetensors give; one
+/// that runs something, or is cut, gives nothing.
+#[test]
+fn pickles_of_tensors_are_read_as_data() {
+    let place = tempfile::tempdir().unwrap();
+    let at = |name: &str| place.path().join(name);
+    for (case, kind) in [("llama3_new", "one"), ("gemma2_new", "shards"), ("mixtral_new", "one")] {
+        let (from, old) = (folder(case), at(case));
+        let line = [kind, old.to_str().unwrap(), from.to_str().unwrap()];
+        if super::export::python("pickled.py", &line).is_none() {
+            return;
+        }
+        let [ours, expected] = [(&old, "ours"), (&from, "expected")].map(|(from, name)| {
+            let to = at(&format!("{case}-{name}"));
+            hugging_face(from, &to, "m", false, &[]).unwrap();
+            super::export::tensors(&to)
+        });
+        assert_eq!(ours, expected, "{case}");
+    }
+    let from = at("mixtral_new");
+    let file = from.join("pytorch_model.bin");
+    let good = fs::read(&file).unwrap();
+    for cut in [0, 10, good.len() / 2, good.len() - 1] {
+        fs::write(&file, &good[..cut]).unwrap();
+        refusal(&from);
+    }
+    let line = ["evil", from.to_str().unwrap(), from.to_str().unwrap()];
+    super::export::python("pickled.py", &line).unwrap();
+    let error = refusal(&from);
+    assert!(error.contains("which makes no tensor") && error.contains("nothing of it was run"), "{error}");
+    assert!(!from.join("ran").exists());
 }
 
 #[test]

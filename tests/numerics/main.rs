@@ -11,6 +11,7 @@ mod export;
 mod generate;
 mod goldens;
 mod import;
+mod mapped;
 mod mixers;
 mod multiply_adds;
 mod observation;

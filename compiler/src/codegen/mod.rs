@@ -309,6 +309,7 @@ mod tests {
             a,
             b,
             accumulate: false,
+            stored: false,
         });
         let blocks = |processors| {
             let limits = Limits { processors, ..Limits::default() };

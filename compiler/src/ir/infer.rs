@@ -105,6 +105,12 @@ impl Operands<'_> {
         self.check(self[a].dtype == self[b].dtype, "operands have different dtypes; cast one")
     }
 
+    /// A matmul's operands: of one type, or the second a weight that is stored in bf16.
+    pub fn matmul(&self, a: usize, b: usize) -> Result<(), TypeError> {
+        let mixed = (self[a].dtype, self[b].dtype) == (DType::F32, DType::Bf16);
+        if mixed { Ok(()) } else { self.same_dtype(a, b) }
+    }
+
     /// The last dimension of an operand.
     pub fn last(&self, k: usize) -> Result<Dim, TypeError> {
         self[k].dims.last().map_or_else(|| self.fail("needs at least one dimension"), |&d| Ok(d))

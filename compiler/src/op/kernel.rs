@@ -236,6 +236,11 @@ impl Slot {
     }
 }
 
+/// Says in a summary that a weight's storage is its own.
+pub fn storage(stored: bool) -> &'static str {
+    if stored { " of stored weights" } else { "" }
+}
+
 /// An operand that is read.
 pub fn input(name: &'static str, shape: &[u64]) -> Slot {
     Slot::new(name, Role::Input, shape)

@@ -235,8 +235,13 @@ pub(crate) enum Rows {
 pub(crate) enum Bf16 {
     /// Nothing: it reads every operand in the type it has.
     Own,
+    /// It reads these operands, weights, as they are stored, and gives f32.
+    Stored(&'static [usize]),
     /// It reads these operands as bf16.
     Reads(&'static [usize]),
+    /// It reads its first two operands as bf16, of which the second is a weight that may be stored so
+    /// beside f32: the head's matmul.
+    Head,
     /// It reads these operands as bf16 where they are stored so anyway.
     Follows(&'static [usize]),
     /// A product of two operands: both are read as bf16 unless it is of weights alone; its result

@@ -416,6 +416,11 @@ impl<'a> Select<'_, 'a> {
         &self.emit.f.ty(self.node.inputs[operand]).dims
     }
 
+    /// Storage of an operand.
+    pub(crate) fn dtype(&self, operand: usize) -> DType {
+        self.emit.f.ty(self.node.inputs[operand]).dtype
+    }
+
     /// The type of a result.
     pub(crate) fn result(&self, k: usize) -> &'a Type {
         self.emit.f.ty(Value(self.node.first.0 + k as u32))

@@ -2,13 +2,15 @@
 //!
 //! *In*: named tensors, one at a time. *Out*: a file any framework reads; or such a file, read at
 //! places. *Promise*: writing and reading take the memory of one tensor, the bytes are a function
-//! of the content, and reading never trusts a length or an offset. Files are not mapped: a mapped
-//! file that another program cuts ends the process.
+//! of the content, and reading never trusts a length or an offset. A tensor can be had as a range of
+//! the file, [mapped](crate::mapped).
 
 use super::CheckpointError;
 use crate::files;
+use crate::mapped::{Mapped, MappedFile};
 pub use ::safetensors::Dtype;
 use ::safetensors::tensor::Metadata;
+use dreamc_compiler::format::{Format, Stored as Storage};
 use dreamc_data::sums;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -16,6 +18,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A tensor to be written: name and shape.
 pub type Entry = (String, Vec<u64>);
@@ -182,19 +185,27 @@ const LARGEST_HEADER: u64 = 100_000_000;
 pub struct Tensors {
     path: PathBuf,
     file: File,
-    index: Vec<Found>,
+    index: Vec<Ranged>,
     /// Places in `index`, by name.
     places: HashMap<String, usize>,
     metadata: Vec<(String, String)>,
+    /// The file's map, once it was asked for.
+    map: Mutex<Option<Arc<MappedFile>>>,
 }
 
-#[derive(Debug)]
-struct Found {
-    name: String,
-    shape: Vec<u64>,
-    dtype: Dtype,
-    start: u64,
-    end: u64,
+/// A tensor that is a range of a file.
+#[derive(Clone, Debug)]
+pub struct Ranged {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<u64>,
+    /// Type of its elements, which are adjacent, in row-major order.
+    pub dtype: Dtype,
+    /// Its first byte in the file.
+    pub start: u64,
+    /// The byte after its last.
+    pub end: u64,
 }
 
 impl Tensors {
@@ -213,10 +224,10 @@ impl Tensors {
         let mut header = vec![0; length as usize];
         file.read_exact_at(&mut header, 8).map_err(io)?;
         let header: Metadata = serde_json::from_slice(&header).map_err(|e| not(e.to_string()))?;
-        let mut index: Vec<Found> = header
+        let mut index: Vec<Ranged> = header
             .tensors()
             .into_iter()
-            .map(|(name, info)| Found {
+            .map(|(name, info)| Ranged {
                 name,
                 shape: info.shape.iter().map(|&n| n as u64).collect(),
                 dtype: info.dtype,
@@ -245,7 +256,14 @@ impl Tensors {
         let metadata: Vec<(String, String)> =
             header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
         let places = index.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
-        Ok(Tensors { path: path.to_path_buf(), file, index, places, metadata })
+        Ok(Tensors { path: path.to_path_buf(), file, index, places, metadata, map: Mutex::new(None) })
+    }
+
+    /// Tensors that stand in a file of another format, each within it.
+    pub fn of_ranges(path: &Path, file: File, mut index: Vec<Ranged>) -> Self {
+        index.sort_by_key(|f| (f.start, f.end));
+        let places = index.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
+        Tensors { path: path.to_path_buf(), file, index, places, metadata: vec![], map: Mutex::new(None) }
     }
 
     /// Path of the file.
@@ -263,15 +281,44 @@ impl Tensors {
         self.index.iter().map(|f| (f.name.as_str(), f.shape.as_slice()))
     }
 
-    fn find(&self, name: &str) -> Option<&Found> {
+    fn find(&self, name: &str) -> Option<&Ranged> {
         self.places.get(name).map(|&i| &self.index[i])
     }
 
     /// A tensor as it is stored.
     pub fn stored(&self, name: &str) -> Option<Stored<'_>> {
         let found = self.find(name)?;
-        let Found { shape, dtype, start, end, .. } = found;
+        let Ranged { shape, dtype, start, end, .. } = found;
         Some(Stored { shape, dtype: *dtype, file: &self.file, start: *start, end: *end })
+    }
+
+    /// The storage in which a tensor can be read in its place: that of the file, where numbers are
+    /// aligned and of a type that matmuls read.
+    pub fn storage(&self, name: &str) -> Option<Storage> {
+        let found = self.find(name)?;
+        let format = match found.dtype {
+            Dtype::F32 => Format::F32,
+            Dtype::BF16 => Format::BF16,
+            _ => return None,
+        };
+        let in_place = cfg!(target_endian = "little") && found.start.is_multiple_of(format.alignment());
+        in_place.then(|| Storage::mapped(format))
+    }
+
+    /// A tensor's shape, and where it is in the file.
+    pub fn mapped(&self, name: &str) -> Result<Option<(&[u64], Mapped)>, CheckpointError> {
+        let Some(found) = self.find(name) else { return Ok(None) };
+        let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = match &*map {
+            Some(file) => file.clone(),
+            None => {
+                let io = |error| CheckpointError::Io { path: self.path.clone(), error };
+                let file = Arc::new(MappedFile::open(&self.path, &self.file).map_err(io)?);
+                map.insert(file).clone()
+            }
+        };
+        file.unchanged().map_err(|problem| CheckpointError::Corrupt { path: self.path.clone(), problem })?;
+        Ok(Some((&found.shape, Mapped { file, start: found.start, bytes: found.end - found.start })))
     }
 
     /// Shape and values of a tensor; 16-bit floats are widened.

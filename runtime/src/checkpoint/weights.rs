@@ -5,6 +5,8 @@
 
 use super::safetensors::{Stored, Tensors, View};
 use super::{CheckpointError, open_model};
+use crate::mapped::Mapped;
+use dreamc_compiler::format::Formats;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -105,6 +107,21 @@ impl Weights {
     /// A tensor as it is stored.
     pub fn stored(&self, name: &str) -> Option<Stored<'_>> {
         self.files.iter().find_map(|file| file.stored(name))
+    }
+
+    /// The storage in which tensors can be read in their files.
+    pub fn formats(&self) -> Formats {
+        let first = |name: &str| self.files.iter().find(|file| file.stored(name).is_some());
+        let of = |(name, _): (&str, &[u64])| Some((name.to_string(), first(name)?.storage(name)?));
+        self.entries().filter_map(of).collect()
+    }
+
+    /// A tensor's shape, and where it is in its file.
+    pub fn mapped(&self, name: &str) -> Result<Option<(&[u64], Mapped)>, CheckpointError> {
+        match self.files.iter().find(|file| file.stored(name).is_some()) {
+            Some(file) => file.mapped(name),
+            None => Ok(None),
+        }
     }
 
     /// Shape and values of a tensor.

@@ -11,7 +11,7 @@
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::{ints, times};
 use dreamc_compiler::program::{
-    ALIGNMENT, Affine, Buffer, KernelKind, Launch, Layout, Operand, Plan, Slot, Space, Step, Storage,
+    ALIGNMENT, Affine, Buffer, KernelKind, Launch, Layout, MAPPED, Operand, Plan, Slot, Space, Step, Storage,
 };
 use thiserror::Error;
 
@@ -102,8 +102,12 @@ fn check_buffer(plan: &Plan, buffer: &Buffer) -> Result<(), &'static str> {
     if !buffer.offset.is_multiple_of(alignment) {
         return Err("it is not aligned");
     }
+    let (first, end) = match buffer.space {
+        Space::Mapped => (MAPPED, MAPPED.saturating_add(plan.mapped)),
+        _ => (0, plan.arena.min(MAPPED)),
+    };
     match buffer.offset.checked_add(size) {
-        Some(end) if end <= plan.arena && end <= isize::MAX as u64 => Ok(()),
+        Some(last) if buffer.offset >= first && last <= end && last <= isize::MAX as u64 => Ok(()),
         _ => Err("it lies beyond the arena"),
     }
 }
@@ -258,6 +262,9 @@ impl<'p> Checker<'p> {
             }
         };
         let b = self.plan.buffers.get(buffer.0 as usize).ok_or("no such buffer")?;
+        if b.space == Space::Mapped && slot.role.writes() {
+            return Err("is written, and holds weights in their file".into());
+        }
         let (wanted, fits) = match slot.storage {
             Storage::Is(dtype) => (dtype, b.dtype == dtype),
             Storage::Float(_) => (DType::F32, b.dtype.is_float()),
@@ -282,6 +289,9 @@ impl<'p> Checker<'p> {
         };
         if rows > 1 && stride < length {
             return Err(format!("rows of {length} are {stride} apart"));
+        }
+        if b.space == Space::Mapped && offset.saturating_add(slot.span(|_| last)) > b.elements() {
+            return Err("reaches beyond one tensor of a file".into());
         }
         let size = b.dtype.bytes();
         let span =

@@ -21,11 +21,12 @@ use super::backend::{Backend, Call, Value};
 use super::check::check;
 use super::{Choice, DeviceError, Group, Instrument, LaunchStats, RunStats, Session};
 use crate::group::GroupError;
+use crate::mapped::Mapped;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::ints;
 use dreamc_compiler::program::kernel::{AllReduce, ReduceScatter};
 use dreamc_compiler::program::{
-    Affine, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Parts, Plan, Slot, Step,
+    Affine, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Parts, Plan, Slot, Space, Step,
 };
 use std::borrow::Cow;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -789,6 +790,10 @@ impl<B: Backend> Session for Executor<B> {
         bytes: &[u8],
     ) -> Result<(), DeviceError> {
         let at = self.range(buffer, instance, element, bytes.len() as u64)?;
+        let b = self.plan.buffer(buffer);
+        if b.space == Space::Mapped {
+            return Err(DeviceError::ReadOnly { buffer: b.name.clone() });
+        }
         if bytes.is_empty() { Ok(()) } else { self.backend.write(at, bytes) }
     }
 
@@ -803,6 +808,14 @@ impl<B: Backend> Session for Executor<B> {
         if bytes.is_empty() { Ok(()) } else { self.backend.read(at, bytes) }
     }
 
+    fn map(&mut self, buffer: BufferId, instance: u64, numbers: Mapped) -> Result<(), DeviceError> {
+        let at = self.range(buffer, instance, 0, numbers.bytes)?;
+        match self.plan.buffer(buffer) {
+            b if b.space == Space::Mapped => self.backend.map(at, numbers),
+            _ => Err(DeviceError::NoBuffer(buffer)),
+        }
+    }
+
     fn forget(
         &mut self,
         buffer: BufferId,
@@ -814,6 +827,9 @@ impl<B: Backend> Session for Executor<B> {
         // A length beyond all integers is beyond the buffer, too.
         let bytes = elements.saturating_mul(size) / size * size;
         let at = self.range(buffer, instance, element, bytes)?;
+        if self.plan.buffer(buffer).space == Space::Mapped {
+            return Ok(());
+        }
         self.backend.forget(at, bytes)
     }
 

@@ -28,6 +28,7 @@ pub use crate::group::Group;
 pub use backend::*;
 pub use check::PlanError;
 
+use crate::mapped::Mapped;
 use bytemuck::Pod;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
@@ -140,6 +141,27 @@ pub enum DeviceError {
         /// Origin of the launch.
         origin: String,
     },
+    /// Weights of a file were not given before a program that reads them.
+    #[error("{origin}: reads weights in a file, and none was given")]
+    NoFile {
+        /// Origin of the launch.
+        origin: String,
+    },
+    /// Weights in a file are read alone.
+    #[error("buffer `{buffer}` holds weights in their file, which are not written")]
+    ReadOnly {
+        /// Name of the buffer.
+        buffer: String,
+    },
+    /// A file of weights changed under the program that reads it; what it computed meanwhile is
+    /// lost.
+    #[error("{}: {problem}; results of this run were dropped, run it again on a file that stays", path.display())]
+    FileChanged {
+        /// Which file.
+        path: std::path::PathBuf,
+        /// The change.
+        problem: String,
+    },
     /// A worker thread panicked: a bug of this crate.
     #[error("{origin}: the kernel panicked")]
     Panicked {
@@ -204,6 +226,11 @@ pub trait Device: Send + Sync {
         self.narrow(asked)
     }
 
+    /// Whether sessions read weights in their files, [`Session::map`].
+    fn maps(&self) -> bool {
+        false
+    }
+
     /// Checks the plan, allocates everything it needs, and sets the arena to zero. `group`: the
     /// ranks whose gradients are summed, as many as the plan was compiled for.
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError>;
@@ -224,6 +251,10 @@ impl<D: Device + ?Sized> Device for &D {
 
     fn writes(&self, asked: Precision) -> Narrow {
         (**self).writes(asked)
+    }
+
+    fn maps(&self) -> bool {
+        (**self).maps()
     }
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {
@@ -256,6 +287,13 @@ pub trait Session: Send {
         element: u64,
         bytes: &mut [u8],
     ) -> Result<(), DeviceError>;
+
+    /// Puts numbers of a file, as they are stored there, in the place of instances of a buffer of
+    /// [`Space::Mapped`](dreamc_compiler::program::Space::Mapped), from `instance` on.
+    fn map(&mut self, buffer: BufferId, instance: u64, numbers: Mapped) -> Result<(), DeviceError> {
+        let _ = (instance, numbers);
+        Err(DeviceError::NoBuffer(buffer))
+    }
 
     /// Gives the memory of a range back to the machine, where it takes some: until it is written
     /// again its elements may be any finite numbers, zeros or as they were. From then on the buffer

@@ -189,7 +189,9 @@ fn unrolled(plan: &Plan, name: &str, program: &Program, single: &mut Plan) -> Un
             let fresh = match plan.buffer(piece.buffer).space {
                 Space::Temporary => true,
                 Space::Saved => !adds,
-                Space::Weights | Space::Gradients | Space::Optimizer | Space::State => continue,
+                Space::Weights | Space::Mapped | Space::Gradients | Space::Optimizer | Space::State => {
+                    continue;
+                }
                 Space::Prepared | Space::Io | Space::Alias => continue,
             };
             if seen.insert((piece.buffer, piece.instance)) && fresh {

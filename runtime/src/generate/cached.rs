@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::model::{Model, ModelError};
 use dreamc_compiler::bind::Input;
 use dreamc_compiler::compiled::{Entry, Per, SequenceState};
+use dreamc_compiler::format::Formats;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::BufferId;
 use dreamc_compiler::rewrite::Rewriting;
@@ -54,6 +55,8 @@ pub struct Writing {
     pub slack: f64,
     /// Tensors in bf16: those of the recipe's precision that the device has, [`Device::narrow`].
     pub narrow: Narrow,
+    /// Storage of weights that stay in their file.
+    pub formats: Formats,
     /// Whether some [`Next`] asks for the logits after every token of a prompt: a program more.
     pub every: bool,
 }
@@ -64,7 +67,8 @@ impl Default for Writing {
     fn default() -> Self {
         let (context, prompt, depth, exit) = (None, None, None, None);
         let (slack, narrow, every) = (f64::INFINITY, Narrow::Nothing, false);
-        Writing { rows: 1, context, prompt, depth, exit, rewrite: Rewriting::default(), slack, narrow, every }
+        let (rewrite, formats) = (Rewriting::default(), Formats::default());
+        Writing { rows: 1, context, prompt, depth, exit, rewrite, slack, narrow, formats, every }
     }
 }
 
@@ -81,6 +85,7 @@ impl Writing {
             logits: true,
             rewrite: self.rewrite.clone(),
             narrow: self.narrow,
+            formats: self.formats.clone(),
             ..crate::train::prepare::forward(self.rows, cache.chunk)
         }
     }

@@ -1080,6 +1080,18 @@ fn rotations(f: &Fields, family: &Family, context: f64) -> Result<[Turn; 2]> {
         false => None,
     };
     let (outer, none) = (f.real_or_none("rope_theta")?, Map::new());
+    // `GptOssConfig` has a scaling of its own where the file has none.
+    let own = match family.biased {
+        true => Map::from_iter([
+            ("rope_type".into(), json!("yarn")),
+            ("factor".into(), json!(32.0)),
+            ("beta_fast".into(), json!(32.0)),
+            ("beta_slow".into(), json!(1.0)),
+            ("truncate".into(), json!(false)),
+            ("original_max_position_embeddings".into(), json!(4096)),
+        ]),
+        false => Map::new(),
+    };
     let around = |base: Option<f64>| Around { base, original, context };
     let local = match rotation {
         Rotation::One(_) | Rotation::Full(_) | Rotation::Base(_) | Rotation::Still | Rotation::Typed(_) => {
@@ -1093,9 +1105,7 @@ fn rotations(f: &Fields, family: &Family, context: f64) -> Result<[Turn; 2]> {
         }
         (Some(map), _) => ("rope_parameters.", map),
         (None, Some(map)) => ("rope_scaling.", map),
-        // Its class has a scaling of its own where the file has none.
-        (None, None) if family.biased => return f.refuse("lacks `rope_scaling`".into()),
-        (None, None) => ("", &none),
+        (None, None) => ("", &own),
     };
     let (full, local_default) = match rotation {
         Rotation::Full(base) | Rotation::Base(base) => (base, base),
@@ -2182,6 +2192,25 @@ mod tests {
             let again = Config::read(Path::new("config.json"), back.json(Dtype::BF16, &kept), &[]).unwrap();
             assert_eq!(again.spec("model", Some(Dtype::BF16)).unwrap().model, spec.model, "{kind}");
         }
+    }
+
+    /// A gpt-oss without `rope_scaling` has that of its class, which is that of the published one.
+    #[test]
+    fn a_scaling_that_is_absent_is_that_of_the_class() {
+        let text = r#"{"hidden_size": 64, "intermediate_size": 64, "model_type": "gpt_oss", "num_attention_heads": 4,
+            "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "vocab_size": 100, "sliding_window": 16}"#;
+        let read = |scaling: Option<Value>| {
+            let mut map: Map<String, Value> = serde_json::from_str(text).unwrap();
+            map.extend(scaling.map(|scaling| ("rope_scaling".to_string(), scaling)));
+            let config = Config::read(Path::new("config.json"), map, &[]).unwrap();
+            config.spec("model", Some(Dtype::BF16)).unwrap().model
+        };
+        let published = json!({"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+            "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": false});
+        let model = read(Some(published));
+        assert_eq!(read(None), model);
+        assert_eq!(read(Some(Value::Null)), model);
     }
 
     /// `layer_types` of so many layers, every so-manieth without the window.

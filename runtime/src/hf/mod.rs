@@ -10,6 +10,7 @@
 //! specification, [`tensors`] are the tensors. A model of no family leaves as a [`package`] with
 //! code of its own.
 
+mod bin;
 pub mod config;
 pub mod export;
 pub mod family;

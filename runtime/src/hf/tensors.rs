@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
+const OLD_INDEX: &str = "pytorch_model.bin.index.json";
+const OLD: &str = "pytorch_model.bin";
 
 /// The files of tensors of a folder.
 #[derive(Debug)]
@@ -120,13 +122,10 @@ fn lacking(folder: &Path) -> String {
     let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     let of = |ends: &[&str]| names.iter().find(|name| ends.iter().any(|end| name.ends_with(end)));
-    let old = names
-        .iter()
-        .find(|n| n.starts_with("pytorch_model") && (n.ends_with(".bin") || n.ends_with(".bin.index.json")));
-    if let Some(name) = old.or_else(|| of(&[".pt", ".pth", ".ckpt"])) {
+    if let Some(name) = of(&[".pt", ".pth", ".ckpt"]) {
         let (from, to) = (folder.display(), format!("{}-safe", folder.display()));
         return format!(
-            "has no {SINGLE}, and {name} is a pickle, which is a program: loading one runs it, so dreamc reads none. Where you trust it, convert it \
+            "has neither {SINGLE} nor {OLD}, and {name} is a pickle of another layout, which would have to be run. Where you trust it, convert it \
              once with transformers and import {to}:\n  python -c 'import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; \
              a, b = sys.argv[1:]; M.from_pretrained(a, dtype=\"auto\").save_pretrained(b); T.from_pretrained(a).save_pretrained(b)' {from} {to}"
         );
@@ -147,15 +146,27 @@ fn lacking(folder: &Path) -> String {
     )
 }
 
+/// Opens a file of tensors, of safetensors or of `torch.save`.
+fn tensors(path: &Path) -> Result<Tensors, HfError> {
+    match path.extension() {
+        Some(end) if end == "bin" => super::bin::open(path),
+        _ => Ok(Tensors::open(path)?),
+    }
+}
+
 impl Shards {
-    /// Maps `model.safetensors`, or the files that `model.safetensors.index.json` names.
+    /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names; where there
+    /// are none, `pytorch_model.bin` or those of its index.
     pub fn open(folder: &Path) -> Result<Self, HfError> {
-        let (index, single) = (folder.join(INDEX), folder.join(SINGLE));
+        let there = |name: &str| folder.join(name).is_file();
+        let old = !there(INDEX) && !there(SINGLE);
+        let (named, single) = if old { (OLD_INDEX, OLD) } else { (INDEX, SINGLE) };
+        let (index, single) = (folder.join(named), folder.join(single));
         if !index.is_file() {
             if !single.is_file() {
                 return Err(HfError::refused(folder, lacking(folder)));
             }
-            let file = Tensors::open(&single)?;
+            let file = tensors(&single)?;
             let places = file.entries().map(|(name, _)| (name.to_string(), (0, name.to_string()))).collect();
             return Ok(Shards { path: single, files: vec![file], places });
         }
@@ -176,7 +187,7 @@ impl Shards {
             let number = match numbers.get(file) {
                 Some(&number) => number,
                 None => {
-                    files.push(Tensors::open(&folder.join(file))?);
+                    files.push(tensors(&folder.join(file))?);
                     numbers.insert(file.to_string(), files.len() - 1);
                     files.len() - 1
                 }
@@ -184,7 +195,7 @@ impl Shards {
             if files[number].stored(name).is_none() {
                 return Err(HfError::refused(
                     &folder.join(file),
-                    format!("lacks the tensor {name} that {INDEX} says it has"),
+                    format!("lacks the tensor {name} that {named} says it has"),
                 ));
             }
             places.insert(name.clone(), (number, name.clone()));
@@ -193,7 +204,7 @@ impl Shards {
             if let Some((name, _)) = file.entries().find(|(name, _)| !places.contains_key(*name)) {
                 return Err(HfError::refused(
                     file.path(),
-                    format!("has a tensor {name} that {INDEX} does not know"),
+                    format!("has a tensor {name} that {named} does not know"),
                 ));
             }
         }

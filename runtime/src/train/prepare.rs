@@ -7,6 +7,7 @@ use crate::model::{Memory, parameters};
 use crate::train::{health, sample};
 use dreamc_compiler::architecture::{Architecture, components};
 use dreamc_compiler::count::{self, Counts, count};
+use dreamc_compiler::format::Formats;
 use dreamc_compiler::matching::TOKENS;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
@@ -83,6 +84,21 @@ pub fn masked(spec: &Spec) -> bool {
     spec.data.as_ref().is_some_and(|d| d.document_mask)
 }
 
+/// Storage of the numbers of a model that is measured: those it computes, and weights in a file.
+#[derive(Clone, Debug, Default)]
+pub struct Storing {
+    /// Values in bf16.
+    pub narrow: Narrow,
+    /// Weights that stay in their file.
+    pub formats: Formats,
+}
+
+impl From<Narrow> for Storing {
+    fn from(narrow: Narrow) -> Self {
+        Storing { narrow, formats: Formats::default() }
+    }
+}
+
 /// How a specification is compiled for scoring whole rows: forward alone, logits kept; `most` rows
 /// at once. None where even one row of logits would take more memory than it is worth.
 fn scoring(
@@ -118,9 +134,11 @@ pub fn scorer(
     passes: (Option<u64>, Option<f64>),
     most: Option<u64>,
     rewrite: &Rewriting,
-    narrow: Narrow,
+    storing: impl Into<Storing>,
 ) -> Result<Option<Compiled>, TrainError> {
-    Ok(scoring(spec, passes, most, rewrite, narrow).map(|options| compile(spec, &options)).transpose()?)
+    let Storing { narrow, formats } = storing.into();
+    let options = scoring(spec, passes, most, rewrite, narrow);
+    Ok(options.map(|options| compile(spec, &Options { formats, ..options })).transpose()?)
 }
 
 /// Compiles a specification for the losses of whole rows, as the evaluations of its run measure
@@ -131,11 +149,13 @@ pub fn measurer(
     spec: &Spec,
     depth: Option<u64>,
     rewrite: &Rewriting,
-    narrow: Narrow,
+    storing: impl Into<Storing>,
 ) -> Result<Compiled, TrainError> {
+    let Storing { narrow, formats } = storing.into();
     let rows = (spec.train.batch / spec.train.accumulate.max(1)).max(1);
     let (segments, rewrite) = (masked(spec), rewrite.clone());
-    Ok(compile(spec, &Options { segments, depth, rewrite, narrow, ..forward(rows, sequence(spec)) })?)
+    let with = forward(rows, sequence(spec));
+    Ok(compile(spec, &Options { segments, depth, rewrite, narrow, formats, ..with })?)
 }
 
 /// Tokens observed at once.

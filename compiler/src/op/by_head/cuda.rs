@@ -4,11 +4,16 @@ use super::kernel::ByHead;
 use crate::codegen::text::{Builder, Operands, fits, size, times};
 use crate::codegen::tile::Tile;
 use crate::codegen::{CodegenError, Source, Variant};
+use crate::op::kernel::KernelKind;
 
 type Result<T> = std::result::Result<T, CodegenError>;
 
 pub(super) fn by_head(kernel: &ByHead, variant: Variant) -> Result<Option<Source>> {
-    let &ByHead { rows, heads, out, inner, first, part, transposed } = kernel;
+    let &ByHead { rows, heads, out, inner, first, part, transposed, stored } = kernel;
+    // Tiles have operands of one type.
+    if stored {
+        return kernel.naive(variant);
+    }
     // A box of the copy engine would reach into the vector of the next head.
     let variant = Variant { hopper: false, ..variant };
     let (n, k) = kernel.sizes();

@@ -3,7 +3,7 @@
 use crate::CompileError;
 use crate::codegen::naive::{Naive, numbers};
 use crate::codegen::{CodegenError, Source, Variant};
-use crate::op::kernel::{KernelKind, Slot, Touches, Units, Work, input, need, result, times};
+use crate::op::kernel::{KernelKind, Slot, Touches, Units, Work, input, need, result, storage, times};
 use crate::program::Kernel;
 use crate::schedule::{Choose, Select};
 use std::fmt::Display;
@@ -26,6 +26,8 @@ pub struct ByHead {
     pub part: u64,
     /// Sums over `part` rather than `inner`.
     pub transposed: bool,
+    /// Storage of `w` is its own: weights in bf16 beside an `x` in f32.
+    pub stored: bool,
 }
 
 impl ByHead {
@@ -39,9 +41,10 @@ impl KernelKind for ByHead {
     fn signature(&self) -> Vec<Slot> {
         let &ByHead { rows, heads, out, inner, part, .. } = self;
         let (n, k) = self.sizes();
+        let w = input("w", &[heads, out, inner]).float(if self.stored { 2 } else { 0 });
         vec![
             input("x", &[rows, heads, k]).float(0),
-            input("w", &[heads, out, inner]).float(0).touches(Touches::AtMost(times(&[heads, part, inner]))),
+            w.touches(Touches::AtMost(times(&[heads, part, inner]))),
             result("y", &[rows, heads, n]).float(1),
         ]
     }
@@ -52,9 +55,10 @@ impl KernelKind for ByHead {
     }
 
     fn summary(&self) -> String {
-        let &ByHead { rows, heads, out, inner, first, part, transposed } = self;
-        let how = if transposed { " transposed" } else { "" };
-        format!("by_head {rows} by {heads}×{out}×{inner}, rows {first}..{}{how}", first.saturating_add(part))
+        let &ByHead { rows, heads, out, inner, first, part, transposed, stored } = self;
+        let (how, of) = (if transposed { " transposed" } else { "" }, storage(stored));
+        let end = first.saturating_add(part);
+        format!("by_head {rows} by {heads}×{out}×{inner}, rows {first}..{end}{how}{of}")
     }
 
     fn work(&self) -> Work {
@@ -89,6 +93,7 @@ impl Choose for super::ByHead {
             first: self.first,
             part: s.size(self.part),
             transposed: self.over == self.part,
+            stored: s.dtype(0) != s.dtype(1),
         }))
     }
 }

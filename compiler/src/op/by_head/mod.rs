@@ -53,7 +53,7 @@ impl Operation for ByHead {
     fn infer(&self, x: &Operands) -> Result<Vec<Type>, TypeError> {
         let (vectors, w) = (&x[0], &x[1]);
         x.float(0)?;
-        x.same_dtype(0, 1)?;
+        x.matmul(0, 1)?;
         x.check(vectors.dims.len() >= 2 && w.dims.len() == 3, "takes x[.., heads, in], w[heads, out, in]")?;
         let (rows, ends) = vectors.dims.split_at(vectors.dims.len() - 1);
         x.check(rows.last() == w.dims.first(), "x and w must have the same heads")?;

@@ -5,11 +5,16 @@ use super::kernel::Product;
 use crate::codegen::text::{Builder, Operands, fits, per_thread, scratch, size, stride_of, times};
 use crate::codegen::tile::{Operand, Tile, lines};
 use crate::codegen::{CodegenError, Source, Variant};
+use crate::op::kernel::KernelKind;
 
 type Result<T> = std::result::Result<T, CodegenError>;
 
 pub(super) fn product(kernel: &Product, variant: Variant) -> Result<Option<Source>> {
-    let &Product { m, n, k, a, b, accumulate } = kernel;
+    let &Product { m, n, k, a, b, accumulate, stored } = kernel;
+    // Tiles have operands of one type.
+    if stored {
+        return kernel.naive(variant);
+    }
     let variant = Variant { places: variant.places && kernel.leaves_rows_out(), ..variant };
     let o = Operands::of(kernel, variant);
     let add = if accumulate { "_add" } else { "" };

@@ -4,7 +4,7 @@ use crate::CompileError;
 use crate::codegen::naive::{Naive, numbers};
 use crate::codegen::{CodegenError, Source, Variant};
 use crate::ir::Dim;
-use crate::op::kernel::{KernelKind, Slot, Units, Work, adding, input, result, times};
+use crate::op::kernel::{KernelKind, Slot, Units, Work, adding, input, result, storage, times};
 use crate::program::{Kernel, Matrix};
 use crate::schedule::{Choose, Select, row_dims};
 use std::fmt::Display;
@@ -24,6 +24,8 @@ pub struct Product {
     pub b: Matrix,
     /// Adds.
     pub accumulate: bool,
+    /// Storage of `b` is its own: a weight in bf16 beside an `a` in f32.
+    pub stored: bool,
 }
 
 impl Product {
@@ -36,10 +38,10 @@ impl Product {
 
 impl KernelKind for Product {
     fn signature(&self) -> Vec<Slot> {
-        let &Product { m, n, k, a, b, accumulate } = self;
+        let &Product { m, n, k, a, b, accumulate, stored } = self;
         vec![
             input("a", &[m, k]).float(0).matrix(a),
-            input("b", &[k, n]).float(0).matrix(b),
+            input("b", &[k, n]).float(if stored { 2 } else { 0 }).matrix(b),
             result("c", &[m, n]).float(1).adds(accumulate),
         ]
     }
@@ -49,7 +51,8 @@ impl KernelKind for Product {
     }
 
     fn summary(&self) -> String {
-        format!("product {}×{}×{}{}", self.m, self.n, self.k, adding(self.accumulate))
+        let of = storage(self.stored);
+        format!("product {}×{}×{}{}{of}", self.m, self.n, self.k, adding(self.accumulate))
     }
 
     fn work(&self) -> Work {
@@ -65,7 +68,7 @@ impl KernelKind for Product {
     }
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        let &Product { m, n, k, a, b, accumulate } = self;
+        let &Product { m, n, k, a, b, accumulate, stored: _ } = self;
         let variant = Variant { places: variant.places && self.leaves_rows_out(), ..variant };
         let numbers: &[(&str, &dyn Display)] = numbers!["N": n, "K": k, "A_ROW": a.row, "A_COLUMN": a.column, "B_ROW": b.row, "B_COLUMN": b.column, "ACCUMULATE": accumulate.into()];
         let naive = Naive::new(self, variant, include_str!("naive.cuh"), numbers)?;
@@ -118,6 +121,7 @@ impl Choose for super::Contract {
             a: Matrix { row: a_line, column: a_sum },
             b: Matrix { row: b_sum, column: b_line },
             accumulate: s.adds(0),
+            stored: s.dtype(0) != s.dtype(1),
         }))
     }
 }

@@ -6,12 +6,17 @@ use crate::codegen::text::{
     status, times, with_status, words,
 };
 use crate::codegen::{CodegenError, Source, Variant};
+use crate::op::kernel::KernelKind;
 
 type Result<T> = std::result::Result<T, CodegenError>;
 
 pub(super) fn embed(kernel: &Embed, variant: Variant) -> Result<Option<Source>> {
     let &Embed { rows, vocab, width } = kernel;
     let o = Operands::of(kernel, variant);
+    // Rows are copied word by word.
+    if o.narrow("table")? {
+        return kernel.naive(variant);
+    }
     fits("rows", rows)?;
     let name = format!("embed_{rows}x{width}_of_{vocab}");
     let (word, width) = words("float", 4, width, o.wide(&["table", "x"])?);

@@ -12,7 +12,7 @@ pub struct EmbedGrad {
     pub vocab: Dim,
 }
 
-/// `(table[V, h], ids[..]) -> [.., h]`.
+/// `(table[V, h], ids[..]) -> [.., h]`, in f32 whatever the table is stored in.
 pub struct Embed;
 
 impl Operation for Embed {
@@ -23,7 +23,7 @@ impl Operation for Embed {
             results: &["x[.., h]"],
             class: Class::anchored(self),
             rows: Rows::All,
-            bf16: Bf16::Own,
+            bf16: Bf16::Stored(&[0]),
             work: Work::Counted(self),
             derivative: Derivative::Rule(self),
         }
@@ -33,7 +33,7 @@ impl Operation for Embed {
         x.float(0)?;
         x.int(1)?;
         x.check(x[0].dims.len() == 2, "the table is [vocabulary, hidden]")?;
-        Ok(vec![Type { dtype: x[0].dtype, dims: with(&x[1].dims, x[0].dims[1]) }])
+        Ok(vec![Type::f32(&with(&x[1].dims, x[0].dims[1]))])
     }
 
     fn interpret(&self, e: &mut Evaluation) -> Result<Vec<Data>, String> {

@@ -4,11 +4,16 @@ use super::kernel::{Grouped, GroupedOuter};
 use crate::codegen::text::{Builder, Operands, size, status, times};
 use crate::codegen::tile::{Operand, Tile};
 use crate::codegen::{CodegenError, Source, Variant};
+use crate::op::kernel::KernelKind;
 
 type Result<T> = std::result::Result<T, CodegenError>;
 
 pub(super) fn grouped(kernel: &Grouped, variant: Variant) -> Result<Option<Source>> {
-    let &Grouped { slots, experts, out, inner, transposed, gather } = kernel;
+    let &Grouped { slots, experts, out, inner, transposed, gather, stored } = kernel;
+    // Tiles have operands of one type.
+    if stored {
+        return kernel.naive(variant);
+    }
     let o = Operands::of(kernel, variant);
     let (n, k) = if transposed { (inner, out) } else { (out, inner) };
     let kind = if transposed { "_transposed" } else { "" };

@@ -4,7 +4,7 @@ use crate::CompileError;
 use crate::codegen::naive::{Naive, numbers};
 use crate::codegen::{CodegenError, Source, Variant};
 use crate::op::kernel::{
-    KernelKind, Of, Slot, Units, Work, adding, divides, input, ints, need, result, small, times,
+    KernelKind, Of, Slot, Units, Work, adding, divides, input, ints, need, result, small, storage, times,
 };
 use crate::program::Kernel;
 use crate::schedule::{Choose, Select};
@@ -26,6 +26,8 @@ pub struct Grouped {
     pub transposed: bool,
     /// `x` is `[slots / g, k]` and `order` says which of its rows: `order[s] / g`.
     pub gather: Option<u64>,
+    /// Storage of `w` is its own: weights in bf16 beside an `x` in f32.
+    pub stored: bool,
 }
 
 /// Per group the sum of outer products of its rows.
@@ -71,12 +73,12 @@ fn work(slots: u64, experts: u64, out: u64, inner: u64) -> Work {
 
 impl KernelKind for Grouped {
     fn signature(&self) -> Vec<Slot> {
-        let &Grouped { slots, experts, out, inner, transposed, gather } = self;
+        let &Grouped { slots, experts, out, inner, transposed, gather, stored } = self;
         let (k, n) = if transposed { (out, inner) } else { (inner, out) };
         let order = gather.map(|_| ints("order", &[slots]).of(Of::Order(0)));
         let mut list = vec![
             rows(0, slots, k, gather).float(0),
-            input("w", &[experts, out, inner]).float(0).of(Of::Operand(1)),
+            input("w", &[experts, out, inner]).float(if stored { 2 } else { 0 }).of(Of::Operand(1)),
             ints("offsets", &[experts.saturating_add(1)]).of(Of::Operand(2)),
         ];
         list.extend(order);
@@ -89,9 +91,10 @@ impl KernelKind for Grouped {
     }
 
     fn summary(&self) -> String {
-        let &Grouped { slots, experts, out, inner, transposed, gather } = self;
+        let &Grouped { slots, experts, out, inner, transposed, gather, stored } = self;
         let how = if transposed { " transposed" } else { "" };
-        format!("grouped {slots} by {experts}×{out}×{inner}{how}{}", gathering(gather))
+        let of = storage(stored);
+        format!("grouped {slots} by {experts}×{out}×{inner}{how}{}{of}", gathering(gather))
     }
 
     fn work(&self) -> Work {
@@ -103,7 +106,7 @@ impl KernelKind for Grouped {
     }
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        let &Grouped { slots, experts, out, inner, transposed, gather } = self;
+        let &Grouped { slots, experts, out, inner, transposed, gather, stored: _ } = self;
         let (width, depth) = if transposed { (inner, out) } else { (out, inner) };
         let numbers: &[(&str, &dyn Display)] = numbers!["SLOTS": slots, "EXPERTS": experts, "OUT": out, "INNER": inner, "WIDTH": width, "DEPTH": depth, "TRANSPOSED": transposed.into(), "GATHER": gather.unwrap_or(0)];
         let naive = Naive::new(self, variant, include_str!("naive.cuh"), numbers)?;
@@ -162,6 +165,7 @@ impl Choose for super::Grouped {
             inner: s.size(w[2]),
             transposed: w[1] == over,
             gather: s.gathered(0),
+            stored: s.dtype(0) != s.dtype(1),
         }))
     }
 }

@@ -65,7 +65,7 @@ impl Operation for Grouped {
         x.int(2)?;
         let ranks = slots.dims.len() == 2 && w.dims.len() == 3 && offsets.dims.len() == 1;
         x.check(ranks, "takes x[slots, in], w[experts, out, in], offsets")?;
-        x.same_dtype(0, 1)?;
+        x.matmul(0, 1)?;
         x.check(slots.dims[1] == self.over, "x must end in the dimension summed over")?;
         x.one_more(offsets.dims[0], w.dims[0])?;
         let (columns, rows) = (w.dims[2] == self.over, w.dims[1] == self.over);

@@ -8,6 +8,7 @@ use crate::codegen::text::{
 use crate::codegen::tile::{LARGE, MIDDLE, Operand, ROWS_BF16, Tile};
 use crate::codegen::{Argument, CodegenError, Source, Variant};
 use crate::op::Bits;
+use crate::op::kernel::KernelKind;
 
 type Result<T> = std::result::Result<T, CodegenError>;
 
@@ -40,7 +41,11 @@ fn capped(softcap: Option<Bits>) -> (bool, String) {
 }
 
 pub(super) fn head_loss(kernel: &HeadLoss, variant: Variant) -> Result<Option<Source>> {
-    let &HeadLoss { rows, vocab, width, softcap } = kernel;
+    let &HeadLoss { rows, vocab, width, softcap, stored } = kernel;
+    // Tiles have operands of one type.
+    if stored {
+        return kernel.naive(variant);
+    }
     let o = Operands::of(kernel, variant);
     for (what, size) in [("rows", rows), ("the vocabulary", vocab), ("the width", width)] {
         fits(what, size)?;

@@ -5,7 +5,9 @@ use crate::codegen::naive::{Naive, whole};
 use crate::codegen::text::float;
 use crate::codegen::{CodegenError, Source, Variant};
 use crate::op::Bits;
-use crate::op::kernel::{Amount, KernelKind, Slot, Work, input, ints, need, result, small, times, wide};
+use crate::op::kernel::{
+    Amount, KernelKind, Slot, Work, input, ints, need, result, small, storage, times, wide,
+};
 use crate::program::Kernel;
 use crate::schedule::{Choose, Select};
 use std::fmt::Display;
@@ -39,6 +41,8 @@ pub struct HeadLoss {
     pub width: u64,
     /// Soft-cap of the logits.
     pub softcap: Option<Bits>,
+    /// Storage of `w` is its own: a weight in bf16 beside an `x` in f32.
+    pub stored: bool,
 }
 
 /// The gradient of [`HeadLoss`].
@@ -140,10 +144,10 @@ impl KernelKind for CrossEntropyGrad {
 
 impl KernelKind for HeadLoss {
     fn signature(&self) -> Vec<Slot> {
-        let &HeadLoss { rows, vocab, width, .. } = self;
+        let &HeadLoss { rows, vocab, width, stored, .. } = self;
         vec![
             input("x", &[rows, width]).float(0),
-            input("w", &[vocab, width]).float(0),
+            input("w", &[vocab, width]).float(if stored { 2 } else { 0 }),
             ints("targets", &[rows]),
             result("nll", &[rows]),
             result("lse", &[rows]),
@@ -156,11 +160,11 @@ impl KernelKind for HeadLoss {
     }
 
     fn summary(&self) -> String {
-        format!("head_loss {}×{}×{}", self.rows, self.vocab, self.width)
+        format!("head_loss {}×{}×{}{}", self.rows, self.vocab, self.width, storage(self.stored))
     }
 
     fn work(&self) -> Work {
-        let &HeadLoss { rows, vocab, width, softcap } = self;
+        let &HeadLoss { rows, vocab, width, softcap, .. } = self;
         let elementwise = wide(&[rows, vocab, 4 + 3 * u64::from(softcap.is_some())]);
         let fixed = Amount { multiply_adds: wide(&[rows, vocab, width]), elementwise };
         Work { fixed, ..Work::default() }
@@ -171,7 +175,7 @@ impl KernelKind for HeadLoss {
     }
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        let &HeadLoss { rows, vocab, width, softcap } = self;
+        let &HeadLoss { rows, vocab, width, softcap, .. } = self;
         let cap = float(softcap.map_or(1.0, |c| c.0));
         let numbers: &[(&str, &dyn Display)] = &[
             ("VOCAB", &whole(vocab)),
@@ -265,7 +269,8 @@ impl Choose for super::HeadLoss {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
         let softcap = self.softcap;
         let ((rows, vocab, width), softcap) = (head(s), softcap.map(Bits));
-        Ok(Kernel::HeadLoss(HeadLoss { rows, vocab, width, softcap }))
+        let stored = s.dtype(0) != s.dtype(1);
+        Ok(Kernel::HeadLoss(HeadLoss { rows, vocab, width, softcap, stored }))
     }
 }
 

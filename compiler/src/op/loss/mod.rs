@@ -42,8 +42,9 @@ fn check_logits(x: &Operands) -> Result<(), TypeError> {
 fn check_head(x: &Operands) -> Result<(), TypeError> {
     let (rows, w, targets) = (&x[0], &x[1], &x[2]);
     let fits = rows.dims.split_last().is_some_and(|(h, r)| w.dims.last() == Some(h) && r == targets.dims);
-    let types = rows.dtype.is_float() && rows.dtype == w.dtype && targets.dtype == DType::I32;
-    x.check(w.dims.len() == 2 && fits && types, "takes x[.., h], w[V, h] of x's dtype, targets i32[..]")
+    let types = rows.dtype.is_float() && targets.dtype == DType::I32;
+    x.check(w.dims.len() == 2 && fits && types, "takes x[.., h], w[V, h] of x's dtype, targets i32[..]")?;
+    x.matmul(0, 1)
 }
 
 /// Statistics and cotangents of a loss, operands `k` and the next: f32, one a row.
@@ -201,7 +202,7 @@ impl Operation for HeadLoss {
             results: &["nll[..]", "lse[..]"],
             class: Class::anchored(self),
             rows: Rows::All,
-            bf16: Bf16::Reads(&[0, 1]),
+            bf16: Bf16::Head,
             work: Work::Dense(self),
             derivative: Derivative::Rule(self),
         }
@@ -271,6 +272,7 @@ impl Operation for HeadLossGrad {
 
     fn infer(&self, x: &Operands) -> Result<Vec<Type>, TypeError> {
         check_head(x)?;
+        x.same_dtype(0, 1)?;
         check_per_row(x, 3, &x[2].dims)?;
         Ok(vec![Type::f32(&x[0].dims), Type::f32(&x[1].dims)])
     }

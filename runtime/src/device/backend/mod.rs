@@ -15,6 +15,7 @@ mod room;
 
 use super::executor::Collective;
 use super::{Choice, DeviceError};
+use crate::mapped::Mapped;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{Kernel, KernelId};
 
@@ -23,7 +24,8 @@ use dreamc_compiler::program::{Kernel, KernelId};
 pub(crate) enum Value {
     /// A place in the arena.
     Tensor {
-        /// Bytes from the arena's beginning.
+        /// Bytes from the arena's beginning, or an address of weights in a file, from
+        /// [`MAPPED`](dreamc_compiler::program::MAPPED) on.
         at: u64,
         /// Elements from row to row, where the operand has rows.
         stride: u64,
@@ -113,6 +115,12 @@ pub(crate) trait Backend: Send + 'static {
 
     /// Copies out of the arena, after all launches before it.
     fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Puts numbers of a file at an address from [`MAPPED`](dreamc_compiler::program::MAPPED) on.
+    fn map(&mut self, at: u64, numbers: Mapped) -> Result<(), DeviceError> {
+        let _ = (at, numbers);
+        Err(DeviceError::Driver { device: "this device".into(), message: "it maps no files".into() })
+    }
 
     /// Gives memory of the arena back, where the machine takes some: zeros are there until it is
     /// written again, or it is as it was.

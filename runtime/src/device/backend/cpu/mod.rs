@@ -31,9 +31,10 @@ use super::{Backend, Call, Value, Work, room};
 use crate::device::check::check;
 use crate::device::executor::{self, Program};
 use crate::device::{Device, DeviceError, Group, Session, machine};
+use crate::mapped::Mapped;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
-use dreamc_compiler::program::{Kernel, KernelKind, Plan, Slot, Storage};
+use dreamc_compiler::program::{Kernel, KernelKind, MAPPED, Plan, Slot, Storage};
 use dreamc_compiler::with_kernel;
 use dreamc_dsl::spec::Precision;
 use half::bf16;
@@ -105,6 +106,10 @@ impl Device for CpuDevice {
             Precision::Bf16 => Narrow::Storage,
             Precision::F32 => Narrow::Nothing,
         }
+    }
+
+    fn maps(&self) -> bool {
+        true
     }
 
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
@@ -584,11 +589,50 @@ impl Prepared {
     }
 }
 
+/// Weights in files, by their addresses.
+#[derive(Default)]
+struct Files {
+    /// First address and numbers, in increasing order, disjoint.
+    ranges: Vec<(u64, Mapped)>,
+}
+
+impl Files {
+    /// Numbers from an address on, in place of those that were there.
+    fn map(&mut self, at: u64, numbers: Mapped) {
+        let place = self.ranges.partition_point(|(first, _)| *first < at);
+        match self.ranges.get_mut(place) {
+            Some((first, old)) if *first == at => *old = numbers,
+            _ => self.ranges.insert(place, (at, numbers)),
+        }
+    }
+
+    /// The bytes from an address to the end of its tensor.
+    fn find(&self, at: u64) -> Option<&[u8]> {
+        let place = self.ranges.partition_point(|(first, _)| *first <= at).checked_sub(1)?;
+        let (first, numbers) = &self.ranges[place];
+        numbers.bytes().get((at - first) as usize..).filter(|rest| !rest.is_empty())
+    }
+
+    /// Whether every file is as it was.
+    fn unchanged(&self) -> Result<(), DeviceError> {
+        let mut last = std::ptr::null();
+        for (_, Mapped { file, .. }) in &self.ranges {
+            if !std::ptr::eq(Arc::as_ptr(file), last) {
+                last = Arc::as_ptr(file);
+                let changed = |problem| DeviceError::FileChanged { path: file.path().into(), problem };
+                file.unchanged().map_err(changed)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A plan's memory and kernels on the CPU.
 struct Cpu {
     pool: Arc<Pool>,
     kernels: Vec<Prepared>,
     arena: Memory,
+    files: Files,
     scratch: Memory,
     scratch_size: Scratch,
     /// Operands of the launch under way; as long as the longest list.
@@ -616,6 +660,7 @@ impl Cpu {
             pool,
             kernels: plan.kernels.iter().map(Prepared::new).collect(),
             arena,
+            files: Files::default(),
             scratch,
             scratch_size,
             arguments: Vec::with_capacity(longest),
@@ -648,6 +693,18 @@ impl Backend for Cpu {
     }
 
     fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        if at >= MAPPED {
+            // Instances of a buffer are in several places of the file.
+            let mut done = 0;
+            while done < bytes.len() {
+                let missing = || DeviceError::NoFile { origin: "reading weights".into() };
+                let from = self.files.find(at + done as u64).ok_or_else(missing)?;
+                let n = from.len().min(bytes.len() - done);
+                bytes[done..done + n].copy_from_slice(&from[..n]);
+                done += n;
+            }
+            return self.files.unchanged();
+        }
         // SAFETY: the executor keeps to ranges of the arena, and no launch is under way.
         let source = unsafe { std::slice::from_raw_parts(self.arena.start.add(at as usize), bytes.len()) };
         bytes.copy_from_slice(source);
@@ -659,12 +716,29 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn map(&mut self, at: u64, numbers: Mapped) -> Result<(), DeviceError> {
+        self.files.map(at, numbers);
+        Ok(())
+    }
+
     fn launch(&mut self, (): &(), call: &Call) -> Result<(), DeviceError> {
         let kernel = &self.kernels[call.id.0 as usize];
         let arena = Pointer(self.arena.start);
+        let (files, mut missing) = (&self.files, false);
+        // Tensors of the check are whole instances, and so are those of files.
+        let mut place = |at: u64| match at >= MAPPED {
+            false => arena.add(at as usize),
+            true => match files.find(at) {
+                Some(bytes) => Pointer(bytes.as_ptr().cast_mut()),
+                None => {
+                    missing = true;
+                    arena
+                }
+            },
+        };
         let argument = |(value, slot): (&Value, &Slot)| match *value {
             Value::Tensor { at, stride, dtype } => Argument {
-                start: arena.add(at as usize),
+                start: place(at),
                 stride: stride as usize,
                 index: 0,
                 element_bytes: dtype.bytes() as usize,
@@ -676,6 +750,9 @@ impl Backend for Cpu {
         };
         self.arguments.clear();
         self.arguments.extend(call.values.iter().zip(&kernel.slots).map(argument));
+        if missing {
+            return Err(DeviceError::NoFile { origin: call.origin.into() });
+        }
         let places = call.places.map(|at| Pointer(arena.add(at as usize).0.cast()));
         let local: Pointer<f32> = Pointer(self.scratch.start.cast());
         let cx = Context {
@@ -708,6 +785,6 @@ impl Backend for Cpu {
     }
 
     fn finish(&mut self) -> Result<(), DeviceError> {
-        Ok(())
+        self.files.unchanged()
     }
 }

@@ -11,7 +11,8 @@
 //! holds, for each step along `k`, one element of each line; lines are rows of the left operand or
 //! columns of the right one, so one function packs both.
 //!
-//! Operands are f32 or bf16 ([`Stored`]), both the same, and so are results; sums are f32. A panel
+//! Operands are f32 or bf16 ([`Stored`]), both the same, or the right one bf16 that is widened as it
+//! is read ([`Widened`]: a weight as its file holds it) beside f32; results are f32 or bf16, sums f32. A panel
 //! is made of *words* of 32 bits: a word is one step of f32, or two steps of bf16 where the
 //! processor multiplies and adds pairs (AVX512-BF16: each product of a pair is exact, the sums are
 //! f32; on aarch64 FEAT_BF16, which rounds to odd). Where it does not, bf16 is widened as it is
@@ -173,6 +174,60 @@ impl Stored for bf16 {
     }
 }
 
+/// bf16 beside f32: widened wherever it is read, so that a product has the bits of one of f32.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Widened(bf16);
+
+impl Stored for Widened {
+    const NARROW: bool = true;
+    const ZERO: Self = Widened(bf16::ZERO);
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        from_bf16(self.0)
+    }
+
+    fn store(from: &[f32], to: &mut [Self]) {
+        from.iter().zip(to).for_each(|(x, to)| *to = Widened(bf16::from_f32(*x)));
+    }
+
+    fn wide<'s>(x: &'s [Self], room: &'s mut [f32]) -> &'s [f32] {
+        x.iter().zip(room.iter_mut()).for_each(|(x, to)| *to = x.widen());
+        room
+    }
+
+    fn words<'s>(x: &'s [Self], room: &'s mut [f32]) -> &'s [f32] {
+        Self::wide(x, room)
+    }
+
+    fn written(x: &mut [Self], room: &mut [f32], f: impl FnOnce(&mut [f32])) {
+        f(room);
+        Self::store(room, x);
+    }
+
+    fn inner(a: &[Self], b: &[Self]) -> f32 {
+        a.iter().zip(b).map(|(a, b)| a.widen() * b.widen()).sum()
+    }
+
+    fn scale(factor: f32, x: &[Self], y: &mut [Self]) {
+        x.iter().zip(y).for_each(|(x, y)| *y = Widened(bf16::from_f32(factor * x.widen())));
+    }
+
+    fn add_scaled(factor: f32, x: &[Self], y: &mut [f32]) {
+        x.iter().zip(y).for_each(|(x, y)| *y += factor * x.widen());
+    }
+
+    #[inline(always)]
+    fn per_word() -> usize {
+        1
+    }
+
+    #[inline(always)]
+    fn in_tiles() -> bool {
+        false
+    }
+}
+
 /// Addresses of the elements of an operand, by line and by step along `k`. Its constructor's caller
 /// vouches for all lines and steps that it is asked for.
 #[derive(Clone, Copy)]
@@ -192,10 +247,10 @@ impl<T: Stored> Side<T> {
     }
 
     /// Whether it is the same operand as another, line by line.
-    fn is(&self, other: &Self) -> bool {
+    fn is<U: Stored>(&self, other: &Side<U>) -> bool {
         match (*self, *other) {
             (Side::Strided { start, line, step }, Side::Strided { start: s, line: l, step: t }) => {
-                (start.get(), line, step) == (s.get(), l, t)
+                size_of::<T>() == size_of::<U>() && (start.get().addr(), line, step) == (s.get().addr(), l, t)
             }
             _ => false,
         }
@@ -1257,10 +1312,10 @@ unsafe fn store<V: Vector, const M: usize, const N: usize>(sums: &[[V; N]; M], c
 ///
 /// # Safety
 /// `c` is `m` rows of `n` elements that nothing else refers to.
-pub(crate) unsafe fn block<T: Stored, C: Stored>(
+pub(crate) unsafe fn block<L: Stored, R: Stored, C: Stored>(
     (m, n, k): (usize, usize, usize),
-    a: Side<T>,
-    b: Side<T>,
+    a: Side<L>,
+    b: Side<R>,
     c: Pointer<C>,
     stride: usize,
     accumulate: bool,
@@ -1283,7 +1338,7 @@ pub(crate) unsafe fn block<T: Stored, C: Stored>(
             C::wide(unsafe { std::slice::from_raw_parts(to.add(i * stride), n) }, wide);
         }
     }
-    let rounded = rounds::<T>().then_some((to.cast(), stride));
+    let rounded = rounds::<L>().then_some((to.cast(), stride));
     let sums = Results { sums: wide.as_mut_ptr(), stride: n, accumulate, rounded };
     // SAFETY: the caller's; `C` is bf16, and `wide` has `m` rows of `n` floats.
     unsafe { block_into((m, n, k), a, b, sums, scratch) };
@@ -1299,14 +1354,15 @@ pub(crate) unsafe fn block<T: Stored, C: Stored>(
 ///
 /// # Safety
 /// As for [`block`].
-unsafe fn block_into<T: Stored>(
+unsafe fn block_into<L: Stored, R: Stored>(
     (m, n, k): (usize, usize, usize),
-    a: Side<T>,
-    b: Side<T>,
+    a: Side<L>,
+    b: Side<R>,
     c: Results,
     scratch: &mut [f32],
 ) {
-    let per_word = T::per_word();
+    let per_word = L::per_word();
+    debug_assert_eq!(per_word, R::per_word(), "steps of both sides are words alike");
     let (left, right) = scratch.split_at_mut(left_words(m, k.div_ceil(per_word).min(DEPTH)));
     let mut lines = Lines::room();
     let in_place = lines.fill(a, m, k);
@@ -1330,7 +1386,7 @@ unsafe fn block_into<T: Stored>(
         let rounded = c.rounded.filter(|_| first + steps == k);
         let c = Results { accumulate: c.accumulate || first > 0, rounded, ..c };
         // SAFETY: the caller's.
-        unsafe { tile_into::<T>((m, n, steps), left, Right::new::<T>(right, steps), c) };
+        unsafe { tile_into::<L>((m, n, steps), left, Right::new::<L>(right, steps), c) };
     }
 }
 
@@ -1376,11 +1432,11 @@ pub(crate) fn tiles<T: Stored>((m, n, k): (usize, usize, usize), copies: usize) 
 ///
 /// # Safety
 /// `c` is `m` rows of `n` elements, `stride` apart, that nothing else refers to.
-pub(crate) unsafe fn product<T: Stored, C: Stored>(
+pub(crate) unsafe fn product<L: Stored, R: Stored, C: Stored>(
     cx: &Context,
     (m, n, k): (usize, usize, usize),
-    a: Side<T>,
-    b: Side<T>,
+    a: Side<L>,
+    b: Side<R>,
     c: Pointer<C>,
     stride: usize,
     accumulate: bool,
@@ -1392,7 +1448,7 @@ pub(crate) unsafe fn product<T: Stored, C: Stored>(
     }
     let (rows, columns) = match few {
         true => (FEW, few::columns_of_task(n, cx.pool.threads())),
-        false => tiles::<T>((m, n, k), 1),
+        false => tiles::<L>((m, n, k), 1),
     };
     let across = n.div_ceil(columns);
     cx.parallel(m.div_ceil(rows) * across, |task, scratch| {
@@ -1453,11 +1509,11 @@ const MIRRORED: usize = 16;
 ///
 /// # Safety
 /// `c` is rows of `n` floats that nothing else refers to, one of each number.
-pub(crate) unsafe fn product_of_some<T: Stored, C: Stored>(
+pub(crate) unsafe fn product_of_some<L: Stored, R: Stored, C: Stored>(
     cx: &Context,
     (m, n, k): (usize, usize, usize),
-    a: Side<T>,
-    b: Side<T>,
+    a: Side<L>,
+    b: Side<R>,
     c: Pointer<C>,
     order: &[i32],
 ) {
@@ -1479,15 +1535,20 @@ mod tests {
     /// All layouts and all edges of the microkernel. Sums of small integers are exact.
     #[test]
     fn tiles_of_every_size() {
-        tiles_of(|x| x);
+        tiles_of(|x| x, |x| x);
     }
 
     #[test]
     fn tiles_of_bf16() {
-        tiles_of(bf16::from_f32);
+        tiles_of(bf16::from_f32, bf16::from_f32);
     }
 
-    fn tiles_of<T: Stored>(stored: fn(f32) -> T) {
+    #[test]
+    fn tiles_of_weights_in_bf16() {
+        tiles_of(|x| x, |x| Widened(bf16::from_f32(x)));
+    }
+
+    fn tiles_of<L: Stored, R: Stored>(left: fn(f32) -> L, right: fn(f32) -> R) {
         let value = |i: usize| ((i * 37 + 11) % 23) as f32 - 11.0;
         for (m, n, k) in [
             (1, 1, 1),
@@ -1499,18 +1560,14 @@ mod tests {
             (7, 100, 0),
             (9, 40, 600),
         ] {
-            let mut a: Vec<T> = (0..m * k).map(|i| stored(value(i))).collect();
-            let mut b: Vec<T> = (0..k * n).map(|i| stored(value(i + 5))).collect();
+            let mut a: Vec<L> = (0..m * k).map(|i| left(value(i))).collect();
+            let mut b: Vec<R> = (0..k * n).map(|i| right(value(i + 5))).collect();
             for transposed in [false, true] {
-                let side = |x: &mut [T], lines: usize, adjacent: bool| {
-                    let start = Pointer::to(x);
-                    if adjacent {
-                        Side::Strided { start, line: k, step: 1 }
-                    } else {
-                        Side::Strided { start, line: 1, step: lines }
-                    }
-                };
-                let (sa, sb) = (side(&mut a, m, !transposed), side(&mut b, n, transposed));
+                let ways = |lines: usize, adjacent: bool| if adjacent { (k, 1) } else { (1, lines) };
+                let ((line, step), start) = (ways(m, !transposed), Pointer::to(&mut a));
+                let sa = Side::Strided { start, line, step };
+                let ((line, step), start) = (ways(n, transposed), Pointer::to(&mut b));
+                let sb = Side::Strided { start, line, step };
                 let mut c = vec![1.0f32; m * (n + 3)];
                 let mut scratch = vec![0.0; block_scratch(m, n, k)];
                 let pointer = Pointer::to(&mut c);

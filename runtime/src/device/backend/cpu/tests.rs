@@ -311,6 +311,7 @@ fn product() {
                 a: la,
                 b: lb,
                 accumulate,
+                stored: false,
             });
             let (out, count) = launch(kernel, &[F(a.clone()), F(b.clone()), F(c.clone())]);
             assert_eq!(count, (m * n * k) as u64);
@@ -340,8 +341,15 @@ fn product_of_a_matrix_and_itself() {
         for (line, step) in [(k64, 1), (1, n64)] {
             let (m, a_at, b_at) =
                 (n64, Matrix { row: line, column: step }, Matrix { row: step, column: line });
-            let kernel =
-                Kernel::Product(kernel::Product { m, n: n64, k: k64, a: a_at, b: b_at, accumulate: false });
+            let kernel = Kernel::Product(kernel::Product {
+                m,
+                n: n64,
+                k: k64,
+                a: a_at,
+                b: b_at,
+                accumulate: false,
+                stored: false,
+            });
             for narrow in [false, true] {
                 let mut plan = plan_of(&kernel, &[F(a.clone()), F(a.clone()), F(vec![0.0; n * n])]);
                 let stored: Vec<half::bf16> = a.iter().map(|x| half::bf16::from_f32(*x)).collect();
@@ -493,6 +501,7 @@ fn products_by_head() {
                     first: first as u64,
                     part: part as u64,
                     transposed,
+                    stored: false,
                 });
                 let operands = [F(x.clone()), F(w.clone()), F(vec![9.0; rows * heads * n])];
                 let needed = |row: usize| !some || places[row] >= 0;
@@ -554,6 +563,7 @@ fn grouped_products() {
                 inner: inner64,
                 transposed,
                 gather: gathered.then_some(per as u64),
+                stored: false,
             });
             let (result, count) = launch(kernel, &operands);
             assert_eq!(count, (used * out * inner) as u64);
@@ -1180,6 +1190,7 @@ fn head_loss() {
             vocab: vocab64,
             width: width64,
             softcap: softcap.map(Bits),
+            stored: false,
         });
         let empty = || F(vec![3.0; rows]);
         let (out, count) =
@@ -1928,6 +1939,7 @@ fn bad_indices() {
                 inner: 1,
                 transposed: false,
                 gather: None,
+                stored: false,
             }),
             vec![floats(2), floats(2), I(vec![0, 2, 1]), floats(2)],
         ),

@@ -86,7 +86,9 @@ pub(crate) struct Dense {
 impl Dense {
     /// The product that a launch is, if it is a plain one in types and layouts that a library has.
     pub(super) fn of(kernel: &Kernel, variant: &Variant) -> Option<Dense> {
-        let &Kernel::Product(Product { m, n, k, a, b, accumulate }) = kernel else { return None };
+        let &Kernel::Product(Product { m, n, k, a, b, accumulate, stored: false }) = kernel else {
+            return None;
+        };
         let narrow = |operand: u32| variant.narrow >> operand & 1 != 0;
         let mixed = narrow(0) != narrow(1) || (narrow(2) && !narrow(0));
         if variant.naive || variant.places || mixed || m == 0 || n == 0 || k == 0 {
@@ -446,6 +448,7 @@ mod tests {
             a: matrix(a),
             b: matrix(b),
             accumulate: false,
+            stored: false,
         });
         Dense::of(&kernel, &Variant { narrow, ..Variant::default() })
     }
@@ -483,6 +486,7 @@ mod tests {
             a: Matrix { row: 0, column: 1 },
             b: Matrix { row: 6, column: 1 },
             accumulate: true,
+            stored: false,
         });
         assert_eq!(Dense::of(&one, &Variant::default()).unwrap().right, side(8, 1, 8, false));
         assert!(Dense::of(&one, &Variant { places: true, ..Variant::default() }).is_none());

@@ -1,7 +1,7 @@
 //! Products of the vectors of heads with a matrix of each head.
 
 use super::{Run, sizes};
-use crate::device::backend::cpu::product::{self, Side};
+use crate::device::backend::cpu::product::{self, Side, Widened};
 use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored};
 use dreamc_compiler::program::kernel::ByHead;
 use half::bf16;
@@ -14,22 +14,24 @@ impl Run for ByHead {
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
-        match args.narrow("y") {
-            false => by_head::<T, f32>(self, cx, args),
-            true => by_head::<T, bf16>(self, cx, args),
+        match (self.stored, args.narrow("y")) {
+            (false, false) => by_head::<T, T, f32>(self, cx, args),
+            (false, true) => by_head::<T, T, bf16>(self, cx, args),
+            (true, false) => by_head::<f32, Widened, f32>(self, cx, args),
+            (true, true) => by_head::<f32, Widened, bf16>(self, cx, args),
         }
     }
 }
 
-/// With results of type `C`. Runs of rows that are needed, a range of columns of one head, are a
+/// With vectors of type `L`, matrices of type `R` and results of type `C`. Runs of rows that are needed, a range of columns of one head, are a
 /// task.
-fn by_head<T: Stored, C: Stored>(kernel: &ByHead, cx: &Context, args: &Arguments) {
+fn by_head<L: Stored, R: Stored, C: Stored>(kernel: &ByHead, cx: &Context, args: &Arguments) {
     let [rows, heads, out, inner, first] =
         sizes([kernel.rows, kernel.heads, kernel.out, kernel.inner, kernel.first]);
     let (n, k) = kernel.sizes();
     let [n, k] = sizes([n, k]);
-    let (x, w, y) = (args.view::<T>("x").start, args.view::<T>("w").start, args.view::<C>("y").start);
-    let (down, columns) = product::tiles::<T>((rows, n, k), heads);
+    let (x, w, y) = (args.view::<L>("x").start, args.view::<R>("w").start, args.view::<C>("y").start);
+    let (down, columns) = product::tiles::<L>((rows, n, k), heads);
     let across = n.div_ceil(columns);
     let places = args.places(kernel.rows);
     let needed = |row: usize| places.is_none_or(|places| places[row] >= 0);

@@ -1,7 +1,7 @@
 //! Products.
 
 use super::{Run, sizes};
-use crate::device::backend::cpu::product;
+use crate::device::backend::cpu::product::{self, Widened};
 use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored};
 use dreamc_compiler::program::kernel::Product;
 use half::bf16;
@@ -14,33 +14,33 @@ impl Run for Product {
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
-        match args.narrow("c") {
-            false => product::<T, f32>(self, cx, args),
-            true => product::<T, bf16>(self, cx, args),
+        match (self.stored, args.narrow("c")) {
+            (false, false) => product::<T, T, f32>(self, cx, args),
+            (false, true) => product::<T, T, bf16>(self, cx, args),
+            (true, false) => product::<f32, Widened, f32>(self, cx, args),
+            (true, true) => product::<f32, Widened, bf16>(self, cx, args),
         }
     }
 }
 
-/// With a result of type `C`.
-fn product<T: Stored, C: Stored>(kernel: &Product, cx: &Context, args: &Arguments) {
-    let Product { m, n, k, a, b, accumulate } = kernel;
-    let side = |name: &str, line, step| product::Side::Strided {
-        start: args.view::<T>(name).start,
-        line: line as usize,
-        step: step as usize,
-    };
+/// With operands of types `L` and `R` and a result of type `C`.
+fn product<L: Stored, R: Stored, C: Stored>(kernel: &Product, cx: &Context, args: &Arguments) {
+    let Product { m, n, k, a, b, accumulate, stored: _ } = kernel;
     let size = (*m as usize, *n as usize, *k as usize);
-    let (b, c) = (side("b", b.column, b.row), args.view::<C>("c").start);
+    let (line, step) = (b.column as usize, b.row as usize);
+    let b = product::Side::Strided { start: args.view::<R>("b").start, line, step };
+    let c = args.view::<C>("c").start;
     let Some(places) = args.places(*m).filter(|_| kernel.leaves_rows_out()) else {
         cx.count(|| m * n * k);
-        let a = side("a", a.row, a.column);
+        let (line, step) = (a.row as usize, a.column as usize);
+        let a = product::Side::Strided { start: args.view::<L>("a").start, line, step };
         // SAFETY: the plan was checked: the operands hold these matrices, and nothing overlaps the
         // result.
         unsafe { product::product(cx, size, a, b, c, size.1, *accumulate) };
         return;
     };
     let order = cx.shared().integers();
-    let (start, row) = (args.view::<T>("a").start, a.row as usize);
+    let (start, row) = (args.view::<L>("a").start, a.row as usize);
     let mut used = 0;
     for (i, _) in places.iter().enumerate().filter(|(_, p)| **p >= 0) {
         order.part_mut(used, 1)[0] = i as i32;

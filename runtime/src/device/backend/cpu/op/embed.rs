@@ -9,13 +9,14 @@ impl Run for Embed {
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
         let [rows, vocab, width] = sizes([self.rows, self.vocab, self.width]);
         let (table, ids, x) =
-            (args.floats("table").rows_of(width), args.ints("ids").all(), args.floats("x").rows_of(width));
+            (args.view::<T>("table").rows_of(width), args.ints("ids").all(), args.floats("x").rows_of(width));
         if !cx.indices_below(ids, vocab) {
             return;
         }
         cx.pieces(rows, width, |range, _| {
             for row in range {
-                x.row_mut(row).copy_from_slice(table.row(ids[row] as usize));
+                let (from, to) = (table.row(ids[row] as usize), x.row_mut(row));
+                from.iter().zip(to).for_each(|(from, to)| *to = from.widen());
             }
         });
     }

@@ -3,7 +3,7 @@
 //! Work follows the offsets: an expert that nobody chose costs nothing.
 
 use super::{Run, sizes};
-use crate::device::backend::cpu::product::{self, Side};
+use crate::device::backend::cpu::product::{self, Side, Widened};
 use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored};
 use dreamc_compiler::program::kernel::{Grouped, GroupedOuter};
 use half::bf16;
@@ -31,19 +31,21 @@ impl Run for Grouped {
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
-        match args.narrow("y") {
-            false => grouped::<T, f32>(self, cx, args),
-            true => grouped::<T, bf16>(self, cx, args),
+        match (self.stored, args.narrow("y")) {
+            (false, false) => grouped::<T, T, f32>(self, cx, args),
+            (false, true) => grouped::<T, T, bf16>(self, cx, args),
+            (true, false) => grouped::<f32, Widened, f32>(self, cx, args),
+            (true, true) => grouped::<f32, Widened, bf16>(self, cx, args),
         }
     }
 }
 
-/// With results of type `C`.
-fn grouped<T: Stored, C: Stored>(kernel: &Grouped, cx: &Context, args: &Arguments) {
+/// With rows of type `L`, matrices of type `R` and results of type `C`.
+fn grouped<L: Stored, R: Stored, C: Stored>(kernel: &Grouped, cx: &Context, args: &Arguments) {
     let &Grouped { transposed, gather, .. } = kernel;
     let [slots, experts, out, inner] = sizes([kernel.slots, kernel.experts, kernel.out, kernel.inner]);
     let (n, k) = if transposed { (inner, out) } else { (out, inner) };
-    let (x, w, offsets) = (args.view::<T>("x").start, args.view::<T>("w").start, args.ints("offsets").all());
+    let (x, w, offsets) = (args.view::<L>("x").start, args.view::<R>("w").start, args.ints("offsets").all());
     let order = gather.map(|per| (args.ints("order"), per as usize));
     let y = args.view::<C>("y").rows_of(n);
     if !offsets_fit(cx, offsets, slots) || order.is_some_and(|(o, _)| !cx.indices_below(o.all(), slots)) {
@@ -54,7 +56,7 @@ fn grouped<T: Stored, C: Stored>(kernel: &Grouped, cx: &Context, args: &Argument
     cx.pieces(slots - used, n, |range, _| range.for_each(|row| y.row_mut(used + row).fill(C::ZERO)));
 
     // Every piece of rows of one expert, and every range of columns, is a task.
-    let (unit, rows) = (product::unit_of_rows::<T>(), product::most_rows::<T>(used, k));
+    let (unit, rows) = (product::unit_of_rows::<L>(), product::most_rows::<L>(used, k));
     let list = cx.shared().integers().rows_of_part(3, most_pieces(slots, experts));
     let mut count = 0;
     for e in 0..experts {
@@ -65,7 +67,7 @@ fn grouped<T: Stored, C: Stored>(kernel: &Grouped, cx: &Context, args: &Argument
             count += 1;
         }
     }
-    let columns = product::tiles::<T>((used, n, k), 1).1;
+    let columns = product::tiles::<L>((used, n, k), 1).1;
     let across = n.div_ceil(columns);
     cx.parallel(count * across, |task, scratch| {
         let &[expert, start, end] = list.row(task / across) else { return };

@@ -1,7 +1,7 @@
 //! Cross-entropy, and the head fused with it.
 
 use super::{Run, sizes};
-use crate::device::backend::cpu::product::{self, Side};
+use crate::device::backend::cpu::product::{self, Side, Widened};
 use crate::device::backend::cpu::simd::{self, exp, kernel_fn, largest, tanh};
 use crate::device::backend::cpu::{Arguments, Context, Pointer, Scratch, Stored};
 use dreamc_compiler::program::kernel::{CrossEntropy, CrossEntropyGrad, HeadLoss, HeadLossGrad};
@@ -120,51 +120,58 @@ impl Run for HeadLoss {
         Scratch::local(rows * vocab + 2 * rows + product::block_scratch(rows, vocab, width))
     }
 
-    /// A tile of logits at a time, with a running maximum and sum for each row.
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
-        let [rows, vocab, width] = sizes([self.rows, self.vocab, self.width]);
-        let (x, w, targets) =
-            (args.view::<T>("x").start, args.view::<T>("w").start, args.ints("targets").all());
-        let (nll, lse) = (args.floats("nll"), args.floats("lse"));
-        if !targets_fit(cx, targets, vocab) {
-            return;
+        match self.stored {
+            false => head_loss::<T, T>(self, cx, args),
+            true => head_loss::<f32, Widened>(self, cx, args),
         }
-        cx.count(|| (rows * vocab * width) as u64);
-        let size = product::piece(rows, HEAD.0, 1).min(HEAD.0);
-        cx.parallel(rows.div_ceil(size), |task, scratch| {
-            let first = task * size;
-            let count = size.min(rows - first);
-            let (nll, lse) = (nll.part_mut(first, count), lse.part_mut(first, count));
-            let (tile, scratch) = scratch.split_at_mut(count * HEAD.1.min(vocab));
-            let (most, scratch) = scratch.split_at_mut(count);
-            let (sums, scratch) = scratch.split_at_mut(count);
-            most.fill(f32::NEG_INFINITY);
-            sums.fill(0.0);
-            nll.fill(0.0);
-            for class in (0..vocab).step_by(HEAD.1) {
-                let classes = HEAD.1.min(vocab - class);
-                let a = Side::Strided { start: x.add(first * width), line: width, step: 1 };
-                let b = Side::Strided { start: w.add(class * width), line: width, step: 1 };
-                let logits = Pointer::to(tile);
-                // SAFETY: the tile is this task's.
-                unsafe { product::block((count, classes, width), a, b, logits, classes, false, scratch) };
-                for (i, logits) in tile.chunks_exact_mut(classes).take(count).enumerate() {
-                    if let Some(c) = self.softcap {
-                        cap(logits, c.0 as f32);
-                    }
-                    let target = targets[first + i] as i64 - class as i64;
-                    if (0..classes as i64).contains(&target) {
-                        nll[i] = -logits[target as usize];
-                    }
-                    running_sum(logits, &mut most[i], &mut sums[i]);
-                }
-            }
-            for i in 0..count {
-                lse[i] = most[i] + sums[i].ln();
-                nll[i] = if targets[first + i] < 0 { 0.0 } else { lse[i] + nll[i] };
-            }
-        });
     }
+}
+
+/// A tile of logits at a time, with a running maximum and sum for each row; rows are of type `L`,
+/// the head of type `R`.
+fn head_loss<L: Stored, R: Stored>(kernel: &HeadLoss, cx: &Context, args: &Arguments) {
+    let [rows, vocab, width] = sizes([kernel.rows, kernel.vocab, kernel.width]);
+    let (x, w, targets) = (args.view::<L>("x").start, args.view::<R>("w").start, args.ints("targets").all());
+    let (nll, lse) = (args.floats("nll"), args.floats("lse"));
+    if !targets_fit(cx, targets, vocab) {
+        return;
+    }
+    cx.count(|| (rows * vocab * width) as u64);
+    let size = product::piece(rows, HEAD.0, 1).min(HEAD.0);
+    cx.parallel(rows.div_ceil(size), |task, scratch| {
+        let first = task * size;
+        let count = size.min(rows - first);
+        let (nll, lse) = (nll.part_mut(first, count), lse.part_mut(first, count));
+        let (tile, scratch) = scratch.split_at_mut(count * HEAD.1.min(vocab));
+        let (most, scratch) = scratch.split_at_mut(count);
+        let (sums, scratch) = scratch.split_at_mut(count);
+        most.fill(f32::NEG_INFINITY);
+        sums.fill(0.0);
+        nll.fill(0.0);
+        for class in (0..vocab).step_by(HEAD.1) {
+            let classes = HEAD.1.min(vocab - class);
+            let a = Side::Strided { start: x.add(first * width), line: width, step: 1 };
+            let b = Side::Strided { start: w.add(class * width), line: width, step: 1 };
+            let logits = Pointer::to(tile);
+            // SAFETY: the tile is this task's.
+            unsafe { product::block((count, classes, width), a, b, logits, classes, false, scratch) };
+            for (i, logits) in tile.chunks_exact_mut(classes).take(count).enumerate() {
+                if let Some(c) = kernel.softcap {
+                    cap(logits, c.0 as f32);
+                }
+                let target = targets[first + i] as i64 - class as i64;
+                if (0..classes as i64).contains(&target) {
+                    nll[i] = -logits[target as usize];
+                }
+                running_sum(logits, &mut most[i], &mut sums[i]);
+            }
+        }
+        for i in 0..count {
+            lse[i] = most[i] + sums[i].ln();
+            nll[i] = if targets[first + i] < 0 { 0.0 } else { lse[i] + nll[i] };
+        }
+    });
 }
 
 kernel_fn! {

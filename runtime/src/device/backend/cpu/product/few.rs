@@ -30,10 +30,16 @@ const AHEAD: usize = 256;
 const ASKED: usize = 16;
 
 /// Whether a product with so much scratch is one of few rows: steps are adjacent on both sides.
-pub(super) fn suits<T: Stored>(m: usize, k: usize, a: Side<T>, b: Side<T>, scratch: usize) -> bool {
+pub(super) fn suits<L: Stored, R: Stored>(
+    m: usize,
+    k: usize,
+    a: Side<L>,
+    b: Side<R>,
+    scratch: usize,
+) -> bool {
     let right = matches!(b, Side::Strided { step: 1, .. });
     let left = matches!(a, Side::Strided { step: 1, .. } | Side::GatheredLines { .. });
-    (1..=FEW).contains(&m) && k > 0 && left && right && m * k.div_ceil(T::per_word()) <= scratch
+    (1..=FEW).contains(&m) && k > 0 && left && right && m * k.div_ceil(L::per_word()) <= scratch
 }
 
 /// Vectors that transpose words.
@@ -282,10 +288,10 @@ struct Rows<C> {
 ///
 /// # Safety
 /// As for [`super::block`].
-pub(super) unsafe fn few<T: Stored, C: Stored>(
+pub(super) unsafe fn few<L: Stored, R: Stored, C: Stored>(
     size: (usize, usize, usize),
-    a: Side<T>,
-    b: Side<T>,
+    a: Side<L>,
+    b: Side<R>,
     c: (Pointer<C>, usize, bool),
     scratch: &mut [f32],
 ) -> bool {
@@ -294,7 +300,7 @@ pub(super) unsafe fn few<T: Stored, C: Stored>(
     if !suits(m, k, a, b, scratch.len()) {
         return false;
     }
-    let words = k.div_ceil(T::per_word());
+    let words = k.div_ceil(L::per_word());
     let mut left = [std::ptr::null(); FEW];
     for (i, left) in left.iter_mut().enumerate().take(m) {
         let from = match a {
@@ -307,10 +313,10 @@ pub(super) unsafe fn few<T: Stored, C: Stored>(
         };
         // SAFETY: a line has `k` steps.
         let from = unsafe { std::slice::from_raw_parts(from, k) };
-        *left = T::words(from, &mut scratch[i * words..][..words]).as_ptr();
+        *left = L::words(from, &mut scratch[i * words..][..words]).as_ptr();
     }
     #[cfg(target_arch = "x86_64")]
-    if T::in_tiles() && Even::of(m, |i| left[i]).is_none() {
+    if R::in_tiles() && Even::of(m, |i| left[i]).is_none() {
         for (i, left) in left.iter_mut().enumerate().take(m) {
             let to = scratch[i * words..][..words].as_mut_ptr();
             // SAFETY: a line has so many words, elsewhere or there already.
@@ -321,16 +327,16 @@ pub(super) unsafe fn few<T: Stored, C: Stored>(
     let (lines, rows) = (Lines { start, stride: line }, Rows { start: c.0, stride: c.1, accumulate: c.2 });
     let run = match level() {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 if T::in_tiles() => columns_tiles::<T, C>,
+        Level::Avx512 if R::in_tiles() => columns_tiles::<R, C>,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 if T::per_word() == 2 => columns_pairs::<T, C>,
+        Level::Avx512 if R::per_word() == 2 => columns_pairs::<R, C>,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => columns_avx512::<T, C>,
+        Level::Avx512 => columns_avx512::<R, C>,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => columns_avx2::<T, C>,
+        Level::Avx2 => columns_avx2::<R, C>,
         #[cfg(target_arch = "aarch64")]
-        Level::Portable if T::per_word() == 2 => columns_pairs::<T, C>,
-        Level::Portable => columns_portable::<T, C>,
+        Level::Portable if R::per_word() == 2 => columns_pairs::<R, C>,
+        Level::Portable => columns_portable::<R, C>,
     };
     // SAFETY: `left` has `m` lines of words; the rest is the caller's.
     unsafe { run(size, &left, lines, rows) };
@@ -871,7 +877,7 @@ pub(super) fn columns_of_task(n: usize, threads: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::product::{block, block_into, block_scratch};
+    use crate::device::cpu::product::{Widened, block, block_into, block_scratch};
     use half::bf16;
 
     /// Few rows have the bits of many, whatever their number, the columns and the steps.
@@ -880,19 +886,20 @@ mod tests {
         // Products and sums of small numbers are at the edge of those that some instructions make
         // zero of.
         for scale in [1.0, 1.1e-19] {
-            bits_of(|x| x, scale);
-            bits_of(bf16::from_f32, scale);
+            bits_of(|x| x, |x| x, scale);
+            bits_of(bf16::from_f32, bf16::from_f32, scale);
+            bits_of(|x| x, |x| Widened(bf16::from_f32(x)), scale);
         }
     }
 
-    fn bits_of<T: Stored>(stored: fn(f32) -> T, scale: f32) {
+    fn bits_of<L: Stored, R: Stored>(left: fn(f32) -> L, right: fn(f32) -> R, scale: f32) {
         let value = |i: usize| (((i * 37 + 11) % 1009) as f32 / 501.7 - 1.0) * scale;
         for (m, n, k) in [(1, 70, 64), (2, 33, 301), (7, 32, 40), (16, 96, 700), (3, 5, 2), (8, 64, 1030)] {
-            let mut a: Vec<T> = (0..m * k).map(|i| stored(value(i))).collect();
-            let mut b: Vec<T> = (0..n * k).map(|i| stored(value(3 * i + 5))).collect();
+            let mut a: Vec<L> = (0..m * k).map(|i| left(value(i))).collect();
+            let mut b: Vec<R> = (0..n * k).map(|i| right(value(3 * i + 5))).collect();
             let mut order: Vec<i32> = (0..m as i32).rev().collect();
-            let [sa, sb] =
-                [&mut a, &mut b].map(|x| Side::Strided { start: Pointer::to(x), line: k, step: 1 });
+            let sa = Side::Strided { start: Pointer::to(&mut a), line: k, step: 1 };
+            let sb = Side::Strided { start: Pointer::to(&mut b), line: k, step: 1 };
             let Side::Strided { start, .. } = sa else { unreachable!() };
             let gathered = Side::GatheredLines { start, row: k, order: Pointer::to(&mut order), per: 1 };
             for (a, accumulate) in [(sa, false), (sa, true), (gathered, false)] {
@@ -917,6 +924,33 @@ mod tests {
                 let mut narrow = vec![bf16::ZERO; m * n];
                 super::super::narrow(&expected, &mut narrow);
                 assert_eq!(rounded, narrow, "{m} {n} {k} {accumulate}");
+            }
+        }
+    }
+
+    /// Weights in bf16 beside f32 have the bits of the same weights in f32, few rows and many.
+    #[test]
+    fn weights_in_bf16_have_the_bits_of_f32() {
+        let value = |i: usize| ((i * 37 + 11) % 1009) as f32 / 501.7 - 1.0;
+        for (m, n, k) in [(1, 70, 64), (3, 33, 301), (16, 48, 700), (40, 70, 515), (100, 33, 64)] {
+            let mut a: Vec<f32> = (0..m * k).map(value).collect();
+            let mut narrow: Vec<Widened> =
+                (0..n * k).map(|i| Widened(bf16::from_f32(value(3 * i + 5)))).collect();
+            let mut wide: Vec<f32> = narrow.iter().map(|x| x.widen()).collect();
+            let a = Side::Strided { start: Pointer::to(&mut a), line: k, step: 1 };
+            let (b, w) = (Pointer::to(&mut narrow), Pointer::to(&mut wide));
+            for (line, step) in [(k, 1), (1, n)] {
+                let mut scratch = vec![0.0; block_scratch(m, n, k)];
+                let (mut found, mut expected) = (vec![0.0f32; m * n], vec![0.0f32; m * n]);
+                let (c, d) = (Pointer::to(&mut found), Pointer::to(&mut expected));
+                let (b, w) = (Side::Strided { start: b, line, step }, Side::Strided { start: w, line, step });
+                // SAFETY: the operands and results are `m`, `n` and `k` of one another.
+                unsafe {
+                    block((m, n, k), a, b, c, n, false, &mut scratch);
+                    block((m, n, k), a, w, d, n, false, &mut scratch);
+                }
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&found), bits(&expected), "{m} {n} {k}, lines {line} apart");
             }
         }
     }
