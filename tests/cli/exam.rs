@@ -177,7 +177,7 @@ fn a_suite_over_a_task_is_written_with_its_model() {
     assert!(said.contains("dreamc compare mine.suite.yaml"), "{said}");
     s.good(&["check", "mine.suite.yaml"]);
     let out = s.good(&["compare", "mine.suite.yaml", "--out", "out", "--dry-run"]);
-    assert!(out.contains("mine-once") && !s.path("out").exists(), "{out}");
+    assert!(out.contains("mine-twice") && !s.path("out").exists(), "{out}");
     for name in ["mine", "mine.dream"] {
         let (code, error) = s.bad(&["new", "exam", name]);
         assert!(code == 2 && error.contains("is there already"), "{error}");
