@@ -32,14 +32,14 @@ fn graph(n: usize, random: &mut Stream) -> Vec<Vec<usize>> {
     let mut needs: Vec<Vec<usize>> = vec![vec![]; n];
     let mut dependents = vec![0; n];
     let leaves = 1 + random.below((n as u64 - 1) / 4 + 1) as usize;
-    for node in leaves..n {
+    for (node, needs) in needs.iter_mut().enumerate().skip(leaves) {
         let free: Vec<usize> = (0..node).filter(|&i| dependents[i] < DEGREE).collect();
         let most = free.len().min(DEGREE) as u64;
         if most == 0 {
             continue;
         }
         for i in chosen(1 + random.below(most), free.len() as u64, random) {
-            needs[node].push(free[i as usize]);
+            needs.push(free[i as usize]);
             dependents[free[i as usize]] += 1;
         }
     }

@@ -107,9 +107,9 @@ mod tests {
             counts[read(drawn.answer.split(' ').next().unwrap()).len() / 2] += 1;
         }
         let total: f64 = (3..=12).map(|n| 1.0 / (f64::from(n) + 12f64.sqrt())).sum();
-        for n in 3..=12usize {
+        for (n, count) in counts.iter().enumerate().skip(3) {
             let share = 1.0 / (n as f64 + 12f64.sqrt()) / total;
-            let found = counts[n] as f64 / 4000.0;
+            let found = *count as f64 / 4000.0;
             assert!((found - share).abs() < 0.02, "{n}: {found} for {share}");
         }
     }

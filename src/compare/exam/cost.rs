@@ -10,9 +10,12 @@ use crate::rewriting::RewriteArguments;
 use crate::show::duration;
 use crate::spec::{open_data, resolved};
 use dreamc_dsl::Spec;
+use dreamc_runtime::files::cache_folder;
 use dreamc_runtime::group::Group;
 use dreamc_runtime::train::event::Event;
+use dreamc_runtime::train::folder::{Place, RunFolder};
 use dreamc_runtime::train::{self, Setup, Stop, prepare};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Steps of a run that is measured; the first is not counted.
@@ -40,6 +43,16 @@ impl Cost {
     }
 }
 
+/// The folder of a run that is measured; it goes when the measurement does.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A folder of the cache that stays takes room and nothing else.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 /// Trains for a few steps, leaves nothing, and says how long that took.
 pub fn measure(spec: &Spec, device: &DeviceArguments, rewriting: &RewriteArguments) -> Result<Cost, Failure> {
     let mut spec = spec.clone();
@@ -52,14 +65,18 @@ pub fn measure(spec: &Spec, device: &DeviceArguments, rewriting: &RewriteArgumen
     };
     let dataset = open_data(&spec, data, spec.eval.stride)?;
     let prepared = prepare(&spec, device.as_ref(), &rewriting, &Group::alone())?;
+    let scratch = Scratch(cache_folder().join(format!("exam-{}", std::process::id())));
+    let folder = RunFolder::create(&Place::At { path: scratch.0.clone(), force: true })?;
+    let text = resolved(&spec);
+    folder.begin(&text, &dataset.tokenizer, &prepared.rewriting)?;
     let setup = Setup {
         spec: &spec,
         base: beginning(&spec, None)?,
-        text: &resolved(&spec),
+        text: &text,
         device: device.as_ref(),
         dataset: &dataset,
         group: Group::alone(),
-        folder: None,
+        folder: Some(&folder),
         from: None,
         allow_changes: false,
         count: false,
