@@ -50,7 +50,7 @@ struct Layer {
     network: Option<Network>,
 }
 
-/// What mixes the tokens of a layer.
+/// The part of a layer that mixes tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mixing {
     Attention,
@@ -1398,8 +1398,8 @@ fn load_balance_loss(
 
 // From a specification ----------------------------------------------------------------------------
 
-/// The names of the components of a layer, one behind the other, and their roles: what mixes tokens,
-/// a network, or one of the two.
+/// The names of the components of a layer, one behind the other, and their roles: what mixes
+/// tokens, a network, or one of the two.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     /// Both of each.
