@@ -545,6 +545,10 @@ impl Config {
         if let Some((_, placed)) = family.mixer {
             let (name, layers) = self.placed(placed);
             put(name, layers);
+            if placed == Placed::Single {
+                // Version 5 raises steps to it.
+                put("time_step_min", json!(1e-12));
+            }
         }
         let [full, local] = self.rotations;
         let kind = |turn: Turn| {
