@@ -645,8 +645,11 @@ impl Config {
     }
 }
 
+/// A letter, its words, and the layer that they mean.
+type Single = (char, [&'static str; 2], Layer);
+
 /// The letters, and the words of version 5 and of earlier ones, of layers that are one component.
-const SINGLES: [(char, [&str; 2], Layer); 4] = {
+const SINGLES: [Single; 4] = {
     const fn layer(mixing: Option<Mixing>, network: Option<Network>) -> Layer {
         Layer { windowed: false, mixing, network }
     }
@@ -870,9 +873,8 @@ fn single(f: &Fields, family: &Family) -> Result<Option<Vec<Layer>>> {
         return Ok(None);
     }
     let (words, letters) = (f.get("layers_block_type"), f.word("hybrid_override_pattern")?);
-    let of = |right: &dyn Fn(&(char, [&str; 2], Layer)) -> bool| {
-        SINGLES.iter().find(|one| right(one)).map(|(.., layer)| *layer)
-    };
+    let of =
+        |right: &dyn Fn(&Single) -> bool| SINGLES.iter().find(|one| right(one)).map(|(.., layer)| *layer);
     let found: Option<Vec<Layer>> = match (words, letters) {
         (Some(Value::Array(words)), _) => {
             words.iter().map(|word| of(&|(_, names, _)| names.iter().any(|name| word == name))).collect()
