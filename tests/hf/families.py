@@ -109,6 +109,7 @@ MODELS = {
         full_attention=LINEAR, sliding_attention=dict(rope_type="default", rope_theta=70.0)))),
 }
 
+SEEDS = {name: seed for seed, name in enumerate(MODELS)}
 # Those whose names begin so, with commas between, where it is set.
 if only := os.environ.get("DREAMC_FAMILY"):
     MODELS = {name: model for name, model in MODELS.items() if name.startswith(tuple(only.split(",")))}
@@ -163,8 +164,8 @@ def published(file):
 
 
 def make(place):
-    for seed, (name, (config, fields)) in enumerate(MODELS.items()):
-        folder = place / name
+    for name, (config, fields) in MODELS.items():
+        folder, seed = place / name, SEEDS[name]
         # Configurations write into the objects that they are given.
         config = getattr(transformers, config)(**copy.deepcopy(fields))
         model = AutoModelForCausalLM.from_config(config)

@@ -132,17 +132,19 @@ fn nothing_is_written_where_an_export_is_refused() {
     assert!(!missing.status.success() && !at.join("out").exists());
 }
 
-/// How far logits may be from those of `transformers`: Bamba's own differ by 9e-6 in f32 and f64.
+/// How far logits may be from those of `transformers`: Bamba's own differ by 9e-6 in f32 and f64,
+/// and one bit of the weights moves Kimi Linear's by 2e-5 and Qwen3-Next's by 2e-4.
 fn bound(name: &str) -> f64 {
-    if name == "bamba" { 5e-5 } else { 1e-5 }
+    match name {
+        "bamba" | "kimi_linear" | "kimi_linear_short" => 5e-5,
+        "qwen3_next" => 5e-4,
+        _ => 1e-5,
+    }
 }
 
-/// How far a gradient may be from that of `transformers`, by the largest of its tensor, or by a
-/// thousandth of the largest of all: one that a norm behind it annuls is rounding alone.
-const GRADIENTS: f64 = 1e-4;
-
 /// How far the gradients of the model in the folder `to` are from those that stand in the place of
-/// weights in `theirs`, which come in as `place`.
+/// weights in `theirs`, which come in as `place`: by the largest of its tensor, or by a thousandth
+/// of the largest of all, since one that a norm behind it annuls is rounding alone.
 fn gradients_differ(theirs: &Path, place: &Path, to: &Path, ids: &Tensor) -> f64 {
     let (rows, n) = (ids.dims[0], ids.dims[1] - 1);
     let spec = hugging_face(theirs, place, "gradients", false, &[]).unwrap().spec;
@@ -216,7 +218,7 @@ fn models_of_transformers_come_and_go() {
         let e = error(&found, expected["logits"].floats());
         assert!(e < bound(name), "{name}: logits differ by {e}");
         let e = gradients_differ(&from.join("gradients"), &at.join(format!("{name}-gradients")), &to, ids);
-        assert!(e < GRADIENTS, "{name}: gradients differ by {e}");
+        assert!(e < 10.0 * bound(name), "{name}: gradients differ by {e}");
         assert_eq!(greedy(&to, &imported.spec, &expected["greedy"]), expected["greedy"].ints(), "{name}");
         good(at, &["export", "hf", to.to_str().unwrap(), "-o", &format!("{name}-back")]);
         fs::copy(to.join("model.safetensors"), at.join(format!("{name}.safetensors"))).unwrap();

@@ -50,7 +50,7 @@ struct Layer {
     network: Option<Network>,
 }
 
-/// What mixes the tokens of a layer.
+/// The part of a layer that mixes tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mixing {
     Attention,
@@ -545,6 +545,10 @@ impl Config {
         if let Some((_, placed)) = family.mixer {
             let (name, layers) = self.placed(placed);
             put(name, layers);
+            if placed == Placed::Single {
+                // Version 5 raises steps to it.
+                put("time_step_min", json!(1e-12));
+            }
         }
         let [full, local] = self.rotations;
         let kind = |turn: Turn| {
@@ -641,8 +645,11 @@ impl Config {
     }
 }
 
+/// A letter, its words, and the layer that they mean.
+type Single = (char, [&'static str; 2], Layer);
+
 /// The letters, and the words of version 5 and of earlier ones, of layers that are one component.
-const SINGLES: [(char, [&str; 2], Layer); 4] = {
+const SINGLES: [Single; 4] = {
     const fn layer(mixing: Option<Mixing>, network: Option<Network>) -> Layer {
         Layer { windowed: false, mixing, network }
     }
@@ -866,9 +873,8 @@ fn single(f: &Fields, family: &Family) -> Result<Option<Vec<Layer>>> {
         return Ok(None);
     }
     let (words, letters) = (f.get("layers_block_type"), f.word("hybrid_override_pattern")?);
-    let of = |right: &dyn Fn(&(char, [&str; 2], Layer)) -> bool| {
-        SINGLES.iter().find(|one| right(one)).map(|(.., layer)| *layer)
-    };
+    let of =
+        |right: &dyn Fn(&Single) -> bool| SINGLES.iter().find(|one| right(one)).map(|(.., layer)| *layer);
     let found: Option<Vec<Layer>> = match (words, letters) {
         (Some(Value::Array(words)), _) => {
             words.iter().map(|word| of(&|(_, names, _)| names.iter().any(|name| word == name))).collect()
@@ -1408,8 +1414,8 @@ fn load_balance_loss(
 
 // From a specification ----------------------------------------------------------------------------
 
-/// The names of the components of a layer, one behind the other, and their roles: what mixes tokens,
-/// a network, or one of the two.
+/// The names of the components of a layer, one behind the other, and their roles: what mixes
+/// tokens, a network, or one of the two.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     /// Both of each.

@@ -100,7 +100,7 @@ pub enum Slot {
     Scale,
     /// Factor on what every component gives.
     OutputScale,
-    /// What logits are divided by.
+    /// The divisor of logits.
     LogitDivisor,
 }
 
@@ -325,7 +325,7 @@ pub enum Rows {
     Members,
 }
 
-/// What mixes tokens in the place of an attention: definitions of the library.
+/// A mixer of tokens in the place of an attention: definitions of the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mixer {
     /// `std/mamba2`.
@@ -355,7 +355,8 @@ impl Mixer {
 pub enum Placed {
     /// All but those of `attn_layer_indices`.
     Indices,
-    /// Those that `layer_types` names so, else all but every so-manieth, of `full_attention_interval`.
+    /// Those that `layer_types` names so, else all but every so-manieth, of
+    /// `full_attention_interval`.
     Types,
     /// Those that `layer_types` names so, in the words of earlier versions, else all.
     Named,
@@ -406,7 +407,7 @@ pub struct Family {
     /// Whether outputs of attentions are multiplied by gates, whose rows of queries' matrix stand
     /// behind those of their head.
     pub gated: bool,
-    /// What mixes the tokens of layers without an attention, and how a file says which they are.
+    /// The mixer of layers without an attention, and how a file says which they are.
     pub mixer: Option<(Mixer, Placed)>,
     /// Share of a head that turns.
     pub share: f64,
@@ -438,7 +439,7 @@ pub struct Family {
     /// Parts of names that a version of `transformers` writes, and those of the family's own files,
     /// which every version reads.
     pub renamed: &'static [(&'static str, &'static str)],
-    /// What the names of tensors begin with that its class does not read: layers that predict
+    /// Beginnings of names of tensors that its class does not read: layers that predict
     /// further tokens.
     pub unread: &'static [&'static str],
     /// Tensors of a layer: of modules by our stem and theirs, or one by its whole name here and
@@ -509,7 +510,7 @@ const SHARED_GATED: [(Role, &str, Source); 4] = [
     (Role::Experts, "shared.down", Source::One("mlp.shared_expert.down_proj")),
     (Role::Experts, "shared_gate", Source::Row("mlp.shared_expert_gate")),
 ];
-/// What turns of queries and keys, where neighbours turn together.
+/// The parts of queries and keys that turn, where neighbours turn together.
 const LATENT_PAIRS: [(Role, &str, Source); 2] = [
     (Role::Attention, "q_up", Source::LastPairs("self_attn.q_b_proj", "self_attn.q_proj")),
     (Role::Attention, "kv_down", Source::LatentPairs("self_attn.kv_a_proj_with_mqa")),
