@@ -67,7 +67,7 @@ fn random_definitions_keep_every_promise() {
 }
 
 /// A hundred random definitions. Of each one proof, by turns, so that every proof sees as many of
-/// every kind; the proof of the formulas, which is dearest, sees every sixth.
+/// every kind; the proof of the formulas, which is dearest, sees every twelfth.
 #[test]
 fn a_hundred_random_definitions_keep_a_promise_each() {
     const TURNS: [&str; 12] = [
@@ -77,7 +77,7 @@ fn a_hundred_random_definitions_keep_a_promise_each() {
         "rewritten",
         "devices",
         "batch",
-        "formulas",
+        "names",
         "causal",
         "gradients",
         "resume",
