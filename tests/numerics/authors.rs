@@ -268,21 +268,21 @@ const PARTS: &[Part] = &[
                 l.x.iter().map(|x| rms(x, 1e-6).iter().zip(l.w("n.gain")).map(|(x, g)| x * g).collect()).collect();
             let [q, k, v, g] = ["q.weight", "k.weight", "v.weight", "g.weight"].map(|name| l.heads(name, &n));
             let decay = l.linear("keep.weight", &n);
-            let mut out = vec![];
             let mut state = vec![vec![vec![0.0; SIZE]; SIZE]; HEADS];
-            for i in 0..TOKENS {
+            let token = |i: usize| {
                 let mut heads = vec![];
-                for h in 0..HEADS {
+                for (h, state) in state.iter_mut().enumerate() {
                     let keep = sigmoid(decay[i][h]).powf(1.0 / 16.0);
-                    for (row, v) in state[h].iter_mut().zip(&v[i][h]) {
+                    for (row, v) in state.iter_mut().zip(&v[i][h]) {
                         row.iter_mut().zip(&k[i][h]).for_each(|(s, k)| *s = keep * *s + v * k);
                     }
-                    let read: Vec<f64> = state[h].iter().map(|row| dot(row, &q[i][h])).collect();
+                    let read: Vec<f64> = state.iter().map(|row| dot(row, &q[i][h])).collect();
                     let gated = rms(&read, 1e-6).into_iter().zip(&g[i][h]).map(|(x, g)| x * silu(*g));
                     heads.extend(gated);
                 }
-                out.push(heads);
-            }
+                heads
+            };
+            let out: Rows = (0..TOKENS).map(token).collect();
             l.linear("out.weight", &out)
         },
         most: 1e-9,
@@ -328,10 +328,10 @@ const PARTS: &[Part] = &[
             let y = attend(&l.heads("q.weight", &n), &l.heads("k.weight", &n), &v);
             let out = |i: usize| -> Vec<f64> {
                 let mut out = vec![0.0; HIDDEN];
-                for h in 0..HEADS {
+                for (h, head) in y[i].iter().enumerate() {
                     for (e, share) in best(&so[i], h) {
                         let rows = of_o[(h * COUNT + e) * HIDDEN * SIZE..].chunks(SIZE);
-                        out.iter_mut().zip(rows).for_each(|(out, row)| *out += share * dot(row, &y[i][h]));
+                        out.iter_mut().zip(rows).for_each(|(out, row)| *out += share * dot(row, head));
                     }
                 }
                 out

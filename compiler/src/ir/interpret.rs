@@ -213,6 +213,9 @@ pub fn check(module: &Module, function: &Function) -> Result<(), InterpretError>
     check_work(module, function)
 }
 
+/// Results by name, and the multiply-adds of each node.
+pub type Ran = (Vec<(String, Tensor)>, Vec<u64>);
+
 /// As [`interpret`](interpret()), of a function that was [checked](check()) once and is evaluated
 /// often; observed. Also gives the multiply-adds of each of its nodes.
 pub fn run(
@@ -220,7 +223,7 @@ pub fn run(
     function: &Function,
     args: &[&Tensor],
     observe: Observe,
-) -> Result<(Vec<(String, Tensor)>, Vec<u64>), InterpretError> {
+) -> Result<Ran, InterpretError> {
     let (values, multiply_adds) = walk_nodes(module, function, args, observe)?;
     let result = |(port, v): &(Port, Value)| (port.name.clone(), Tensor::clone(&values[v.index()]));
     Ok((function.results.iter().map(result).collect(), multiply_adds))
