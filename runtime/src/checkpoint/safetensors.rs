@@ -2,8 +2,8 @@
 //!
 //! *In*: named tensors, one at a time. *Out*: a file any framework reads; or such a file, read at
 //! places. *Promise*: writing and reading take the memory of one tensor, the bytes are a function
-//! of the content, and reading never trusts a length or an offset. A tensor can be had as a range of
-//! the file, [mapped](crate::mapped).
+//! of the content, and reading never trusts a length or an offset. A tensor can be had as a range
+//! of the file, [mapped](crate::mapped).
 
 use super::CheckpointError;
 use crate::files;
