@@ -90,6 +90,11 @@ impl MappedFile {
         &self.path
     }
 
+    /// Its length when it was opened.
+    pub fn length(&self) -> u64 {
+        self.state.0
+    }
+
     /// Whether what was read of it is what was there when it was opened; the difference in words.
     pub fn unchanged(&self) -> Result<(), String> {
         let now = state(&self.file).map_err(|error| error.to_string())?;

@@ -317,7 +317,11 @@ impl Tensors {
                 map.insert(file).clone()
             }
         };
-        file.unchanged().map_err(|problem| CheckpointError::Corrupt { path: self.path.clone(), problem })?;
+        let bad = |problem| CheckpointError::Corrupt { path: self.path.clone(), problem };
+        file.unchanged().map_err(bad)?;
+        if found.end > file.length() {
+            return Err(bad(format!("was cut short while tensor {name} was read")));
+        }
         Ok(Some((&found.shape, Mapped { file, start: found.start, bytes: found.end - found.start })))
     }
 
