@@ -146,7 +146,7 @@ fn kernels_are_equal_by_their_bits() {
     use std::collections::HashSet;
     let loss = |cap: f64| {
         let softcap = Some(dreamc_compiler::op::Bits(cap));
-        Kernel::from(kernel::HeadLoss { rows: 1, vocab: 2, width: 3, softcap })
+        Kernel::from(kernel::HeadLoss { rows: 1, vocab: 2, width: 3, softcap, stored: false })
     };
     let set: HashSet<Kernel> = [1.0, 1.0, 2.0, f64::NAN, f64::NAN].map(loss).into();
     assert_eq!(set.len(), 3);
