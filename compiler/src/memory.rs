@@ -235,7 +235,7 @@ impl Assembly<'_> {
         for w in &lowered.globals {
             let shape = size(w);
             let recipes = vec![self.rule(&w.name, w, &shape)];
-            let stored = self.storage(&shape, &[w.name.clone()]);
+            let stored = self.storage(&shape, std::slice::from_ref(&w.name));
             entries.push(Entry { key: (None, w.name.clone()), shape, instances: 1, recipes, stored });
         }
         let mut sets_of = vec![vec![]; architecture.bodies.len()];

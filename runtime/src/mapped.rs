@@ -1,10 +1,10 @@
 //! Files of weights, mapped: read where they are touched, and shared by all processes that read
 //! them.
 //!
-//! *In*: an open file. *Out*: its bytes. *Promise*: a file that another program cuts ends neither the
-//! process nor its work: what is missing reads as zeros from then on, and [`MappedFile::unchanged`],
-//! which a device asks after every program, says so, as it says of a file that was written to. One
-//! that is replaced under its name stays as it was opened.
+//! *In*: an open file. *Out*: its bytes. *Promise*: a file that another program cuts ends neither
+//! the process nor its work: what is missing reads as zeros from then on, and
+//! [`MappedFile::unchanged`], which a device asks after every program, says so, as it says of a
+//! file that was written to. One that is replaced under its name stays as it was opened.
 //!
 //! A page beyond the end of a file is a `SIGBUS`. The handler here puts a page of zeros there where
 //! the address belongs to a mapped file, and hands all others to the handler before it.
@@ -88,6 +88,11 @@ impl MappedFile {
     /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Its length when it was opened.
+    pub fn length(&self) -> u64 {
+        self.state.0
     }
 
     /// Whether what was read of it is what was there when it was opened; the difference in words.

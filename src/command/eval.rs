@@ -195,8 +195,8 @@ fn one(
 }
 
 /// Rows of a file, at most so many: those that a short one does not have are not computed. In f32
-/// the losses of a row do not depend on the rows beside it; in bf16 the size of a batch decides what
-/// is rounded.
+/// the losses of a row do not depend on the rows beside it; in bf16 the size of a batch decides
+/// what is rounded.
 fn rows_of(dataset: &Dataset, most: u64) -> Result<u64, Failure> {
     let Some(mut batches) = dataset.drawn(most)? else { return Ok(most) };
     let Some(batch) = batches.take(most as usize)? else { return Ok(1) };

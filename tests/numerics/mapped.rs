@@ -130,8 +130,8 @@ fn matrices_in_their_file_are_not_in_the_arena() {
     assert_eq!(memory.mapped, matrices);
 }
 
-/// A plan for weights in a file refuses to run without one, to have them written, and to go on after
-/// the file was cut.
+/// A plan for weights in a file refuses to run without one, to have them written, and to go on
+/// after the file was cut.
 #[test]
 fn a_file_that_is_missing_written_to_or_cut_is_an_error() {
     let folder = tempfile::tempdir().unwrap();

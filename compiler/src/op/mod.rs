@@ -239,8 +239,8 @@ pub(crate) enum Bf16 {
     Stored(&'static [usize]),
     /// It reads these operands as bf16.
     Reads(&'static [usize]),
-    /// It reads its first two operands as bf16, of which the second is a weight that may be stored so
-    /// beside f32: the head's matmul.
+    /// It reads its first two operands as bf16, of which the second is a weight that may be stored
+    /// so beside f32: the head's matmul.
     Head,
     /// It reads these operands as bf16 where they are stored so anyway.
     Follows(&'static [usize]),

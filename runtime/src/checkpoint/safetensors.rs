@@ -2,8 +2,8 @@
 //!
 //! *In*: named tensors, one at a time. *Out*: a file any framework reads; or such a file, read at
 //! places. *Promise*: writing and reading take the memory of one tensor, the bytes are a function
-//! of the content, and reading never trusts a length or an offset. A tensor can be had as a range of
-//! the file, [mapped](crate::mapped).
+//! of the content, and reading never trusts a length or an offset. A tensor can be had as a range
+//! of the file, [mapped](crate::mapped).
 
 use super::CheckpointError;
 use crate::files;
@@ -317,7 +317,11 @@ impl Tensors {
                 map.insert(file).clone()
             }
         };
-        file.unchanged().map_err(|problem| CheckpointError::Corrupt { path: self.path.clone(), problem })?;
+        let bad = |problem| CheckpointError::Corrupt { path: self.path.clone(), problem };
+        file.unchanged().map_err(bad)?;
+        if found.end > file.length() {
+            return Err(bad(format!("was cut short while tensor {name} was read")));
+        }
         Ok(Some((&found.shape, Mapped { file, start: found.start, bytes: found.end - found.start })))
     }
 

@@ -155,8 +155,8 @@ fn tensors(path: &Path) -> Result<Tensors, HfError> {
 }
 
 impl Shards {
-    /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names; where there
-    /// are none, `pytorch_model.bin` or those of its index.
+    /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names; where
+    /// there are none, `pytorch_model.bin` or those of its index.
     pub fn open(folder: &Path) -> Result<Self, HfError> {
         let there = |name: &str| folder.join(name).is_file();
         let old = !there(INDEX) && !there(SINGLE);

@@ -59,6 +59,11 @@ pub(super) fn files(file: &File) -> io::Result<Result<Files, String>> {
     let Some(end) = bytes.windows(4).rposition(|four| four == END) else {
         return Ok(Err("is no archive of torch.save (of version 1.6 or later)".into()));
     };
+    // A comment of as many bytes as it says follows, and nothing else.
+    let comment = Numbers(&bytes[end..]).two(20);
+    if comment != (bytes.len() - end).checked_sub(END_BYTES as usize).map(|n| n as u64) {
+        return Ok(Err("is an archive whose end is damaged".into()));
+    }
     let list = match list(file, &bytes[end..], length - tail + end as u64)? {
         Some(list)
             if list.bytes <= LARGEST_LIST
@@ -119,8 +124,8 @@ fn list(file: &File, end: &[u8], begins: u64) -> io::Result<Option<List>> {
     Ok(of().filter(|_| bytes[..4] == END_64))
 }
 
-/// A line of the list: its name, whether it is stored as it is, its length, where its header is, and
-/// the place of the next line.
+/// A line of the list: its name, whether it is stored as it is, its length, where its header is,
+/// and the place of the next line.
 fn entry(list: &[u8], at: usize) -> Option<(String, bool, u64, u64, usize)> {
     let line = Numbers(list.get(at..)?);
     if line.at::<4>(0)? != ENTRY {

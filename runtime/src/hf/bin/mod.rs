@@ -1,8 +1,8 @@
 //! Files of `torch.save`, read as data.
 //!
-//! *In*: a `.bin` file of a state dict. *Out*: the same as a file of safetensors gives, each tensor a
-//! range of the file. *Promise*: nothing in the file is run ([`pickle`]), and every tensor's bytes are
-//! within the file ([`archive`]).
+//! *In*: a `.bin` file of a state dict. *Out*: the same as a file of safetensors gives, each tensor
+//! a range of the file. *Promise*: nothing in the file is run ([`pickle`]), and every tensor's
+//! bytes are within the file ([`archive`]).
 
 mod archive;
 mod pickle;

@@ -2,9 +2,9 @@
 //!
 //! *In*: the bytes of `data.pkl`. *Out*: names and tensors, each a range of a storage. *Promise*:
 //! nothing is run, whatever the bytes say: of what a pickle may call, four functions that make
-//! tensors are known and their meaning is written here; a pickle that calls anything else is refused
-//! with its name. Values are in one list and refer to each other by number, so that no nesting is too
-//! deep.
+//! tensors are known and their meaning is written here; a pickle that calls anything else is
+//! refused with its name. Values are in one list and refer to each other by number, so that no
+//! nesting is too deep.
 
 use crate::checkpoint::safetensors::Dtype;
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ pub(super) struct Tensor {
     pub(super) strides: Vec<u64>,
 }
 
-/// What a pickle may call.
+/// A function or type that a pickle may name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Global {
     /// `collections.OrderedDict`.

@@ -11,12 +11,12 @@
 //! holds, for each step along `k`, one element of each line; lines are rows of the left operand or
 //! columns of the right one, so one function packs both.
 //!
-//! Operands are f32 or bf16 ([`Stored`]), both the same, or the right one bf16 that is widened as it
-//! is read ([`Widened`]: a weight as its file holds it) beside f32; results are f32 or bf16, sums f32. A panel
-//! is made of *words* of 32 bits: a word is one step of f32, or two steps of bf16 where the
-//! processor multiplies and adds pairs (AVX512-BF16: each product of a pair is exact, the sums are
-//! f32; on aarch64 FEAT_BF16, which rounds to odd). Where it does not, bf16 is widened as it is
-//! packed.
+//! Operands are f32 or bf16 ([`Stored`]), both the same, or the right one bf16 that is widened as
+//! it is read ([`Widened`]: a weight as its file holds it) beside f32; results are f32 or bf16,
+//! sums f32. A panel is made of *words* of 32 bits: a word is one step of f32, or two steps of bf16
+//! where the processor multiplies and adds pairs (AVX512-BF16: each product of a pair is exact, the
+//! sums are f32; on aarch64 FEAT_BF16, which rounds to odd). Where it does not, bf16 is widened as
+//! it is packed.
 //!
 //! Where the processor has tile registers, products of bf16 are made in them ([`amx`]), whose sums
 //! have an order of their own.

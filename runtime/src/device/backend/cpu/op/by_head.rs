@@ -23,8 +23,8 @@ impl Run for ByHead {
     }
 }
 
-/// With vectors of type `L`, matrices of type `R` and results of type `C`. Runs of rows that are needed, a range of columns of one head, are a
-/// task.
+/// With vectors of type `L`, matrices of type `R` and results of type `C`. Runs of rows that are
+/// needed, a range of columns of one head, are a task.
 fn by_head<L: Stored, R: Stored, C: Stored>(kernel: &ByHead, cx: &Context, args: &Arguments) {
     let [rows, heads, out, inner, first] =
         sizes([kernel.rows, kernel.heads, kernel.out, kernel.inner, kernel.first]);
