@@ -51,9 +51,17 @@ its authors' formula. [Definitions](definitions.md) begins with the ideas.
 | gated retention | `S = keep * S + outer(v, k)` in a `recurrence` | |
 | keys that one layer makes for others | `COMPONENT.value` | |
 
-Not said: fractions, views and embeddings of lanes; a dilation of the history other than its period; depth for each sequence; losses of a definition's own
-(entropy of routers, expected logits); keys of depth from networks in the softmax of an attention; one gain of two statements; a bias of the head; rules of
-Mixture-of-Recursions beside those of `skip`; a recurrent width other than `hidden`.
+The language does not say these:
+
+- fractions, views and embeddings of lanes;
+- a dilation of the history other than its period;
+- depth for each sequence;
+- losses of a definition's own (entropy of routers, expected logits);
+- keys of depth from networks in the softmax of an attention;
+- one gain of two statements;
+- a bias of the head;
+- rules of Mixture-of-Recursions beyond those of `skip`;
+- a recurrent width other than `hidden`.
 ";
 
 /// Counts of a model, as the page has them.
