@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 Examples:
   dreamc studio
   dreamc studio examples/quickstart.yaml
-  dreamc studio specs --port 8750
+  dreamc studio examples --port 8750
 
 The address that is printed has a token: whoever has it can read and write the specifications of the folder, and nobody else.
 Ctrl-C ends the server; files are written when you save them.")]

@@ -23,7 +23,7 @@ fn collect(folder: &Path, found: &mut BTreeSet<String>) {
             if !path.ends_with("target") {
                 collect(&path, found);
             }
-        } else if path.extension().is_some_and(|e| e == "rs") {
+        } else if path.extension().is_some_and(|e| e == "rs" || e == "py") {
             names(&fs::read_to_string(&path).unwrap(), found);
         }
     }

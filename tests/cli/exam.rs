@@ -124,7 +124,7 @@ fn a_budget_is_split_and_what_does_not_fit_is_refused() {
     // Time for much: every arm tunes its rate.
     let said = exam(&["--tasks", "sorting", "--budget", "10h", "--seeds", "1"]);
     assert!(said.contains("every arm tunes its rate"), "{said}");
-    let said = exam(&["--tasks", "sorting", "--budget", "1s"]);
+    let said = exam(&["--tasks", "sorting", "--budget", "0.01s"]);
     assert!(said.contains("fewer than 20 show nothing: use --budget"), "{said}");
     let said = exam(&["--tasks", "sortin"]);
     assert!(said.contains("there is no such task; there are arithmetic, "), "{said}");

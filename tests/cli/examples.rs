@@ -197,7 +197,9 @@ fn every_example_runs() {
                 format!("{bench} --steps 1 --tokens 0 | {rest}")
             }
             // A server runs until somebody stops it.
-            None if line.starts_with("dreamc serve ") => format!("timeout -s INT 5 {line}; [ $? = 124 ]"),
+            None if line.starts_with("dreamc serve ") || line.starts_with("dreamc studio") => {
+                format!("timeout -s INT 5 {line}; [ $? = 124 ]")
+            }
             None if line.starts_with("dreamc bench ") && line.ends_with(" --decode") => {
                 format!("{line} --tokens 2")
             }

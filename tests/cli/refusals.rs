@@ -211,7 +211,10 @@ fn an_option_of_elsewhere_is_answered_by_its_place() {
         (&["train", "la.yaml", "--d-model", "3"], "`--set model.hidden=VALUE`"),
         (&["resume", "run", "--steps", "3"], "`--set train.steps=VALUE`"),
         (&["resume", "run", "--data", "a.txt"], "`dreamc train RUN --data FILE` begins another"),
-        (&["resume", "run", "--seeds", "3"], "`dreamc train` and `dreamc compare` have `--seeds`"),
+        (
+            &["resume", "run", "--seeds", "3"],
+            "`dreamc train`, `dreamc compare` and `dreamc exam` have `--seeds`",
+        ),
         (&["check", "la.yaml", "--slurm", "3"], "`dreamc compare` has `--slurm`; `dreamc check` does not"),
         (&["train", "la.yaml", "--dry-rum"], "a similar argument exists: '--dry-run'"),
     ];
