@@ -136,8 +136,7 @@ fn nothing_is_written_where_an_export_is_refused() {
 /// and one bit of the weights moves Kimi Linear's by 2e-5 and Qwen3-Next's by 2e-4.
 fn bound(name: &str) -> f64 {
     match name {
-        "bamba" | "kimi_linear" | "kimi_linear_short" => 5e-5,
-        "qwen3_next" => 5e-4,
+        "bamba" | "kimi_linear" | "kimi_linear_short" | "qwen3_next" => 5e-5,
         _ => 1e-5,
     }
 }

@@ -61,7 +61,8 @@ pub(super) fn files(file: &File) -> io::Result<Result<Files, String>> {
     };
     // A comment of as many bytes as it says follows, and nothing else.
     let comment = Numbers(&bytes[end..]).two(20);
-    if comment != (bytes.len() - end).checked_sub(END_BYTES as usize).map(|n| n as u64) {
+    let rest = (bytes.len() - end).checked_sub(END_BYTES as usize).map(|n| n as u64);
+    if comment.is_none() || comment != rest {
         return Ok(Err("is an archive whose end is damaged".into()));
     }
     let list = match list(file, &bytes[end..], length - tail + end as u64)? {
