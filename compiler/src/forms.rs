@@ -92,7 +92,7 @@ impl ModelForms {
         let bodies = passes.each(parallel, tasks.iter().zip(grown).collect(), work)?;
         let mut own = Prepared::default();
         let seeds = [("x", Seed::Param)];
-        let mut grown = grow(module, &embed, &embed.function, &seeds, with, optimiser, passes)?;
+        let mut grown = grow(module, &embed, &seeds, with, optimiser, passes)?;
         hoist(module, &embed, options, &mut grown, (&mut own, &mut *optimiser), passes)?;
         let embed = cut(module, &embed, grown, passes)?;
         let head = head_forms(module, &head, with, &mut own, optimiser, passes)?;
@@ -205,7 +205,7 @@ fn grow_all(
     let work = |passes: &Passes, task: &Task| {
         let (mut own, mut optimiser) = (base.clone(), apart.clone());
         let seeds = body_seeds(&task.function, Seed::Param);
-        let grown = grow(&mut own, task, &task.function, &seeds, with, &mut optimiser, passes)?;
+        let grown = grow(&mut own, task, &seeds, with, &mut optimiser, passes)?;
         Ok((grown, own, optimiser))
     };
     let mut all = vec![];
@@ -243,15 +243,14 @@ fn narrowed(
 fn grow(
     module: &mut Module,
     task: &Task,
-    f: &Function,
     seeds: &[(&str, Seed)],
     with: With,
     optimiser: &mut Optimiser,
     passes: &Passes,
 ) -> Result<Grown, CompileError> {
-    let evaluate = inference(module, task, &without_training(f), with, optimiser, passes)?;
+    let evaluate = inference(module, task, &without_training(&task.function), with, optimiser, passes)?;
     let joint = match with.0.train {
-        true => Some(joint(module, task, f, seeds, with, optimiser, passes)?),
+        true => Some(joint(module, task, &task.function, seeds, with, optimiser, passes)?),
         false => None,
     };
     Ok(Grown { evaluate, joint })
