@@ -251,7 +251,7 @@ impl Trained {
     }
 
     /// Storage of all numbers, on a device.
-    fn storing(&self, device: &dyn Device) -> Storing {
+    pub fn storing(&self, device: &dyn Device) -> Storing {
         Storing { narrow: self.narrow(device), formats: self.formats(device) }
     }
 
@@ -297,7 +297,7 @@ impl Trained {
         device: &dyn Device,
         depth: Option<u64>,
     ) -> Result<Option<Compiled>, Failure> {
-        Ok(prepare::health_observer(&self.spec, depth, &self.rewriting, self.narrow(device))?)
+        Ok(prepare::health_observer(&self.spec, depth, &self.rewriting, self.storing(device))?)
     }
 
     /// The tokens of a prompt.

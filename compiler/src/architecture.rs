@@ -645,6 +645,17 @@ impl Architecture {
         self.bodies.iter().any(|b| !b.skips().is_empty())
     }
 
+    /// Whether routers choose among experts, or among projections: attentions have those in loops
+    /// alone.
+    pub fn routes(&self) -> bool {
+        let chooses = |body: &Body, name: &String| match self.model.components.get(name) {
+            Some(Component::Experts(_)) => true,
+            Some(component) => body.recurrent.is_some() && component.router().is_some(),
+            None => false,
+        };
+        self.bodies.iter().any(|body| body.components.iter().any(|name| chooses(body, name)))
+    }
+
     /// Whether evaluation decides by another rule than training: which tokens skip, which experts'
     /// numbers of tokens are rounded, which weights of attentions are dropped.
     pub fn decides_anew(&self) -> bool {

@@ -1009,3 +1009,23 @@ fn the_share_of_generation_is_of_tokens_that_were_written() {
     assert_eq!(health.parts[0].generation, Some(taken as f64 / read as f64));
     assert_ne!(health.parts[0].generation, Some(health.parts[0].processed));
 }
+
+/// An attention outside a loop has no mixture of projections, whatever it says of one: evaluations
+/// of a dense model, which may be large, run it no second time to look at routers.
+#[test]
+fn models_without_routers_are_not_looked_at() {
+    let looked_at = |body: &str| {
+        let text = format!(
+            "model:\n  name: m\n  vocab: 32\n  hidden: 16\n  context: 16\n  components:\n    sa: {{sequence: \
+             {{heads: 2, kv_heads: 1, head_size: 8}}}}\n    mlp: {{mlp: {{intermediate: 24}}}}\n    ea: {{experts: \
+             {{count: 4, active: 2, intermediate: 8}}}}\n  body: {body}\n"
+        );
+        let ast = dreamc_dsl::parse("test", &text, Spelling::Yaml).unwrap_or_else(|e| panic!("{e}"));
+        let spec = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{e}")).0;
+        health_observer(&spec, None, &Rewriting::default(), Narrow::Nothing).unwrap().is_some()
+    };
+    assert!(!looked_at("[{repeat: 2, layers: [sa > mlp]}]"));
+    assert!(looked_at("[{repeat: 2, layers: [sa > ea]}]"));
+    assert!(looked_at("[{recur: 2, layers: [sa > mlp]}]"));
+    assert!(looked_at("[\"sa > skip(mlp, capacity: 0.5)\"]"));
+}

@@ -5,7 +5,7 @@ use crate::device::{Device, Group};
 use crate::generate::Writing;
 use crate::model::{Memory, parameters};
 use crate::train::{health, sample};
-use dreamc_compiler::architecture::{Architecture, components};
+use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::count::{self, Counts, count};
 use dreamc_compiler::format::Formats;
 use dreamc_compiler::matching::TOKENS;
@@ -162,8 +162,12 @@ pub fn measurer(
 const OBSERVED_TOKENS: u64 = 1 << 15;
 
 /// Compiles a specification for [`crate::analysis::observe`].
-pub fn observer(spec: &Spec, rewriting: &Rewriting, narrow: Narrow) -> Result<Compiled, TrainError> {
-    Ok(compile(spec, &observing(spec, rewriting, narrow, OBSERVED_TOKENS))?)
+pub fn observer(
+    spec: &Spec,
+    rewriting: &Rewriting,
+    storing: impl Into<Storing>,
+) -> Result<Compiled, TrainError> {
+    Ok(compile(spec, &observing(spec, rewriting, storing.into(), OBSERVED_TOKENS))?)
 }
 
 /// Compiles a model, at another depth where one is given, for
@@ -173,27 +177,28 @@ pub fn health_observer(
     spec: &Spec,
     depth: Option<u64>,
     rewriting: &Rewriting,
-    narrow: Narrow,
+    storing: impl Into<Storing>,
 ) -> Result<Option<Compiled>, TrainError> {
     if !looked_at(spec) {
         return Ok(None);
     }
-    Ok(Some(compile(spec, &Options { depth, ..observing(spec, rewriting, narrow, health::AT_ONCE) })?))
+    let options = observing(spec, rewriting, storing.into(), health::AT_ONCE);
+    Ok(Some(compile(spec, &Options { depth, ..options })?))
 }
 
 /// Options of an observation of so many tokens at once.
-fn observing(spec: &Spec, rewriting: &Rewriting, narrow: Narrow, tokens: u64) -> Options {
+fn observing(spec: &Spec, rewriting: &Rewriting, storing: Storing, tokens: u64) -> Options {
+    let Storing { narrow, formats } = storing;
     let sequence = sequence(spec);
     let rows = (tokens / sequence.max(1)).clamp(1, MOST_ROWS);
     let (segments, rewrite) = (masked(spec), rewriting.clone());
-    Options { observe: true, segments, rewrite, narrow, ..forward(rows, sequence) }
+    Options { observe: true, segments, rewrite, narrow, formats, ..forward(rows, sequence) }
 }
 
 /// Whether a model has routers (of experts, of projections, of tokens that skip), or a loop whose
 /// loss sees every pass.
 fn looked_at(spec: &Spec) -> bool {
-    let own = Architecture::new(&spec.model, None).is_ok_and(|a| a.skips() || a.exit.is_some());
-    own || components(&spec.model).values().any(|component| component.router().is_some())
+    Architecture::new(&spec.model, None).is_ok_and(|a| a.routes() || a.skips() || a.exit.is_some())
 }
 
 /// Compiles a specification for training on a device, in the recipe's precision where the device
@@ -254,7 +259,7 @@ pub fn prepare(
     let scoring = if tasks && !ahead { scoring(spec, (None, None), None, rewriting, narrow) } else { None };
     let scores = scoring.is_some();
     uses.extend(scoring.map(|options| ("score", options)));
-    let observing = looked_at(spec).then(|| observing(spec, rewriting, narrow, health::AT_ONCE));
+    let observing = looked_at(spec).then(|| observing(spec, rewriting, narrow.into(), health::AT_ONCE));
     let observes = observing.is_some();
     uses.extend(observing.map(|options| ("observe", options)));
     let writing = Writing {
