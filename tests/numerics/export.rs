@@ -132,11 +132,11 @@ fn nothing_is_written_where_an_export_is_refused() {
     assert!(!missing.status.success() && !at.join("out").exists());
 }
 
-/// How far logits may be from those of `transformers`: Bamba's own differ by 9e-6 in f32 and f64,
-/// and one bit of the weights moves Kimi Linear's by 2e-5 and Qwen3-Next's by 2e-4.
+/// How far logits may be from those of `transformers`: one bit of the weights moves those of Bamba,
+/// Kimi Linear and Qwen3-Next by up to 8e-6.
 fn bound(name: &str) -> f64 {
     match name {
-        "bamba" | "kimi_linear" | "kimi_linear_short" | "qwen3_next" => 5e-5,
+        "bamba" | "kimi_linear" | "kimi_linear_short" | "qwen3_next" => 2e-5,
         _ => 1e-5,
     }
 }
@@ -215,8 +215,10 @@ fn models_of_transformers_come_and_go() {
         let ids = &expected["ids"];
         let found = logits_of(&to, &imported.spec, ids.ints(), ids.dims[1]);
         let e = error(&found, expected["logits"].floats());
+        println!("{name}: logits differ by {e:.1e}");
         assert!(e < bound(name), "{name}: logits differ by {e}");
         let e = gradients_differ(&from.join("gradients"), &at.join(format!("{name}-gradients")), &to, ids);
+        println!("{name}: gradients differ by {e:.1e}");
         assert!(e < 10.0 * bound(name), "{name}: gradients differ by {e}");
         assert_eq!(greedy(&to, &imported.spec, &expected["greedy"]), expected["greedy"].ints(), "{name}");
         good(at, &["export", "hf", to.to_str().unwrap(), "-o", &format!("{name}-back")]);
