@@ -16,6 +16,7 @@ use crate::op::{Class, Reduction, Work};
 use crate::schedule::row_dims;
 use egg::{Id, Language};
 use indexmap::IndexSet;
+use smallvec::SmallVec;
 
 /// The kernel of an e-node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +33,9 @@ pub(super) enum Kind {
 }
 
 /// An e-node with its price.
-pub(super) struct Choice {
-    pub(super) term: Term,
-    pub(super) children: Vec<usize>,
+pub(super) struct Choice<'g> {
+    pub(super) term: &'g Term,
+    pub(super) children: SmallVec<[usize; 4]>,
     pub(super) kind: Kind,
     /// Depends on no data, so that it can be prepared once.
     pub(super) still: bool,
@@ -75,7 +76,7 @@ pub struct Extractor<'g> {
     pub(super) classes: Vec<Id>,
     /// The number of a class by its id.
     index: Vec<usize>,
-    pub(super) choices: Vec<Vec<Choice>>,
+    pub(super) choices: Vec<Vec<Choice<'g>>>,
     /// Bytes of the first result of a class.
     pub(super) bytes: Vec<f64>,
     /// Number of the row dimensions of a class, none where it has none.
@@ -127,12 +128,12 @@ impl<'g> Extractor<'g> {
         self.index[usize::from(self.graph.find(id))]
     }
 
-    fn choice(&self, class: Id, term: &Term) -> Choice {
+    fn choice(&self, class: Id, term: &'g Term) -> Choice<'g> {
         let graph = self.graph;
         let children = term.children().iter().map(|&c| self.number(c)).collect();
         let still = graph[class].data.source != Source::Data;
         let free = |kind| Choice {
-            term: term.clone(),
+            term,
             children,
             kind,
             still,
@@ -194,7 +195,7 @@ impl<'g> Extractor<'g> {
     pub fn locate(&self, old: Id, new: Id) -> (usize, Option<usize>) {
         let class = self.number(old);
         let term = self.graph.id_to_node(new).clone().map_children(|c| self.graph.find(c));
-        (class, self.choices[class].iter().position(|c| c.term == term))
+        (class, self.choices[class].iter().position(|c| *c.term == term))
     }
 
     /// The cheapest selection that the search finds from `start`. A move sets several classes at

@@ -13,8 +13,12 @@ use crate::ir::{Function, Mask, Module, Op, Port, Type, Value, infer};
 use crate::op::{Class, Constant, Moved, Work, elementwise};
 use crate::program::RowOp;
 use egg::{Analysis, DidMerge, EGraph, Id, Language};
+use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
+
+/// Classes of operands; most operations have no more than four.
+pub type Operands = SmallVec<[Id; 4]>;
 
 /// An e-node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,7 +27,7 @@ pub enum Term {
     Param(u32, Arc<str>),
     /// An operation on its operands. Its value is its result, or all its results where it has
     /// several.
-    Op(Arc<Op>, Vec<Id>),
+    Op(Arc<Op>, Operands),
     /// One result of an operation with several.
     Result(u32, Id),
     /// The results of the function, in order.
@@ -60,7 +64,8 @@ impl Language for Term {
     fn children(&self) -> &[Id] {
         match self {
             Term::Param(..) => &[],
-            Term::Op(_, x) | Term::Return(x) => x,
+            Term::Op(_, x) => x,
+            Term::Return(x) => x,
             Term::Result(_, x) => std::slice::from_ref(x),
         }
     }
@@ -68,7 +73,8 @@ impl Language for Term {
     fn children_mut(&mut self) -> &mut [Id] {
         match self {
             Term::Param(..) => &mut [],
-            Term::Op(_, x) | Term::Return(x) => x,
+            Term::Op(_, x) => x,
+            Term::Return(x) => x,
             Term::Result(_, x) => std::slice::from_mut(x),
         }
     }
@@ -203,15 +209,13 @@ impl Analysis<Term> for Analyse {
             self.refuse(format!("{to:?} and {from:?} were made equal"));
             return DidMerge(false, false);
         }
-        let merged = Facts {
-            types: from.types.clone(),
-            constant: to.constant.or(from.constant),
-            source: to.source.min(from.source),
-            mask: to.mask.or(from.mask),
-        };
-        let did = DidMerge(*to != merged, from != merged);
-        *to = merged;
-        did
+        // Types and masks that both have are equal.
+        let rest = |facts: &Facts| (facts.constant, facts.source, facts.mask);
+        let before = rest(to);
+        to.constant = to.constant.or(from.constant);
+        to.source = to.source.min(from.source);
+        to.mask = to.mask.or(from.mask);
+        DidMerge(before != rest(to), rest(&from) != rest(to))
     }
 }
 

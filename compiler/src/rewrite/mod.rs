@@ -32,9 +32,11 @@ pub use target::Target;
 
 use crate::CompileError;
 use crate::ir::{Binding, Function, Module, Op, Port, verify_function};
-use egg::{Applier, Id, Rewrite, Runner, SearchMatches, Searcher, SimpleScheduler, Subst, Symbol, Var};
+use egg::{
+    Applier, EClass, Id, Rewrite, Runner, SearchMatches, Searcher, SimpleScheduler, Subst, Symbol, Var,
+};
 use extract::Extractor;
-use language::{Analyse, Converted, Graph, Term, convert, restore};
+use language::{Analyse, Converted, Facts, Graph, Term, convert, restore};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -208,6 +210,14 @@ pub struct Fired {
 /// A rule for egg: it looks at every class in a fixed order.
 struct Engine(&'static Rule);
 
+impl Engine {
+    /// A match of a class that has an operation of the rule.
+    fn matches<'a>(&self, class: &EClass<Term, Facts>) -> Option<SearchMatches<'a, Term>> {
+        let any = class.nodes.iter().any(|t| t.op().is_some_and(self.0.at));
+        any.then(|| SearchMatches { eclass: class.id, substs: vec![Subst::default()], ast: None })
+    }
+}
+
 impl Searcher<Term, Analyse> for Engine {
     fn search_eclass_with_limit(
         &self,
@@ -215,14 +225,13 @@ impl Searcher<Term, Analyse> for Engine {
         class: Id,
         _: usize,
     ) -> Option<SearchMatches<'_, Term>> {
-        let any = graph[class].nodes.iter().any(|t| t.op().is_some_and(self.0.at));
-        any.then(|| SearchMatches { eclass: class, substs: vec![Subst::default()], ast: None })
+        self.matches(&graph[class])
     }
 
-    fn search_with_limit(&self, graph: &Graph, limit: usize) -> Vec<SearchMatches<'_, Term>> {
-        let of = graph.classes().filter_map(|c| self.search_eclass_with_limit(graph, c.id, limit));
-        let mut found: Vec<SearchMatches<'_, Term>> = of.collect();
-        found.sort_by_key(|m| m.eclass);
+    fn search_with_limit(&self, graph: &Graph, _: usize) -> Vec<SearchMatches<'_, Term>> {
+        let found = graph.classes().filter_map(|class| self.matches(class));
+        let mut found: Vec<SearchMatches<'_, Term>> = found.collect();
+        found.sort_unstable_by_key(|m| m.eclass);
         found
     }
 

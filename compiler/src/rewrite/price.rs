@@ -293,9 +293,12 @@ struct Trial {
     readers: Vec<(usize, (usize, usize), bool)>,
     /// Classes looked at, as a measure of work.
     work: usize,
-    /// Classes whose surroundings the price depends on, and row kernels.
+    /// Classes whose surroundings the price depends on, each once, and row kernels.
     looked: Vec<usize>,
     groups: Vec<Group>,
+    /// The number of this trial, and of the last that looked at a class.
+    number: u64,
+    last: Vec<u64>,
     /// Classes to look at, each once at a time.
     queue: VecDeque<usize>,
     queued: Vec<bool>,
@@ -317,8 +320,15 @@ impl Trial {
         let class = self.queue.pop_front()?;
         self.queued[class] = false;
         self.work += 1;
-        self.looked.push(class);
+        self.look(class);
         Some(class)
+    }
+
+    /// Remembers that the price depends on a class.
+    fn look(&mut self, class: usize) {
+        if std::mem::replace(&mut self.last[class], self.number) != self.number {
+            self.looked.push(class);
+        }
     }
 }
 
@@ -341,6 +351,7 @@ impl<'x> Standing<'x> {
                 queued: vec![false; count],
                 heights: vec![0; count],
                 visits: vec![Visit::New; count],
+                last: vec![0; count],
                 ..Trial::default()
             },
         };
@@ -403,11 +414,8 @@ impl<'x> Standing<'x> {
 
     /// The classes and kernels that the move on trial looked at.
     fn seen(&mut self, to: &[(usize, usize)]) -> Seen {
-        let mut classes = self.trial.looked.clone();
-        classes.extend(to.iter().map(|(class, _)| class));
-        classes.sort_unstable();
-        classes.dedup();
-        Seen { age: self.age, classes, groups: self.trial.groups.clone() }
+        to.iter().for_each(|&(class, _)| self.trial.look(class));
+        Seen { age: self.age, classes: self.trial.looked.clone(), groups: self.trial.groups.clone() }
     }
 
     /// Whether nothing of what a move looked at has changed since.
@@ -428,7 +436,7 @@ impl<'x> Standing<'x> {
         Some(change)
     }
 
-    fn choice(&self, class: usize) -> &'x Choice {
+    fn choice(&self, class: usize) -> &'x Choice<'x> {
         let x: &'x Extractor<'x> = self.x;
         &x.choices[class][self.selection[class]]
     }
@@ -522,6 +530,7 @@ impl<'x> Standing<'x> {
         self.trial.work = 0;
         self.trial.looked.clear();
         self.trial.groups.clear();
+        self.trial.number += 1;
         let mut dropped = vec![];
         let mut changed = vec![];
         for &(class, k) in to {
@@ -643,8 +652,10 @@ impl<'x> Standing<'x> {
             }
         }
         self.trial.work += seen.len();
-        self.trial.looked.extend(&seen);
-        seen.into_iter().for_each(|class| state[class] = Visit::New);
+        for class in seen {
+            self.trial.look(class);
+            state[class] = Visit::New;
+        }
         self.trial.visits = state;
         sound
     }

@@ -6,7 +6,7 @@
 //! reassociates sums, changes a dtype or a mask, or makes an operation with state or routing.
 //! `tests.rs` proves each on random tensors and shows where it must refuse.
 
-use super::language::{Graph, Source, Term};
+use super::language::{Graph, Operands, Source, Term};
 use crate::ir::{Attention, Binary, Dim, Mask, Op, Reduce, Type, Unary, infer};
 use crate::op::linear_attention::outside::{self, Place};
 use crate::op::linear_attention::recognise;
@@ -286,7 +286,7 @@ fn make(g: &mut Graph, op: impl Into<Op>, inputs: &[Id]) -> Option<Id> {
     let op = op.into();
     let operands: Vec<&Type> = inputs.iter().filter_map(|&i| g[i].data.types.first()).collect();
     infer(&g.analysis.module, &op, &operands).ok()?;
-    Some(g.add(Term::Op(Arc::new(op), inputs.to_vec())))
+    Some(g.add(Term::Op(Arc::new(op), Operands::from_slice(inputs))))
 }
 
 fn result(g: &mut Graph, k: u32, of: Id) -> Id {
@@ -660,7 +660,10 @@ fn shared_gradient(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
     }
     let rows = dims(g, d)?;
     let rows = rows[..rows.len() - 1].to_vec();
-    let whole = Term::Op(Arc::new(Op::Contract(Contract { over: rows })), vec![g.find(d), g.find(n)]);
+    let whole = Term::Op(
+        Arc::new(Op::Contract(Contract { over: rows })),
+        Operands::from_slice(&[g.find(d), g.find(n)]),
+    );
     let whole = g.lookup(whole)?;
     let sum = make(g, Reduction { how: Reduce::Sum, over: vec![experts] }, &[id])?;
     (ty(g, sum) == ty(g, whole)).then(|| vec![(whole, sum)])
