@@ -1027,5 +1027,5 @@ fn models_without_routers_are_not_looked_at() {
     assert!(!looked_at("[{repeat: 2, layers: [sa > mlp]}]"));
     assert!(looked_at("[{repeat: 2, layers: [sa > ea]}]"));
     assert!(looked_at("[{recur: 2, layers: [sa > mlp]}]"));
-    assert!(looked_at("[\"sa > skip(mlp, capacity: 0.5)\"]"));
+    assert!(looked_at("[\"sa > skip(capacity 0.5) { mlp }\"]"));
 }
