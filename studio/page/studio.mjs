@@ -439,9 +439,9 @@ function exam() {
   const specs = [at("baseline").value, file.path].filter((path, n, all) => path && all.indexOf(path) === n);
   const field = (label, value, size) => element("input", [], { value, size, "aria-label": label });
   const tasks = field("Tasks, between commas; six by default", "", 20), budget = field("Time of all runs", "10m", 6), seeds = field("Seeds", "3", 3);
-  const ask_ = element("button", "See what it takes");
-  const form = [element("p", [`An exam of ${specs.join(" and ")}: `, element("label", ["Tasks ", tasks]), " ", element("label", ["Time ", budget]), " ", element("label", ["Seeds ", seeds]), " ", ask_])];
-  ask_.onclick = () => {
+  const see = element("button", "See what it takes");
+  const form = [element("p", [`An exam of ${specs.join(" and ")}: `, element("label", ["Tasks ", tasks]), " ", element("label", ["Time ", budget]), " ", element("label", ["Seeds ", seeds]), " ", see])];
+  see.onclick = () => {
     const job = { exam: { specs, tasks: tasks.value.replaceAll(" ", ""), budget: budget.value, seeds: Number(seeds.value) || 1 } };
     offer(job, "the exam", form).catch((error) => say(error.message, true));
   };

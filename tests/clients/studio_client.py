@@ -124,7 +124,7 @@ def look(page):
     page.get_by_label("Text", exact=True).fill("abcd 1-2 = ")
     page.get_by_role("button", name="Read it token by token").click()
     table = page.locator("#reading table")
-    expect(table.locator("tr")).to_have_count(12, timeout=60_000)
+    expect(table.locator("tr")).to_have_count(13, timeout=60_000)
     head = table.locator("tr").first.locator("th").all_inner_texts()
     assert head == ["token", "given", "next", "experts by depth", "processed at depths", "attention over depth", "leaves behind pass"], head
     cells = table.locator("tr").nth(3).locator("td").all_inner_texts()
@@ -350,7 +350,7 @@ with sync_playwright() as playwright:
 
     # The saved file is counted once for each change of it, not at each keystroke.
     views_asked = []
-    page.on("request", lambda request: request.url.endswith("/view") and views_asked.append(request.post_data_json["compare"]))
+    page.on("request", lambda request: request.url.endswith("/view") and views_asked.append(request.post_data_json.get("compare")))
 
     # Mended, its sizes are there within moments, and what changed against the saved file.
     replace("intermediat 256", "intermediate 256")
