@@ -220,8 +220,12 @@ fn command(path: &Path) -> &'static str {
 fn asked<'a>(line: &'a mut Command, job: &Job) -> &'a mut Command {
     match job {
         Job::File(path) => line.arg(command(path)).arg(path),
-        Job::Exam(Exam { specs, tasks, budget, seeds }) => {
-            line.arg("exam").args(specs).args(["--budget", budget, "--seeds", &seeds.to_string()]);
+        Job::Exam(Exam { specs, tasks, budget, steps, seeds }) => {
+            line.arg("exam").args(specs).args(["--seeds", &seeds.to_string()]);
+            match steps {
+                Some(steps) => line.args(["--steps", &steps.to_string()]),
+                None => line.args(["--budget", budget]),
+            };
             if tasks.is_empty() { line } else { line.args(["--tasks", tasks]) }
         }
     }

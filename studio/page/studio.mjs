@@ -438,11 +438,11 @@ function exam() {
   if (text() !== file.saved) return say("save the file first: an exam reads what is saved", true);
   const specs = [at("baseline").value, file.path].filter((path, n, all) => path && all.indexOf(path) === n);
   const field = (label, value, size) => element("input", [], { value, size, "aria-label": label });
-  const tasks = field("Tasks, between commas; six by default", "", 20), budget = field("Time of all runs", "10m", 6), seeds = field("Seeds", "3", 3);
+  const tasks = field("Tasks, between commas; six by default", "", 20), budget = field("Time of all runs", "10m", 6), steps = field("Steps of every run, in place of time", "", 5), seeds = field("Seeds", "3", 3);
   const see = element("button", "See what it takes");
-  const form = [element("p", [`An exam of ${specs.join(" and ")}: `, element("label", ["Tasks ", tasks]), " ", element("label", ["Time ", budget]), " ", element("label", ["Seeds ", seeds]), " ", see])];
+  const form = [element("p", [`An exam of ${specs.join(" and ")}: `, element("label", ["Tasks ", tasks]), " ", element("label", ["Time ", budget]), " ", element("label", ["Steps ", steps]), " ", element("label", ["Seeds ", seeds]), " ", see])];
   see.onclick = () => {
-    const job = { exam: { specs, tasks: tasks.value.replaceAll(" ", ""), budget: budget.value, seeds: Number(seeds.value) || 1 } };
+    const job = { exam: { specs, tasks: tasks.value.replaceAll(" ", ""), budget: budget.value, steps: Number(steps.value) || null, seeds: Number(seeds.value) || 1 } };
     offer(job, "the exam", form).catch((error) => say(error.message, true));
   };
   at("plan").replaceChildren(...form);

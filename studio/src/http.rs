@@ -150,6 +150,7 @@ struct Sitting {
     specs: Vec<String>,
     tasks: String,
     budget: String,
+    steps: Option<u64>,
     seeds: u64,
 }
 
@@ -331,8 +332,9 @@ fn begin(studio: &Studio, route: &str, asked: &Asking) -> Result<Value, Refusal>
         (Some(path), None) => Job::File(studio.folder.place(path)?),
         (None, Some(exam)) => {
             let specs = exam.specs.iter().map(|spec| studio.folder.place(spec));
-            let (tasks, budget, seeds) = (exam.tasks.clone(), exam.budget.clone(), exam.seeds);
-            Job::Exam(Exam { specs: specs.collect::<Result<_, _>>()?, tasks, budget, seeds })
+            let (tasks, budget) = (exam.tasks.clone(), exam.budget.clone());
+            let (steps, seeds) = (exam.steps, exam.seeds);
+            Job::Exam(Exam { specs: specs.collect::<Result<_, _>>()?, tasks, budget, steps, seeds })
         }
         (Some(_), Some(_)) | (None, None) => return Err(unfit("name a file or an exam")),
     };

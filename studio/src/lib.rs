@@ -92,6 +92,8 @@ pub struct Exam {
     pub tasks: String,
     /// Time of all runs together, as `10m`.
     pub budget: String,
+    /// Steps of every run, in place of those that the time allows.
+    pub steps: Option<u64>,
     /// Seeds of every arm.
     pub seeds: u64,
 }

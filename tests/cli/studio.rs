@@ -30,6 +30,19 @@ model own {
 }
 ";
 
+/// A model of which a step takes no time to speak of.
+const TINY: &str = "\
+model:
+  name: tiny
+  vocab: 256
+  hidden: 8
+  context: 64
+  components:
+    sa: {sequence: {heads: 2}}
+    ff: {mlp: {intermediate: 8}}
+  body: [\"sa > ff\"]
+";
+
 /// A model with everything that the page shows of a run from inside.
 const ROUTED: &str = "\
 model routed {
@@ -65,6 +78,7 @@ fn sandbox() -> Sandbox {
         ("small.dream", SMALL),
         ("other.yaml", &layers("other", 2)),
         ("deep.yaml", &layers("deep", 4096)),
+        ("tiny.yaml", TINY),
     ]);
     sandbox.good(&[
         "check",
