@@ -772,7 +772,9 @@ at("figure").append(...Object.entries(CURVE).map(([value, { name }]) => element(
 at("figure").onchange = draw;
 dark.onchange = draw;
 at("read").onclick = read;
-at("text").onkeydown = ({ key }) => key === "Enter" && read();
+at("text").onkeydown = ({ key }) => {
+  if (key === "Enter") read();
+};
 at("analyse").onclick = analyse;
 at("beside").onclick = beside;
 at("details").onclick = details;

@@ -300,8 +300,18 @@ const NONSENSE: &[Fault] = &[
     }),
     ("JSON without the fields", |s| s.refused(s.post("/view", json!({})), 400, "missing field")),
     ("a body without end", |s| {
-        let text = "#".repeat(9 << 20);
-        s.refused(s.post("/view", json!({"path": "small.dream", "text": text})), 413, "bytes");
+        // It is refused by its length, before any of it is read.
+        let mut stream = TcpStream::connect(&s.studio.host).unwrap();
+        let (host, token) = (&s.studio.host, &s.studio.token);
+        let head = format!(
+            "POST /view HTTP/1.1\r\nHost: {host}\r\nx-dreamc-token: {token}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\n\r\n",
+            9 << 20
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 413");
     }),
     ("another method", |s| s.refused(s.studio.ask("DELETE", "/file", &Value::Null), 405, "takes POST")),
     ("an address of nothing", |s| s.refused(s.get("/elsewhere"), 404, "nothing at /elsewhere")),
