@@ -239,7 +239,7 @@ const drawn = (counts) => `Drawing of ${counts.model}: ${counts.depth} layers`;
 
 function picture(svg, alt) {
   const image = element("img", [], { src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`, alt });
-  image.onload = zoom;
+  image.dataset.width = /viewBox="0 0 (\d+)/.exec(svg)?.[1] ?? "";
   at("picture").replaceChildren(image);
   zoom();
 }
@@ -247,7 +247,7 @@ function picture(svg, alt) {
 // At 100 % a drawing fills the panel, and is no larger than it was drawn.
 function zoom() {
   const image = at("picture").firstElementChild;
-  if (image) image.style.width = `${Math.min(at("picture").clientWidth, image.naturalWidth || Infinity) * at("zoom").value / 100}px`;
+  if (image) image.style.width = `${Math.min(at("picture").clientWidth, Number(image.dataset.width) || Infinity) * at("zoom").value / 100}px`;
 }
 
 const number = (x) => {
@@ -654,7 +654,7 @@ function reading({ model, depth, tokens }) {
     ["token", (t) => shown(t.text), true],
     ["given", (t) => (t.given === null ? "–" : percent(t.given)), true],
     ["next", (t) => t.next.map((n) => `${shown(n.text)} ${percent(n.probability)}`).join(", "), true],
-    ["experts by depth", (t) => lines(t.experts, (e) => `${e.component}, depth ${e.depth}: ${e.experts.join(" ")}`), tokens.some((t) => t.experts)],
+    ["experts by depth", (t) => lines(routes(t.experts ?? []), (route) => route), tokens.some((t) => t.experts)],
     ["processed at depths", (t) => (t.parts ?? []).filter((p) => p.taken).map((p) => p.depth).join(" ") || "none", tokens.some((t) => t.parts)],
     ["attention over depth", (t) => (t.looks ?? []).length ? heat(t.looks) : "", tokens.some((t) => t.looks)],
     ["leaves behind pass", (t) => (t.exits ?? []).map((share, n) => `${n + 1}: ${percent(share, 0)}`).join(", "), tokens.some((t) => t.exits)],
@@ -664,6 +664,11 @@ function reading({ model, depth, tokens }) {
   return [element("h2", `${model}, ${depth} layers, token by token`), element("table", [head, ...rows])];
 }
 
+// Of each component the experts by depth, in a line.
+const routes = (experts) => [...new Set(experts.map((e) => e.component))].map((name) => {
+  const own = experts.filter((e) => e.component === name);
+  return `${name} ${own.map((e) => `${e.depth}: ${e.experts.join(" ")}`).join(" · ")}`;
+});
 const lines = (all, of) => (all ?? []).flatMap((one, n) => (n ? [element("br", []), of(one)] : [of(one)]));
 
 // Scores of depth attention: a row for each depth that looks, a column for each that is looked at.
