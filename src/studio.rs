@@ -264,7 +264,8 @@ const MOST: usize = 10_000;
 
 /// Runs and what holds them, those that train first.
 fn listed(root: &Path) -> Vec<Value> {
-    let (mut found, mut holders): (Vec<(PathBuf, Value)>, Vec<(PathBuf, Holds)>) = (vec![], vec![]);
+    let mut found: Vec<(PathBuf, Value)> = vec![];
+    let mut holders: Vec<(PathBuf, Holds)> = vec![];
     walk(root, &mut |folder, holds| match holds {
         Holds::Run if found.len() < MOST => found.push((folder.to_path_buf(), run(root, folder))),
         Holds::Run => {}
