@@ -1,17 +1,16 @@
 //! Answers to the studio's page: the language server, drawings, counts, matching, and runs.
 
 use crate::command::matching::with_values;
-use crate::command::watch;
 use crate::compare::arms::TOLERANCE;
-use crate::compare::study::{ended, ledger};
+use crate::compare::study::{self, Holds, Manifest, ended, ledger, walk};
 use crate::lsp::Session;
-use crate::report::{draw, formulas, page};
+use crate::report::{draw, page};
 use dreamc_compiler::count::device::{DEVICES, Device};
 use dreamc_compiler::count::{Options, count};
 use dreamc_compiler::matching::{Measure, Request, TOKENS, find, pair};
-use dreamc_dsl::spec::Component;
 use dreamc_dsl::{Diagnostics, FileKind, Spec, Spelling};
-use dreamc_studio::{Match, Question, Tools, View};
+use dreamc_runtime::train::folder::process;
+use dreamc_studio::{Exam, Folder, Job, Loops, Match, Question, Said, Tools, View};
 use indexmap::IndexMap;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -36,7 +35,7 @@ pub struct Studio {
 #[derive(Default)]
 struct Begun {
     processes: Vec<(Child, PathBuf)>,
-    said: Option<String>,
+    failed: Option<String>,
 }
 
 impl Tools for Studio {
@@ -48,16 +47,17 @@ impl Tools for Studio {
         tabs.entry(tab.to_string()).or_default().answer(path, message)
     }
 
-    fn view(&self, path: &Path, text: &str, device: Option<&str>) -> Option<View> {
+    fn view(&self, path: &Path, text: &str, device: Option<&str>, loops: Loops) -> Option<View> {
         let spec = spec(path, text).ok()??;
         let tokens = TOKENS.min(spec.model.context);
         let counts = count(&spec, &Options { tokens, device: device.and_then(Device::find) }).ok()?;
-        let svg = page::alone(&draw::svg(&spec.model));
-        let own = |(name, component): (&String, &Component)| {
-            matches!(component, Component::Defined(_)).then(|| name.clone())
+        let loops = match loops {
+            Loops::Folded => draw::Loops::Folded,
+            Loops::Unrolled => draw::Loops::Unrolled,
         };
-        let defined = spec.model.components.iter().filter_map(own).collect();
-        Some(View { svg, counts: serde_json::to_value(counts).ok()?, defined })
+        let svg = page::alone(&draw::svg(&spec.model, loops));
+        let components = spec.model.components.keys().cloned().collect();
+        Some(View { svg, counts: serde_json::to_value(counts).ok()?, components })
     }
 
     fn devices(&self) -> Vec<String> {
@@ -66,8 +66,7 @@ impl Tools for Studio {
 
     fn inside(&self, path: &Path, text: &str, component: &str) -> Option<String> {
         let model = spec(path, text).ok()??.model;
-        let Some(Component::Defined(defined)) = model.components.get(component) else { return None };
-        Some(page::alone(&formulas::svg(component, &defined.graph(&model).ok()?)))
+        Some(page::alone(&draw::inside(component, &model).ok()??))
     }
 
     fn matched(&self, own: (&Path, &str), baseline: (&Path, &str)) -> Result<Match, String> {
@@ -102,67 +101,88 @@ impl Tools for Studio {
     }
 
     fn runs(&self, root: &Path) -> Vec<Value> {
-        let mut found = vec![];
-        gather(root, root, DEPTH, &mut found);
-        found
-            .sort_by_key(|run| (run["trains"] != true, run["path"].as_str().unwrap_or_default().to_string()));
-        found
+        listed(root)
     }
 
-    fn plan(&self, root: &Path, path: &Path) -> Result<String, String> {
-        answer(this().current_dir(root).arg(command(path)).arg(path).arg("--dry-run"))
+    fn plan(&self, root: &Path, job: &Job) -> Result<String, String> {
+        answer(asked(this().current_dir(root), job).arg("--dry-run"))
     }
 
-    fn start(&self, root: &Path, path: &Path) -> Result<(), String> {
-        self.begin(root, |line| line.arg(command(path)).arg(path))
+    fn start(&self, root: &Path, job: &Job) -> Result<(), String> {
+        self.begin(root, |line| asked(line, job))
     }
 
     fn resume(&self, root: &Path, run: &Path) -> Result<(), String> {
-        if watch::process(run).is_some() {
+        if !trainers(run).is_empty() {
             return Err("a process trains there already".into());
         }
-        self.begin(root, |line| line.arg("resume").arg(run))
+        match Holds::of(run) {
+            Some(Holds::Run) => self.begin(root, |line| line.arg("resume").arg(run)),
+            Some(Holds::Exam) => self.begin(root, |line| line.arg("exam").arg(run)),
+            Some(Holds::Ladder) => Err("a ladder goes on by `dreamc compare` with its suite".into()),
+            Some(Holds::Comparison) => {
+                let (suite, set) = suite(root, run)?;
+                let set = set.into_iter().flat_map(|set| ["--set".to_string(), set]);
+                self.begin(root, |line| line.arg("compare").arg(suite).arg("--out").arg(run).args(set))
+            }
+            None => Err("no run is there".into()),
+        }
     }
 
     fn stop(&self, run: &Path) -> Result<(), String> {
-        let none = || "no process trains there".to_string();
-        let process = watch::process(run).ok_or_else(none)?;
-        let id = i32::try_from(process).map_err(|_| none())?;
-        // SAFETY: the call has no memory to keep; a number that is no process's is answered by an
-        // error.
-        match unsafe { libc::kill(id, libc::SIGINT) } {
-            0 => Ok(()),
-            _ => Err(format!("process {process} cannot be asked to end: {}", io::Error::last_os_error())),
+        let found = trainers(run);
+        if found.is_empty() {
+            return Err("no process trains there".into());
         }
+        for process in found {
+            let Ok(id) = i32::try_from(process) else { continue };
+            // SAFETY: the call has no memory to keep; a number that is no process's is answered by
+            // an error.
+            if unsafe { libc::kill(id, libc::SIGINT) } != 0 {
+                let error = io::Error::last_os_error();
+                return Err(format!("process {process} cannot be asked to end: {error}"));
+            }
+        }
+        Ok(())
     }
 
     fn tell(&self, root: &Path, question: Question) -> Result<String, String> {
         let mut line = this();
         line.current_dir(root).env("COLUMNS", "100").stdin(Stdio::null());
         match question {
-            Question::Run(run) => line.arg("watch").arg(run).arg("--once"),
-            Question::Difference(one, other) => line.arg("diff").arg(one).arg(other),
-            Question::Continuation(run, prompt) => line.arg("generate").arg(run).arg("--").arg(prompt),
-        };
-        answer(&mut line)
+            Question::Run(run) => answer(line.arg("watch").arg(run).arg("--once")),
+            Question::Difference(one, other) => {
+                answer(line.arg("diff").arg(within(root, one)).arg(within(root, other)))
+            }
+            Question::Continuation(run, prompt) => {
+                answer(line.arg("generate").arg(run).arg("--").arg(prompt))
+            }
+            Question::Reading(run, prompt) => {
+                only(line.args(["analyze", "tokens", "--json"]).arg(run).arg("--").arg(prompt))
+            }
+            Question::Analysis(run) => answer(line.arg("analyze").arg(run)),
+        }
     }
 
-    fn said(&self) -> Option<String> {
+    fn said(&self) -> Said {
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
-        let Begun { processes, said } = &mut *begun;
-        processes.retain_mut(|(child, log)| match child.try_wait() {
-            Ok(None) => true,
-            Ok(Some(status)) => {
-                let text = std::fs::read_to_string(&*log).unwrap_or_default();
-                if !status.success() && !text.trim().is_empty() {
-                    *said = Some(last(&text));
+        let Begun { processes, failed } = &mut *begun;
+        let mut notes = vec![];
+        processes.retain_mut(|(child, log)| {
+            let text = std::fs::read_to_string(&*log).unwrap_or_default();
+            let text = text.trim();
+            match child.try_wait() {
+                Ok(None) => {
+                    notes.extend((!text.is_empty()).then(|| last(text)));
+                    return true;
                 }
-                let _ = std::fs::remove_file(log);
-                false
+                Ok(Some(status)) if !status.success() && !text.is_empty() => *failed = Some(last(text)),
+                Ok(Some(_)) | Err(_) => {}
             }
-            Err(_) => false,
+            let _ = std::fs::remove_file(log);
+            false
         });
-        said.clone()
+        Said { failed: failed.clone(), notes: (!notes.is_empty()).then(|| notes.join("\n")) }
     }
 }
 
@@ -177,7 +197,7 @@ impl Studio {
         let mut line = this();
         line.current_dir(root).stdin(Stdio::null()).stdout(Stdio::null()).stderr(out).process_group(0);
         let child = with(&mut line).spawn().map_err(failed)?;
-        begun.said = None;
+        begun.failed = None;
         begun.processes.push((child, log));
         Ok(())
     }
@@ -196,14 +216,41 @@ fn command(path: &Path) -> &'static str {
     }
 }
 
+/// A job in the words of a command.
+fn asked<'a>(line: &'a mut Command, job: &Job) -> &'a mut Command {
+    match job {
+        Job::File(path) => line.arg(command(path)).arg(path),
+        Job::Exam(Exam { specs, tasks, budget, steps, seeds }) => {
+            line.arg("exam").args(specs).args(["--seeds", &seeds.to_string()]);
+            match steps {
+                Some(steps) => line.args(["--steps", &steps.to_string()]),
+                None => line.args(["--budget", budget]),
+            };
+            if tasks.is_empty() { line } else { line.args(["--tasks", tasks]) }
+        }
+    }
+}
+
+/// A path as a person in the folder would write it.
+fn within<'a>(root: &Path, path: &'a Path) -> &'a Path {
+    path.strip_prefix(root).unwrap_or(path)
+}
+
 /// The text that a command prints; its error where it fails.
 fn answer(line: &mut Command) -> Result<String, String> {
+    printed(line).map(|[out, error]| [out, error].join("\n").trim_end().to_string())
+}
+
+/// The same without what it says on its error stream.
+fn only(line: &mut Command) -> Result<String, String> {
+    printed(line).map(|[out, _]| out)
+}
+
+fn printed(line: &mut Command) -> Result<[String; 2], String> {
     let output = line.output().map_err(|e| format!("dreamc cannot be started: {e}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_string();
-    match output.status.success() {
-        true => Ok([text(&output.stdout), text(&output.stderr)].join("\n").trim_end().to_string()),
-        false => Err(text(&output.stderr)),
-    }
+    let [out, error] = [text(&output.stdout), text(&output.stderr)];
+    if output.status.success() { Ok([out, error]) } else { Err(error) }
 }
 
 /// The last lines of a text, as many as a page shows.
@@ -212,42 +259,91 @@ fn last(text: &str) -> String {
     lines[lines.len().saturating_sub(12)..].join("\n")
 }
 
-/// Folders of folders are looked into so deep, and so many runs are listed.
-const DEPTH: usize = 5;
+/// Runs that are listed, at most.
 const MOST: usize = 10_000;
 
-fn gather(root: &Path, folder: &Path, depth: usize, found: &mut Vec<Value>) {
-    if found.len() >= MOST {
-        return;
-    }
-    if folder.join("metrics.jsonl").is_file() {
-        // A ledger that is being written is there again at the next look.
-        let ledger = ledger(folder).ok().flatten();
-        let process = watch::process(folder);
-        let status = match &ledger {
-            Some(l) if l.status == "running" && process.is_none() => "stopped without a word",
-            Some(l) => l.status.as_str(),
-            None => "begins",
-        };
-        found.push(json!({
-            "path": folder.strip_prefix(root).unwrap_or(folder).to_string_lossy(),
-            "model": ledger.as_ref().map(|l| l.model.clone()),
-            "status": status,
-            "steps": ledger.as_ref().map(|l| l.steps),
-            "tokens": ledger.as_ref().map(|l| l.tokens),
-            "loss": ledger.as_ref().and_then(|l| l.validation_loss),
-            "trains": process.is_some(),
-            "ended": ledger.as_ref().is_some_and(ended),
-        }));
-        return;
-    }
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    for entry in entries.flatten() {
-        let hidden = entry.file_name().to_string_lossy().starts_with('.');
-        if depth > 0 && !hidden && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            gather(root, &entry.path(), depth - 1, found);
+/// Runs and what holds them, those that train first.
+fn listed(root: &Path) -> Vec<Value> {
+    let mut found: Vec<(PathBuf, Value)> = vec![];
+    let mut holders: Vec<(PathBuf, Holds)> = vec![];
+    walk(root, &mut |folder, holds| match holds {
+        Holds::Run if found.len() < MOST => found.push((folder.to_path_buf(), run(root, folder))),
+        Holds::Run => {}
+        Holds::Comparison | Holds::Ladder | Holds::Exam => holders.push((folder.to_path_buf(), holds)),
+    });
+    let holders: Vec<Value> =
+        holders.iter().map(|(folder, holds)| holder(root, folder, *holds, &found)).collect();
+    let mut all: Vec<Value> = holders.into_iter().chain(found.into_iter().map(|(_, run)| run)).collect();
+    let name = |run: &Value| run["path"].as_str().unwrap_or_default().to_string();
+    all.sort_by_cached_key(|run| (run["trains"] != true, name(run)));
+    all
+}
+
+/// A run as it stands.
+fn run(root: &Path, folder: &Path) -> Value {
+    // A ledger that is being written is there again at the next look.
+    let ledger = ledger(folder).ok().flatten();
+    let process = process(folder);
+    let status = match &ledger {
+        Some(l) if l.status == "running" && process.is_none() => "stopped without a word",
+        Some(l) => l.status.as_str(),
+        None => "begins",
+    };
+    json!({
+        "path": within(root, folder).to_string_lossy(),
+        "kind": Holds::Run.word(),
+        "model": ledger.as_ref().map(|l| l.model.clone()),
+        "status": status,
+        "steps": ledger.as_ref().map(|l| l.steps),
+        "tokens": ledger.as_ref().map(|l| l.tokens),
+        "flops": ledger.as_ref().and_then(|l| l.declared_flops_per_token),
+        "loss": ledger.as_ref().and_then(|l| l.validation_loss),
+        "trains": process.is_some(),
+        "ended": ledger.as_ref().is_some_and(ended),
+    })
+}
+
+/// A comparison, a ladder or an exam as its runs stand.
+fn holder(root: &Path, folder: &Path, holds: Holds, runs: &[(PathBuf, Value)]) -> Value {
+    let own = || runs.iter().filter(|(path, _)| path.starts_with(folder)).map(|(_, run)| run);
+    let of = study::runs(folder).ok().flatten().map_or(0, |runs| runs.len());
+    let ended = own().filter(|run| run["ended"] == true).count();
+    json!({
+        "path": within(root, folder).to_string_lossy(),
+        "kind": holds.word(),
+        "status": format!("{}, {ended} of {of} runs at their end", holds.word()),
+        "trains": own().any(|run| run["trains"] == true),
+        "ended": of > 0 && ended >= of,
+    })
+}
+
+/// The processes that train in a folder, or in those of its runs.
+fn trainers(folder: &Path) -> Vec<u32> {
+    let mut found = vec![];
+    walk(folder, &mut |folder, holds| {
+        if holds == Holds::Run {
+            found.extend(process(folder));
         }
-    }
+    });
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// The file of the suite that a comparison is of, and the changes to it: the one of the folder that
+/// has its name and text.
+fn suite(root: &Path, folder: &Path) -> Result<(PathBuf, Vec<String>), String> {
+    let manifest = Manifest::of(folder).map_err(|e| e.to_string())?;
+    let none = || "this comparison goes on by `dreamc compare` with its suite".to_string();
+    let manifest = manifest.ok_or_else(none)?;
+    let inside = Folder::new(root).map_err(|e| e.to_string())?;
+    let own = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy() == manifest.file)
+            && std::fs::read_to_string(path).is_ok_and(|text| text == manifest.text)
+    };
+    let found = inside.list().into_iter().map(|path| root.join(path)).find(own);
+    let gone = format!("{} is not in this folder, or has changed since", manifest.file);
+    Ok((found.ok_or(gone)?, manifest.set))
 }
 
 /// The specification of a text; `None` of a suite.

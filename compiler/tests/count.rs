@@ -48,3 +48,29 @@ fn published_totals() {
     assert_eq!(counted("published/mixtral-8x7b").parameters.active, 12_879_925_248);
     assert_eq!(counted("published/olmoe-1b-7b").parameters.active, 1_282_017_280);
 }
+
+/// Activations and caches by component add up, and are of components that have them.
+#[test]
+fn memory_by_component_adds_up() {
+    let zoo = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/zoo")).unwrap();
+    let zoo = zoo.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+    let own = ["tiny-dr-da", "tiny-mod-dr", "mod", "dr-da-16"]
+        .map(|name| format!("{}/../examples/{name}.yaml", env!("CARGO_MANIFEST_DIR")).into());
+    let mut counted = 0;
+    for path in zoo.chain(own) {
+        let Ok((spec, _)) = dreamc_dsl::load(&path, &[]) else { continue };
+        let memory = count(&spec, &Options::default()).expect("counts").memory_bytes;
+        let name = path.display();
+        let caches = memory.sequence_cache_context + memory.text_state + memory.depth_cache;
+        assert_eq!(memory.caches_by_component.values().sum::<u128>(), caches, "{name}");
+        assert_eq!(memory.activations_by_component.values().sum::<u128>(), memory.activations, "{name}");
+        let known = |part: &String| {
+            spec.model.components.contains_key(part)
+                || ["stream", "head", "embedding"].contains(&part.as_str())
+        };
+        let parts = memory.caches_by_component.keys().chain(memory.activations_by_component.keys());
+        assert!(parts.into_iter().all(known), "{name}: {memory:?}");
+        counted += 1;
+    }
+    assert!(counted > 30, "{counted}");
+}

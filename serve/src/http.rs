@@ -8,7 +8,8 @@ use crate::Shared;
 use crate::engine::{Answer, Ask};
 use crate::wire::{Assembly, Completion, Refusal, encode, read};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use dreamc_http::{BodyError, Failed, accept, same};
+use http_body_util::Full;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::server::conn::http1;
@@ -26,15 +27,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Sender, UnboundedReceiver, unbounded_channel};
-use tokio::sync::{Semaphore, watch};
-use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::sync::watch;
+use tokio::time::{Instant, Sleep, sleep};
 
-/// Time between two looks at whether to stop.
-const TICK: Duration = Duration::from_millis(100);
 /// Bytes of a request's line and headers.
 const HEAD: usize = 16 << 10;
 
@@ -45,31 +43,11 @@ pub async fn listen(
     asks: Sender<Ask>,
     stop: &dyn Fn() -> bool,
 ) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(listener)?;
     let (closing, closed) = watch::channel(false);
-    let permits = Arc::new(Semaphore::new(shared.options.limits.connections.max(1)));
-    let mut connections = JoinSet::new();
-    while !stop() && !asks.is_closed() {
-        while connections.try_join_next().is_some() {}
-        let Ok(permit) = permits.clone().try_acquire_owned() else {
-            sleep(TICK / 4).await;
-            continue;
-        };
-        match timeout(TICK, listener.accept()).await {
-            Err(_) => {}
-            // So many files are open that none can be: some will be closed.
-            Ok(Err(_)) => sleep(TICK).await,
-            Ok(Ok((stream, _))) => {
-                let (shared, asks, closed) = (shared.clone(), asks.clone(), closed.clone());
-                connections.spawn(async move {
-                    connection(stream, shared, asks, closed).await;
-                    drop(permit);
-                });
-            }
-        }
-    }
-    drop((listener, asks));
+    let most = shared.options.limits.connections;
+    let serve = |stream| connection(stream, shared.clone(), asks.clone(), closed.clone());
+    let mut connections = accept(listener, most, &|| stop() || asks.is_closed(), serve).await?;
+    drop(asks);
     let _ = closing.send(true);
     while connections.join_next().await.is_some() {}
     Ok(())
@@ -217,49 +195,40 @@ fn model(shared: &Shared) -> Value {
     json!({ "id": id, "object": "model", "created": 0, "owned_by": "dreamc", "max_model_len": context })
 }
 
-/// Whether a request has the key, compared in a time that does not tell how much of it is right.
+/// Whether a request has the key.
 fn authorise(request: &Request<Incoming>, shared: &Shared) -> Result<(), Refusal> {
     let Some(key) = &shared.options.api_key else { return Ok(()) };
     let given = request.headers().get(AUTHORIZATION).and_then(|h| h.as_bytes().strip_prefix(b"Bearer "));
-    let same = given.is_some_and(|given| {
-        given.len() == key.len() && given.iter().zip(key.bytes()).fold(0, |d, (a, b)| d | (a ^ b)) == 0
-    });
-    if same {
+    if given.is_some_and(|given| same(given, key.as_bytes())) {
         Ok(())
     } else {
         Err(Refusal::new(401, "the key of the server is needed: `Authorization: Bearer KEY`"))
     }
 }
 
-/// The body of a request. It must say that it is JSON: a page of another origin cannot send such a
-/// one unasked.
-async fn body(request: Request<Incoming>, shared: &Shared) -> Result<Bytes, Refusal> {
-    let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("");
-    if !kind.to_ascii_lowercase().starts_with("application/json") {
-        return Err(Refusal::new(415, "the body must be JSON: `Content-Type: application/json`"));
-    }
-    let limits = &shared.options.limits;
-    let most = limits.body;
-    let large = || Refusal::new(413, format!("the body must have at most {most} bytes"));
-    if request.body().size_hint().lower() > most as u64 {
-        return Err(large());
-    }
-    let late = || Refusal::new(408, "the body took too long to arrive");
-    let collected = timeout(limits.patience, Limited::new(request.into_body(), most).collect()).await;
-    match collected.map_err(|_| late())? {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(large()),
-        Err(error) => Err(Refusal::new(400, format!("the body cannot be read: {error}"))),
+impl From<BodyError> for Refusal {
+    fn from(error: BodyError) -> Self {
+        Refusal::new(error.status().as_u16(), error.to_string())
     }
 }
 
-/// Runs what takes long beside the connections.
+impl From<Failed> for Refusal {
+    fn from(failed: Failed) -> Self {
+        Refusal::new(500, failed.to_string())
+    }
+}
+
+/// Does what takes long beside the connections.
 async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
-    spawn_blocking(work)
-        .await
-        .unwrap_or_else(|_| Err(Refusal::new(500, "the request could not be worked on")))
+    dreamc_http::apart(work).await
+}
+
+/// The body of a request.
+async fn body(request: Request<Incoming>, shared: &Shared) -> Result<Bytes, Refusal> {
+    let limits = &shared.options.limits;
+    Ok(dreamc_http::body(request, limits.body, limits.patience).await?)
 }
 
 async fn complete(

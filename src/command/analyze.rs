@@ -1,6 +1,7 @@
 //! `dreamc analyze`: what a trained model does inside.
 
 mod routing;
+mod tokens;
 
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
@@ -37,7 +38,8 @@ Examples:
   dreamc analyze runs/quickstart-001
   dreamc analyze runs/book-001 --data other.txt --sequences 200
   dreamc analyze runs/quickstart-001 --depth 2 --depth 4 --depth 16 --json
-  dreamc analyze routing runs/mod-001                        what tokens skip")]
+  dreamc analyze routing runs/mod-001                        what tokens skip
+  dreamc analyze tokens runs/quickstart-001 \"abcd 1-2 = \"     a text, token by token")]
 pub struct Arguments {
     #[command(subcommand)]
     what: Option<What>,
@@ -49,6 +51,7 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum What {
     Routing(Box<routing::Arguments>),
+    Tokens(Box<tokens::Arguments>),
 }
 
 #[derive(Args)]
@@ -149,6 +152,7 @@ impl Common {
 pub fn run(a: Arguments) -> Done {
     match (a.what, &a.inside.model) {
         (Some(What::Routing(a)), _) => routing::run(*a),
+        (Some(What::Tokens(a)), _) => tokens::run(&a),
         (None, Some(model)) => inside(&a.inside, model),
         (None, None) => Err(Failure::Usage("name a run or a checkpoint".into())),
     }

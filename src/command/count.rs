@@ -238,11 +238,18 @@ fn table(report: &Report) -> String {
         m.sequence_cache_context,
         &decimal_bytes(m.sequence_cache_context),
     );
+    t.push_str("  all caches at context, by component\n");
+    for (name, &n) in &m.caches_by_component {
+        line(&mut t, &format!("    {name}"), n, &decimal_bytes(n));
+    }
     line(&mut t, "bytes, training", m.training, &decimal_bytes(m.training));
     line(&mut t, "    weights", m.weights, &decimal_bytes(m.weights));
     line(&mut t, "    gradients", m.gradients, &decimal_bytes(m.gradients));
     line(&mut t, "    optimizer", m.optimizer, &decimal_bytes(m.optimizer));
     line(&mut t, "    activations", m.activations, &decimal_bytes(m.activations));
+    for (name, &n) in &m.activations_by_component {
+        line(&mut t, &format!("      {name}"), n, &decimal_bytes(n));
+    }
     if let Some(limit) = report.limit_bytes {
         line(&mut t, "    at most (train.memory)", limit.into(), &decimal_bytes(limit.into()));
     }

@@ -2,10 +2,11 @@
 
 use crate::failure::{Done, Failure};
 use crate::output;
-use crate::report::{draw, formulas, page};
+use crate::report::draw::Loops;
+use crate::report::{draw, page};
 use crate::spec::SpecArguments;
 use clap::Args;
-use dreamc_dsl::spec::{Component, Model};
+use dreamc_dsl::spec::Model;
 use dreamc_dsl::{Diagnostics, SourceMap};
 use dreamc_runtime::files;
 use std::path::PathBuf;
@@ -16,14 +17,19 @@ use std::path::PathBuf;
 Examples:
   dreamc draw model.yaml -o model.svg
   dreamc draw examples/mod.dream > mod.svg
-  dreamc draw model.dream --open gdn -o gdn.svg      the formulas of a component")]
+  dreamc draw looped.dream --passes -o looped.svg    pass by pass
+  dreamc draw model.dream --open gdn -o gdn.svg      a component from inside")]
 pub struct Arguments {
     #[command(flatten)]
     spec: SpecArguments,
 
-    /// Draw the formulas of this component, which a definition makes
+    /// Draw this component from inside: the formulas of its definition, or its steps
     #[arg(long, value_name = "NAME")]
     open: Option<String>,
+
+    /// Draw the passes of a loop one after the other
+    #[arg(long, conflicts_with = "open")]
+    passes: bool,
 
     /// The file to write; standard output by default
     #[arg(short, long, value_name = "FILE")]
@@ -42,7 +48,7 @@ pub fn run(a: Arguments) -> Done {
     }
     let model = a.spec.load()?.model;
     let picture = match &a.open {
-        None => draw::svg(&model),
+        None => draw::svg(&model, if a.passes { Loops::Unrolled } else { Loops::Folded }),
         Some(name) => inside(&model, name)?,
     };
     let picture = page::alone(&picture);
@@ -54,24 +60,11 @@ pub fn run(a: Arguments) -> Done {
     }
 }
 
-/// The formulas of a component.
+/// The inside of a component.
 fn inside(model: &Model, name: &str) -> Result<String, Failure> {
-    let Some(Component::Defined(defined)) = model.components.get(name) else {
-        let own = |(name, component): (&String, &Component)| {
-            matches!(component, Component::Defined(_)).then(|| name.clone())
-        };
-        let names: Vec<String> = model.components.iter().filter_map(own).collect();
-        let help = match names.is_empty() {
-            true => "no component of this model is".to_string(),
-            false => format!("those that are: {}", names.join(", ")),
-        };
-        return Err(Failure::Usage(format!(
-            "--open {name}: this is no component that a definition makes; {help}"
-        )));
-    };
-    let graph = defined.graph(model).map_err(|found| {
-        let source = SourceMap::default();
-        Failure::from(Diagnostics::new(source, found))
-    })?;
-    Ok(formulas::svg(name, &graph))
+    let failed = |found| Failure::from(Diagnostics::new(SourceMap::default(), found));
+    draw::inside(name, model).map_err(failed)?.ok_or_else(|| {
+        let names: Vec<&str> = model.components.keys().map(String::as_str).collect();
+        Failure::Usage(format!("--open {name}: the model has no such component; it has {}", names.join(", ")))
+    })
 }

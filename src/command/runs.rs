@@ -1,6 +1,6 @@
 //! `dreamc runs`: the runs below a folder, a line each.
 
-use crate::compare::study::{self, ledger};
+use crate::compare::study::{self, Holds, ledger};
 use crate::failure::{Done, Failure};
 use crate::show::{self, duration, short, table};
 use crate::{note, say};
@@ -37,12 +37,8 @@ struct Run {
     ledger: Ledger,
 }
 
-/// Folders of folders are looked into so deep: a ladder's runs stand two below it.
-const DEPTH: usize = 4;
-
 pub fn run(a: Arguments) -> Done {
-    let mut found = vec![];
-    collect(&a.folder, DEPTH, &mut found)?;
+    let mut found = collect(&a.folder)?;
     if found.is_empty() {
         return Err(Failure::Usage(format!("{} holds no run", a.folder.display())));
     }
@@ -134,28 +130,21 @@ fn recipe(folder: &Path) -> String {
     }
 }
 
-/// The runs in a folder and below; those of links are left out.
-fn collect(folder: &Path, depth: usize, found: &mut Vec<Run>) -> Done {
-    match ledger(folder) {
-        Ok(Some(ledger)) => {
-            found.push(Run { folder: folder.display().to_string(), recipe: recipe(folder), ledger });
-            return Ok(());
+/// The runs in a folder and below. One run that is damaged hides no other.
+fn collect(folder: &Path) -> Result<Vec<Run>, Failure> {
+    fs::read_dir(folder).map_err(|e| files::about(folder, e))?;
+    let mut found = vec![];
+    study::walk(folder, &mut |folder, holds| {
+        if holds != Holds::Run {
+            return;
         }
-        Ok(None) => {}
-        // One run that is damaged hides no other.
-        Err(error) => {
-            note!("warning: {error}");
-            return Ok(());
+        match ledger(folder) {
+            Ok(Some(ledger)) => {
+                found.push(Run { folder: folder.display().to_string(), recipe: recipe(folder), ledger });
+            }
+            Ok(None) => {}
+            Err(error) => note!("warning: {error}"),
         }
-    }
-    if depth == 0 {
-        return Ok(());
-    }
-    for entry in fs::read_dir(folder).map_err(|e| files::about(folder, e))? {
-        let entry = entry.map_err(|e| files::about(folder, e))?;
-        if entry.file_type().is_ok_and(|t| t.is_dir()) {
-            collect(&entry.path(), depth - 1, found)?;
-        }
-    }
-    Ok(())
+    });
+    Ok(found)
 }

@@ -12,6 +12,7 @@ use crate::{say, spec};
 use clap::Args;
 use dreamc_dsl::Spec;
 use dreamc_runtime::files;
+use dreamc_runtime::train::folder::resident;
 use dreamc_runtime::train::ledger::Ledger;
 use dreamc_runtime::train::metrics::{EvaluationLine, Metrics};
 use dreamc_runtime::train::signal;
@@ -342,28 +343,6 @@ fn by_difficulty(e: &EvaluationLine) -> Option<String> {
     let each = e.by_difficulty.iter().map(|(steps, share)| format!("{steps}: {:.0} %", 100.0 * share));
     let each: Vec<String> = each.collect();
     (each.len() > 1).then(|| format!("by steps       {}", each.join(", ")))
-}
-
-/// Bytes that the process which trains in the folder has in memory, where the system says.
-fn resident(folder: &Path) -> Option<u64> {
-    let status = status(process(folder)?)?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
-    Some(kib * 1024)
-}
-
-/// The process that trains in the folder, where the system says.
-pub fn process(folder: &Path) -> Option<u32> {
-    let text = std::fs::read_to_string(folder.join("run.lock")).ok()?;
-    let process: u32 = text.trim().parse().ok()?;
-    let status = status(process)?;
-    // A number may by now be another process's, or of one that ended and was not waited for.
-    let zombie = status.lines().any(|l| l.starts_with("State:") && l.contains('Z'));
-    (status.lines().next()?.contains("dreamc") && !zombie).then_some(process)
-}
-
-fn status(process: u32) -> Option<String> {
-    std::fs::read_to_string(format!("/proc/{process}/status")).ok()
 }
 
 /// Means over as many equal pieces.

@@ -35,7 +35,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const MANIFEST: &str = "ladder.json";
+pub(super) const MANIFEST: &str = "ladder.json";
 /// The folder of the trials.
 pub const SWEEP: &str = "sweep";
 /// A cell has at least so many steps: fewer have no schedule to speak of.

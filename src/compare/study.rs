@@ -93,6 +93,69 @@ impl Manifest {
     }
 }
 
+/// Kinds of folders that hold runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// A run itself.
+    Run,
+    /// The runs of a suite.
+    Comparison,
+    /// The runs of a ladder.
+    Ladder,
+    /// The runs of an exam.
+    Exam,
+}
+
+impl Holds {
+    /// That of a folder; nothing where the folder is no such one.
+    pub fn of(folder: &Path) -> Option<Holds> {
+        let has = |name: &str| folder.join(name).is_file();
+        match () {
+            () if has("ledger.json") || has("metrics.jsonl") => Some(Holds::Run),
+            () if has(super::exam::MANIFEST) => Some(Holds::Exam),
+            () if has(super::ladder::MANIFEST) => Some(Holds::Ladder),
+            () if has(MANIFEST) => Some(Holds::Comparison),
+            () => None,
+        }
+    }
+
+    /// A word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Holds::Run => "run",
+            Holds::Comparison => "comparison",
+            Holds::Ladder => "ladder",
+            Holds::Exam => "exam",
+        }
+    }
+}
+
+/// Folders of folders are looked into so deep: from the folder that has `runs`, the runs of an exam
+/// stand four below it.
+const DEPTH: usize = 5;
+
+/// Shows every run, comparison, ladder and exam in a folder and below, but for comparisons in those
+/// of others. Hidden folders, links and folders that cannot be read are left out.
+pub fn walk(folder: &Path, seen: &mut dyn FnMut(&Path, Holds)) {
+    below(folder, DEPTH, false, seen);
+}
+
+fn below(folder: &Path, depth: usize, held: bool, seen: &mut dyn FnMut(&Path, Holds)) {
+    let holds = Holds::of(folder);
+    if let Some(holds) = holds.filter(|holds| *holds == Holds::Run || !held) {
+        seen(folder, holds);
+    }
+    if holds == Some(Holds::Run) || depth == 0 {
+        return;
+    }
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let hidden = entry.file_name().to_string_lossy().starts_with('.');
+        if !hidden && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            below(&entry.path(), depth - 1, held || holds.is_some(), seen);
+        }
+    }
+}
+
 /// A run of a comparison, begun or not.
 pub struct Listed {
     /// Its name.

@@ -4,12 +4,14 @@
 //! *In*: a checked model. *Out*: SVG in the style of [`plot`](super::plot): the stream is a line
 //! from the embedding down to the head. *Promise*: deterministic text; legible at the width of a
 //! phone where at most two components stand side by side; a repeated body is drawn once, with its
-//! count.
+//! count, and a loop once or pass by pass. Lines bear what a token has there.
 
+use super::formulas;
 use super::page::Figure;
 use super::plot::{escape, open, text_width};
+use dreamc_dsl::Diagnostic;
 use dreamc_dsl::spec::{
-    Component, Exit, Expr, Item, LaneKind, Mixes, Mixing, Model, Skip, SkipLevel, Statement, Stream,
+    Component, Exit, Expr, Item, LaneKind, Looping, Mixes, Mixing, Model, Skip, SkipLevel, Statement, Stream,
 };
 use std::fmt::Write;
 
@@ -17,6 +19,11 @@ use std::fmt::Write;
 const BOX: (f64, f64) = (116.0, 38.0);
 /// From the stream to a box, and from box to box.
 const GAP: f64 = 20.0;
+/// Room above and below a box, for its lines and what is written beside them.
+const ROOM: f64 = 52.0;
+/// Passes of a loop that are drawn one after the other; of more the first and the last.
+const PASSES: u64 = 6;
+const FIRST_PASSES: u64 = 3;
 /// Height of a mark on the stream.
 const MARK: f64 = 26.0;
 /// From a frame to what it holds.
@@ -32,10 +39,12 @@ const LEAST: f64 = 340.0;
 /// A part of the wiring, from the top to the bottom.
 #[derive(Clone, Debug, PartialEq)]
 enum Piece {
-    /// A name, a line about it, and the number of its colour.
-    Component(String, String, usize),
+    /// A name, a line about it, the number of its colour, and what its lines bear.
+    Component(String, String, usize, String),
     /// Something that happens to the stream itself: what is written on it, and beside it.
     Mark(String, String),
+    /// Dimensions of the stream from here on.
+    Line(String),
     /// One after the other.
     Chain(Vec<Piece>),
     /// Side by side, from the same place to the same sum.
@@ -72,33 +81,132 @@ struct Pen {
     stream: Stream,
 }
 
+impl Pen {
+    /// From the stream to what is written beside its lines.
+    fn beside(&self) -> f64 {
+        match self.stream {
+            Stream::Sum | Stream::Attend { .. } => 6.0,
+            Stream::Lanes { count, .. } => 6.0 + LANE * (count.min(DRAWN_LANES) - 1) as f64 / 2.0,
+        }
+    }
+}
+
+/// How a loop is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loops {
+    /// Once, with a line that leads back.
+    Folded,
+    /// Pass by pass.
+    Unrolled,
+}
+
 /// The wiring of a model as a figure of a report.
 pub fn figure(name: &str, model: &Model) -> Figure {
     Figure {
         name: format!("wiring-{name}"),
-        svg: svg(model),
+        svg: svg(model, Loops::Folded),
         caption: format!("The wiring of `{name}`."),
         full: false,
     }
 }
 
 /// The wiring of a model.
-pub fn svg(model: &Model) -> String {
+pub fn svg(model: &Model, loops: Loops) -> String {
+    let mut wiring = Wiring { model, loops, depth: 0 };
     let mut chain = vec![Piece::Mark("embedding".into(), carried(model.stream))];
-    chain.extend(items(model, &model.body, false));
+    chain.push(Piece::Line(match model.stream {
+        Stream::Sum | Stream::Attend { .. } => format!("n × {}", model.hidden),
+        Stream::Lanes { count, .. } => format!("n × {count} × {}", model.hidden),
+    }));
+    chain.extend(wiring.items(&model.body, false, None));
     if model.stream != Stream::Sum || !normalised(&model.body) {
         chain.push(Piece::Mark("norm".into(), String::new()));
     }
     let tied = if model.tie { "the embedding's matrix" } else { "" };
     chain.push(Piece::Mark("head".into(), tied.into()));
+    chain.push(Piece::Line(format!("n × {}", model.vocab)));
+    picture(&format!("the wiring of {}", model.name), chain, model.stream)
+}
+
+/// A component from inside: the formulas of its definition, or its steps; nothing where the model
+/// has no such component.
+pub fn inside(name: &str, model: &Model) -> Result<Option<String>, Vec<Diagnostic>> {
+    match model.components.get(name) {
+        None => Ok(None),
+        Some(Component::Defined(defined)) => Ok(Some(formulas::svg(name, &defined.graph(model)?))),
+        Some(
+            component @ (Component::Sequence(_)
+            | Component::Depth(_)
+            | Component::Mlp(_)
+            | Component::Experts(_)),
+        ) => Ok(stepwise(name, component, model)),
+    }
+}
+
+/// The steps of a component, and what a token has behind each.
+fn stepwise(name: &str, component: &Component, model: &Model) -> Option<String> {
+    let steps = steps(component, model.hidden)?;
+    let piece = |(step, dims): (String, String)| [Piece::Mark(step, String::new()), Piece::Line(dims)];
+    let mut chain = vec![Piece::Line(format!("n × {}", model.hidden))];
+    chain.extend(steps.into_iter().flat_map(piece));
+    Some(picture(&format!("the inside of {name}"), chain, Stream::Sum))
+}
+
+/// Steps of a component, each with the dimensions of what it leaves; `n` tokens, each by itself
+/// where there is no other word.
+fn steps(component: &Component, hidden: u64) -> Option<Vec<(String, String)>> {
+    let mut steps = vec![];
+    let mut step = |what: &str, dims: String| steps.push((what.to_string(), dims));
+    let (before, behind) = component.norms();
+    if before {
+        step("norm", format!("n × {hidden}"));
+    }
+    match component {
+        Component::Sequence(_) | Component::Depth(_) => {
+            let a = component.attention()?;
+            let value = a.latent.map_or(a.head_size, |latent| latent.value);
+            step("queries", format!("n × {} × {}", a.heads, a.head_size));
+            if let Some(latent) = a.latent {
+                step("latent of keys, values", format!("n × {}", latent.kv));
+            }
+            let keys = a.kv_from.as_ref().map_or("keys".into(), |of| format!("keys of {of}"));
+            step(&keys, format!("n × {} × {}", a.kv_heads, a.head_size));
+            step("values", format!("n × {} × {value}", a.kv_heads));
+            let over = match component.kind().mixes() {
+                Mixes::Depths => "attention over depths of a token",
+                Mixes::Tokens | Mixes::Features => "attention over tokens",
+            };
+            step(over, format!("n × {} × {value}", a.heads));
+            step("output", format!("n × {hidden}"));
+        }
+        Component::Mlp(mlp) => {
+            step("up, activation", format!("n × {}", mlp.intermediate));
+            step("down", format!("n × {hidden}"));
+        }
+        Component::Experts(e) => {
+            step("router", format!("n × {}", e.count + e.noop));
+            step("the chosen", format!("n × {}", e.active));
+            step("up, activation", format!("n × {} × {}", e.active + e.shared, e.intermediate));
+            step("down, weighted sum", format!("n × {hidden}"));
+        }
+        Component::Defined(_) => return None,
+    }
+    if behind {
+        step("norm", format!("n × {hidden}"));
+    }
+    Some(steps)
+}
+
+/// Pieces one after the other as SVG.
+fn picture(title: &str, chain: Vec<Piece>, stream: Stream) -> String {
     let piece = Piece::Chain(chain);
     let (left, right, height) = piece.size();
     let (left, width) = (left + 4.0, (left + right + 8.0).max(LEAST));
-    let mut out = open(&format!("the wiring of {}", model.name), width, height + 8.0);
-    let mut pen = Pen { wires: String::new(), boxes: String::new(), stream: model.stream };
+    let mut out = open(title, width, height + 8.0);
+    let mut pen = Pen { wires: String::new(), boxes: String::new(), stream };
     piece.draw(left, 4.0, &mut pen);
-    let (top, bottom) = (4.0 + MARK / 2.0, 4.0 + height - MARK / 2.0);
-    let (class, lines) = match model.stream {
+    let (top, bottom) = (4.0 + MARK / 2.0, 4.0 + height - 4.0);
+    let (class, lines) = match stream {
         Stream::Sum => ("wire", 1),
         Stream::Attend { .. } => ("wire sources", 1),
         Stream::Lanes { count, .. } => ("wire", count.min(DRAWN_LANES)),
@@ -141,45 +249,105 @@ fn normalised(body: &[Item]) -> bool {
     last(body, false)
 }
 
-fn items(model: &Model, list: &[Item], normalises: bool) -> Vec<Piece> {
-    let item = |item: &Item| match item {
-        Item::Layer(expr) => {
-            let layer = expression(model, expr);
-            if !normalises {
-                return layer;
+/// Items become pieces.
+struct Wiring<'a> {
+    model: &'a Model,
+    loops: Loops,
+    /// Applications of layers so far.
+    depth: u64,
+}
+
+impl Wiring<'_> {
+    /// Pieces of items; in a pass of that number, where a loop around them is drawn pass by pass.
+    fn items(&mut self, list: &[Item], normalises: bool, pass: Option<u64>) -> Vec<Piece> {
+        list.iter().map(|item| self.item(item, normalises, pass)).collect()
+    }
+
+    fn item(&mut self, item: &Item, normalises: bool, pass: Option<u64>) -> Piece {
+        match item {
+            Item::Layer(expr) => {
+                self.depth += 1;
+                let layer = expression(self.model, expr, pass);
+                if !normalises {
+                    return layer;
+                }
+                Piece::Chain(vec![layer, Piece::Mark("norm".into(), String::new())])
             }
-            Piece::Chain(vec![layer, Piece::Mark("norm".into(), String::new())])
+            Item::Statement(statement) => mark(statement),
+            Item::Repeat { count, items } => {
+                let first = self.depth;
+                let inside = Piece::Chain(self.items(items, normalises, pass));
+                self.again(first, *count);
+                Piece::Framed(Frame::Copies, format!("{count} × weights of their own"), inside.into())
+            }
+            Item::Recur { count, residual_norm, items, looping } => {
+                let about = about_loop(*count, looping);
+                let first = self.depth;
+                match self.loops {
+                    Loops::Folded => {
+                        let inside = Piece::Chain(self.items(items, *residual_norm, pass));
+                        self.again(first, *count);
+                        Piece::Framed(Frame::Loop, about, inside.into())
+                    }
+                    Loops::Unrolled => self.passes(*count, items, *residual_norm, about),
+                }
+            }
         }
-        Item::Statement(statement) => mark(statement),
-        Item::Repeat { count, items: list } => {
-            let inside = Piece::Chain(items(model, list, normalises));
-            Piece::Framed(Frame::Copies, format!("{count} × weights of their own"), inside.into())
+    }
+
+    /// Counts the applications since `first` so many times in all.
+    fn again(&mut self, first: u64, count: u64) {
+        self.depth = (self.depth - first).saturating_mul(count).saturating_add(first);
+    }
+
+    /// The passes of a loop one after the other.
+    fn passes(&mut self, count: u64, items: &[Item], normalises: bool, about: String) -> Piece {
+        let mut all = vec![Piece::Mark("loop".into(), about)];
+        let (first, mut each) = (self.depth, 0);
+        for pass in 0..count {
+            if count > PASSES && pass == FIRST_PASSES {
+                let left_out = count - 1 - FIRST_PASSES;
+                all.push(Piece::Mark("…".into(), format!("{left_out} passes like these")));
+            }
+            if count > PASSES && pass >= FIRST_PASSES && pass + 1 < count {
+                continue;
+            }
+            let from = first.saturating_add(each * pass);
+            self.depth = from;
+            let inside = Piece::Chain(self.items(items, normalises, Some(pass)));
+            each = self.depth - from;
+            let depths = match each {
+                1 => format!("depth {from}"),
+                _ => format!("depths {from} to {}", self.depth.saturating_sub(1)),
+            };
+            let label = format!("pass {} of {count}, {depths}", pass + 1);
+            all.push(Piece::Framed(Frame::Copies, label, inside.into()));
         }
-        Item::Recur { count, residual_norm, items: list, looping } => {
-            let inside = Piece::Chain(items(model, list, *residual_norm));
-            let gradients = looping.backprop.filter(|kept| kept < count);
-            let mut about = format!("{count} × the same weights");
-            if let Some(rank) = looping.lora {
-                let _ = write!(about, " + rank {rank} a pass");
-            }
-            if looping.embed {
-                about += ", a vector a pass";
-            }
-            if looping.kv_first {
-                about += ", keys of the first pass";
-            }
-            match looping.exit {
-                Exit::Last => {}
-                Exit::Mean => about += ", losses of all passes",
-                Exit::Gate(_) => about += ", losses of all passes by a gate",
-            }
-            if let Some(kept) = gradients {
-                let _ = write!(about, ", gradients of the last {kept}");
-            }
-            Piece::Framed(Frame::Loop, about, inside.into())
-        }
-    };
-    list.iter().map(item).collect()
+        Piece::Chain(all)
+    }
+}
+
+/// A line about a loop.
+fn about_loop(count: u64, looping: &Looping) -> String {
+    let mut about = format!("{count} × the same weights");
+    if let Some(rank) = looping.lora {
+        let _ = write!(about, " + rank {rank} a pass");
+    }
+    if looping.embed {
+        about += ", a vector a pass";
+    }
+    if looping.kv_first {
+        about += ", keys of the first pass";
+    }
+    match looping.exit {
+        Exit::Last => {}
+        Exit::Mean => about += ", losses of all passes",
+        Exit::Gate(_) => about += ", losses of all passes by a gate",
+    }
+    if let Some(kept) = looping.backprop.filter(|kept| *kept < count) {
+        let _ = write!(about, ", gradients of the last {kept}");
+    }
+    about
 }
 
 /// A statement on the stream.
@@ -205,18 +373,18 @@ fn mark(statement: &Statement) -> Piece {
     Piece::Mark(on, beside)
 }
 
-fn expression(model: &Model, expr: &Expr) -> Piece {
-    let all = |terms: &[Expr]| terms.iter().map(|term| expression(model, term)).collect();
+fn expression(model: &Model, expr: &Expr, pass: Option<u64>) -> Piece {
+    let all = |terms: &[Expr]| terms.iter().map(|term| expression(model, term, pass)).collect();
     match expr {
         Expr::Component(name) => {
             let (about, color) = about(&model.components[name]);
-            Piece::Component(name.clone(), about, color)
+            Piece::Component(name.clone(), about, color, model.hidden.to_string())
         }
         Expr::Norm => Piece::Mark("norm".into(), String::new()),
         Expr::Sequential(terms) => Piece::Chain(all(terms)),
         Expr::Parallel(terms) => Piece::Beside(all(terms)),
         Expr::Skip(skip, inside) => {
-            Piece::Framed(Frame::Skip, skipping(skip), expression(model, inside).into())
+            Piece::Framed(Frame::Skip, skipping(skip, pass), expression(model, inside, pass).into())
         }
     }
 }
@@ -232,12 +400,16 @@ fn about(component: &Component) -> (String, usize) {
     (component.about().unwrap_or_else(|| words.into()), colour)
 }
 
-fn skipping(skip: &Skip) -> String {
+fn skipping(skip: &Skip, pass: Option<u64>) -> String {
     let share = |c: f64| format!("{} %", (c * 1000.0).round() / 10.0);
     if skip.rule.chosen() {
         return "as many passes as a token chooses".into();
     }
     let capacity = skip.rule.capacity();
+    let own = pass.and_then(|pass| skip.capacities.get(usize::try_from(pass).ok()?));
+    if let Some(own) = own {
+        return format!("{} of the tokens", share(*own));
+    }
     if let [_, ..] = skip.capacities[..] {
         let each: Vec<String> = skip.capacities.iter().map(|c| share(*c)).collect();
         return format!("{} of the tokens by pass", each.join(", "));
@@ -252,7 +424,8 @@ impl Piece {
     /// How far it reaches to the left and to the right of its stream, and down.
     fn size(&self) -> (f64, f64, f64) {
         match self {
-            Piece::Component(..) => (8.0, GAP + BOX.0, BOX.1 + 34.0),
+            Piece::Component(..) => (8.0, GAP + BOX.0, BOX.1 + ROOM),
+            Piece::Line(dims) => (8.0, 8.0 + text_width(dims), 18.0),
             Piece::Mark(on, beside) => {
                 let half = mark_width(on) / 2.0;
                 let text = if beside.is_empty() { 0.0 } else { 8.0 + text_width(beside) };
@@ -268,7 +441,7 @@ impl Piece {
                     right += GAP + w;
                     height = f64::max(height, h);
                 }
-                (8.0, right, height + 34.0)
+                (8.0, right, height + ROOM)
             }
             Piece::Framed(frame, label, inside) => {
                 let (left, right, height) = inside.size();
@@ -286,7 +459,7 @@ impl Piece {
     fn branch(&self) -> (f64, f64) {
         match self {
             Piece::Component(..) => BOX,
-            Piece::Mark(..) | Piece::Chain(_) | Piece::Beside(_) | Piece::Framed(..) => {
+            Piece::Mark(..) | Piece::Line(_) | Piece::Chain(_) | Piece::Beside(_) | Piece::Framed(..) => {
                 let (left, right, height) = self.size();
                 (left + right, height)
             }
@@ -321,6 +494,16 @@ impl Piece {
                     );
                 }
             }
+            Piece::Line(dims) => {
+                let beside = pen.beside();
+                let _ = writeln!(
+                    pen.boxes,
+                    "<text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+                    x + beside,
+                    y + 13.0,
+                    escape(dims)
+                );
+            }
             Piece::Chain(parts) => {
                 let mut y = y;
                 for part in parts {
@@ -346,11 +529,20 @@ fn side_by_side(parts: &[Piece], x: f64, y: f64, height: f64, pen: &mut Pen) {
         let (width, tall) = part.branch();
         let top = from + 10.0 + (height - 34.0 - tall) / 2.0;
         let (stem, last) = match part {
-            Piece::Component(name, about, color) => {
+            Piece::Component(name, about, color, dims) => {
                 component((name, about, *color), left, top, pen);
-                (left + width / 2.0, top + tall)
+                let stem = left + width / 2.0;
+                for y in [top - 7.0, top + tall + 12.0] {
+                    let _ = writeln!(
+                        pen.boxes,
+                        "<text class=\"tick\" x=\"{:.1}\" y=\"{y:.1}\">{}</text>",
+                        stem + 6.0,
+                        escape(dims)
+                    );
+                }
+                (stem, top + tall)
             }
-            Piece::Mark(..) | Piece::Chain(_) | Piece::Beside(_) | Piece::Framed(..) => {
+            Piece::Mark(..) | Piece::Line(_) | Piece::Chain(_) | Piece::Beside(_) | Piece::Framed(..) => {
                 let stem = left + part.size().0;
                 part.draw(stem, top, pen);
                 (stem, top)
@@ -478,16 +670,16 @@ mod tests {
 
     #[test]
     fn a_body_is_drawn_once_with_its_count() {
-        let svg = svg(&model("[{repeat: 24, layers: [\"sa > mlp\"]}]"));
+        let svg = svg(&model("[{repeat: 24, layers: [\"sa > mlp\"]}]"), Loops::Folded);
         assert_eq!(svg.matches("class=\"part\"").count(), 2);
         assert!(svg.contains("24 × weights of their own"), "{svg}");
     }
 
     #[test]
     fn only_a_loop_leads_back_and_only_a_skip_leads_around() {
-        let again = svg(&model("[{recur: 3, layers: [\"sa | mlp\"]}]"));
+        let again = svg(&model("[{recur: 3, layers: [\"sa | mlp\"]}]"), Loops::Folded);
         assert!(again.contains("arrow again") && !again.contains("skips"), "{again}");
-        let skips = svg(&model("[\"skip(capacity 0.125, causal bce 0.01) { sa > mlp }\"]"));
+        let skips = svg(&model("[\"skip(capacity 0.125, causal bce 0.01) { sa > mlp }\"]"), Loops::Folded);
         assert!(skips.contains("arrow skips") && skips.contains("12.5 % of the tokens"), "{skips}");
         assert!(!skips.contains("again"), "{skips}");
     }
@@ -495,14 +687,43 @@ mod tests {
     #[test]
     fn a_stream_is_drawn_as_what_it_carries() {
         let body = "[\"sa > mlp\", \"skip(capacity 0.5, causal bce 0.1) { mlp }\"]";
+        let drawn = |stream: &str| svg(&wired(body, stream), Loops::Folded);
         let long = |svg: &str| svg.lines().filter(|line| line.starts_with("<path class=\"wire")).count();
-        let (sum, lanes) = (svg(&wired(body, "sum")), svg(&wired(body, "{lanes: 3}")));
+        let (sum, lanes) = (drawn("sum"), drawn("{lanes: 3}"));
         assert_eq!(long(&lanes), long(&sum) + 2, "{lanes}");
         assert!(lanes.contains("3 lanes, static"), "{lanes}");
-        let attended = svg(&wired(body, "{attend: {block: 8}}"));
+        let attended = drawn("{attend: {block: 8}}");
         assert!(attended.contains("wire sources") && attended.contains("sums of 8"), "{attended}");
         // Three outputs, of which one is of a part that is a sum inside.
         assert_eq!(attended.matches("<circle class=\"sum\"").count(), 1, "{attended}");
+    }
+
+    #[test]
+    fn passes_are_drawn_one_after_the_other_with_their_depths() {
+        let body =
+            |count: u64| format!("[\"sa\", {{recur: {count}, layers: [\"sa | mlp\", \"mlp\"]}}, \"mlp\"]");
+        let three = svg(&model(&body(3)), Loops::Unrolled);
+        assert_eq!(three.matches("class=\"part\"").count(), 1 + 3 * 3 + 1, "{three}");
+        for pass in ["pass 1 of 3, depths 1 to 2", "pass 2 of 3, depths 3 to 4", "pass 3 of 3, depths 5 to 6"]
+        {
+            assert!(three.contains(pass), "{pass}: {three}");
+        }
+        assert!(!three.contains("arrow again"), "{three}");
+        let many = svg(&model(&body(1000)), Loops::Unrolled);
+        assert_eq!(many.matches("class=\"part\"").count(), 1 + 4 * 3 + 1, "{many}");
+        assert!(many.contains("996 passes like these"), "{many}");
+        assert!(many.contains("pass 1000 of 1000, depths 1999 to 2000"), "{many}");
+    }
+
+    #[test]
+    fn lines_bear_their_dimensions() {
+        let model = model("[\"sa > mlp\"]");
+        let svg = svg(&model, Loops::Folded);
+        // The stream's, a component's two lines each, and the head's.
+        assert_eq!(svg.matches(">n × 8<").count(), 2, "{svg}");
+        assert_eq!(svg.matches(">8<").count(), 4, "{svg}");
+        let inside = inside("sa", &model).unwrap().unwrap();
+        assert!(inside.contains(">n × 2 × 4<") && inside.contains("attention over tokens"), "{inside}");
     }
 
     #[test]
@@ -512,7 +733,7 @@ mod tests {
             "[{recur: 2, layers: [{repeat: 3, layers: [\"sa > mlp\", \"skip(capacity 0.5, causal bce 0.1) { sa > mlp }\"]}]}]",
             "[\"(sa > mlp)\"]",
         ] {
-            let svg = svg(&model(body));
+            let svg = svg(&model(body), Loops::Folded);
             let size: Vec<f64> =
                 svg.split('"').nth(5).unwrap().split(' ').map(|n| n.parse().unwrap()).collect();
             for rect in svg.split("<rect ").skip(1) {

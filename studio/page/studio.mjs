@@ -59,6 +59,7 @@ async function open(path) {
   }
   const found = await ask(`/file?path=${encodeURIComponent(path)}`);
   Object.assign(file, { path, saved: found.text, version: found.version });
+  compared.key = "";
   at("files").value = path;
   const dream = path.endsWith(".dream");
   editor.setState(EditorState.create({ doc: found.text, extensions: extensions(dream) }));
@@ -156,7 +157,7 @@ const extensions = (dream) => [
   syntaxHighlighting(colours),
   autocompletion({ override: [complete] }),
   hover,
-  EditorView.contentAttributes.of({ "aria-label": "Specification" }),
+  EditorView.contentAttributes.of({ "aria-label": "Specification", "aria-description": "Escape, then Tab leaves the editor" }),
   EditorView.updateListener.of((update) => update.docChanged && changed()),
   keymap.of([
     { key: "Mod-s", preventDefault: true, run: () => (save(), true) },
@@ -210,27 +211,35 @@ function publish(messages) {
 // --- what the text makes ------------------------------------------------------------------------
 
 let asked = 0;
+// Counts of what the text is compared with: asked for where that has changed, not at each keystroke.
+const compared = { key: "", counts: null };
+addEventListener("focus", () => (compared.key = ""));
+
 async function view() {
   const mine = ++asked;
-  const now = text(), device = at("device").value || null;
-  const seen = await ask("/view", { path: file.path, text: now, baseline: at("baseline").value || null, device });
+  const now = text(), device = at("device").value || null, baseline = at("baseline").value || null;
+  const key = JSON.stringify([file.path, file.version, baseline, device]), compare = key !== compared.key;
+  const seen = await ask("/view", { path: file.path, text: now, baseline, device, passes: at("passes").checked, compare });
   if (mine !== asked) return;
+  if (compare) Object.assign(compared, { key, counts: seen.other });
   // While the text has an error the last drawing stays, pale.
   for (const panel of ["drawing", "sizes", "change"]) at(panel).classList.toggle("stale", !seen.counts);
   if (!seen.counts) return;
-  const inside = at("inside"), open = seen.defined.includes(inside.value) ? inside.value : "";
-  inside.replaceChildren(element("option", "the model", { value: "" }), ...seen.defined.map((name) => element("option", `formulas of ${name}`, { value: name })));
+  const inside = at("inside"), open = seen.components.includes(inside.value) ? inside.value : "";
+  inside.replaceChildren(element("option", "the model", { value: "" }), ...seen.components.map((name) => element("option", `inside ${name}`, { value: name })));
   inside.value = open;
   const svg = open ? (await ask("/inside", { path: file.path, text: now, inside: open })).svg : seen.svg;
   if (mine !== asked) return;
-  picture(svg, open ? `Formulas of ${open}` : `Drawing of ${seen.counts.model}: ${seen.counts.depth} layers`);
+  picture(svg, open ? `Inside of ${open}` : drawn(seen.counts));
   at("sizes").replaceChildren(...sizes(seen.counts));
-  at("change").replaceChildren(...change(seen.counts, seen.other, at("baseline").value || "the saved file"));
+  at("change").replaceChildren(...change(seen.counts, compared.counts, at("baseline").value || "the saved file"));
 }
+
+const drawn = (counts) => `Drawing of ${counts.model}: ${counts.depth} layers`;
 
 function picture(svg, alt) {
   const image = element("img", [], { src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`, alt });
-  image.onload = zoom;
+  image.dataset.width = /viewBox="0 0 (\d+)/.exec(svg)?.[1] ?? "";
   at("picture").replaceChildren(image);
   zoom();
 }
@@ -238,7 +247,7 @@ function picture(svg, alt) {
 // At 100 % a drawing fills the panel, and is no larger than it was drawn.
 function zoom() {
   const image = at("picture").firstElementChild;
-  if (image) image.style.width = `${Math.min(at("picture").clientWidth, image.naturalWidth || Infinity) * at("zoom").value / 100}px`;
+  if (image) image.style.width = `${Math.min(at("picture").clientWidth, Number(image.dataset.width) || Infinity) * at("zoom").value / 100}px`;
 }
 
 const number = (x) => {
@@ -272,29 +281,36 @@ function predicted({ device, decode, prefill, training }) {
   return table(`Predicted on ${device.title}, from its data sheet`, ["a token", "time", "bound by"], [row("generated", decode), row("of a prompt", prefill), row("trained", training)]);
 }
 
+// Figures that are split by component: name, values, total.
+const SPLIT = [
+  ["Parameters", (c) => c.parameters.by_component, (c) => c.parameters.total],
+  ["FLOPs of a generated token", (c) => c.flops_per_token.decode_by_component, (c) => c.flops_per_token.decode],
+  ["Bytes of activations of training", (c) => c.memory_bytes.activations_by_component, (c) => c.memory_bytes.activations],
+  ["Bytes of caches of a full context", (c) => c.memory_bytes.caches_by_component, (c) => Object.values(c.memory_bytes.caches_by_component).reduce((sum, v) => sum + v, 0)],
+];
+
 function sizes(counts) {
-  const parameters = counts.parameters.by_component, flops = counts.flops_per_token.decode_by_component;
-  const names = [...new Set([...Object.keys(parameters), ...Object.keys(flops)])];
+  const names = [...new Set(SPLIT.flatMap(([, values]) => Object.keys(values(counts))))];
   const share = (x, total) => `${number(x)} (${(100 * x / (total || 1)).toFixed(1)} %)`;
+  const maps = SPLIT.filter(([, values]) => Object.keys(values(counts)).length);
   return [
     ...table(`${counts.model}: ${counts.depth} layers`, ["", "in all"], FIGURES.map(([name, of]) => [name, number(of(counts))])),
     ...(counts.predicted ? predicted(counts.predicted) : []),
-    element("h2", "Parameters by component"), treemap(parameters),
-    element("h2", "FLOPs of a generated token by component"), treemap(flops),
-    ...table("By component", ["component", "parameters", "FLOPs of a token"], names.map((name) => [
-      name, share(parameters[name] ?? 0, counts.parameters.total), share(flops[name] ?? 0, counts.flops_per_token.decode),
+    ...maps.flatMap(([name, values]) => [element("h2", `${name} by component`), treemap(values(counts))]),
+    ...table("By component", ["component", ...SPLIT.map(([name]) => name)], names.map((name) => [
+      name, ...SPLIT.map(([, values, total]) => share(values(counts)[name] ?? 0, total(counts))),
     ])),
   ];
 }
 
-function change(counts, other, name) {
+function change(counts, other, name, own = "this text") {
   if (!other) return [element("p", `${name} has errors: there is nothing to compare with.`)];
   const rows = FIGURES.map(([figure, of]) => {
     const [now, was] = [of(counts), of(other)];
     const by = was ? 100 * (now - was) / was : 0;
     return [figure, number(was), number(now), `${by > 0 ? "+" : ""}${by.toFixed(2)} %`];
   });
-  return table(`Against ${name}`, ["", name, "this text", "change"], rows);
+  return table(`Against ${name}`, ["", name, own, "change"], rows);
 }
 
 // Sizes that meet the baseline, shown before they are written into the text.
@@ -308,10 +324,9 @@ async function match() {
     editor.dispatch({ changes: { from: 0, to: before.length, insert: found.text } });
     editor.focus();
   };
-  const percent = (share) => `${(100 * share).toFixed(3)} %`;
   at("change").replaceChildren(
     ...table(`Sizes that meet ${at("baseline").value}`, ["size", "value"], Object.entries(found.fields).map(([name, value]) => [name, `${value}`])),
-    ...table("Differences that are left", ["", "share"], Object.entries(found.residual).map(([name, share]) => [name.replaceAll("_", " "), percent(share)])),
+    ...table("Differences that are left", ["", "share"], Object.entries(found.residual).map(([name, share]) => [name.replaceAll("_", " "), percent(share, 3)])),
     write,
   );
   show(at("tab-change"));
@@ -373,37 +388,73 @@ function tile(name, share, [x, y, w, h], hue) {
 // Points of a curve that are kept: of a longer one every second, so that a page left open does not grow.
 const POINTS = 4000;
 // Curves at once, rows of the list, and milliseconds between two looks.
-const CURVES = 8, ROWS = 200, EVERY = 1000;
+const CURVES = 8, ROWS = 200, EVERY = 1000, EVALUATIONS = 500;
 const chosen = new Map();
 const colour = (n) => `hsl(${(n * 67 + 210) % 360} 70% 50%)`;
 let listed = [], chart, colours_used = 0;
 
 document.head.append(element("style", plotStyle));
 
-async function plan() {
-  show(at("tab-runs"));
-  if (text() !== file.saved) return say("save the file first: training reads what is saved", true);
-  say("asking what training takes …");
-  const path = file.path;
-  const { plan } = await ask("/plan", { path });
+// Figures that have curves: of steps, and of evaluations by part of the model.
+const CURVE = {
+  loss: { name: "loss", axis: "loss, nats", step: (p) => p.loss, held: (e) => (e.validation_loss === undefined ? {} : { "held out": e.validation_loss }) },
+  norm: { name: "gradient norm", axis: "norm", step: (p) => p.norm, held: () => ({}) },
+  busiest: { name: "busiest expert", axis: "choices over the mean", step: (p) => (p.balance ? 1 + p.balance.violation : undefined), held: (e) => named(e.health?.mixtures, (m) => m.busiest) },
+  dead: { name: "dead experts", axis: "share of experts", step: (p) => p.balance?.idle, held: (e) => named(e.health?.mixtures, (m) => m.dead / m.experts) },
+  processed: { name: "tokens processed by parts", axis: "share of tokens", step: () => undefined, held: (e) => named(e.health?.parts, (p) => p.processed) },
+  leaves: { name: "tokens that leave by pass", axis: "share of tokens", step: () => undefined, held: (e) => passes(e, (p) => p.share) },
+  passes: { name: "loss by pass", axis: "loss, nats", step: () => undefined, held: (e) => passes(e, (p) => p.loss) },
+  match: { name: "exact match", axis: "share of problems", step: () => undefined, held: (e) => (e.exact_match === undefined ? {} : { "held out": e.exact_match }) },
+};
+const named = (all, of) => Object.fromEntries((all ?? []).map((one) => [one.name, of(one)]));
+const passes = (e, of) => Object.fromEntries((e.health?.passes ?? []).map((p, n) => [`pass ${n + 1}`, of(p)]).filter(([, v]) => v !== undefined));
+
+// The account that comes before a job, and a button that starts it.
+async function offer(job, words, before = []) {
+  say("asking what it takes …");
+  const { plan } = await ask("/plan", job);
   say("");
-  const start = element("button", `Start training ${path}`), leave = element("button", "Not now");
+  const start = element("button", `Start ${words}`), leave = element("button", "Not now");
   start.onclick = async () => {
     at("plan").hidden = true;
-    await ask("/start", { path }).catch((error) => say(error.message, true));
+    await ask("/start", job).catch((error) => say(error.message, true));
     await runs();
   };
   leave.onclick = () => (at("plan").hidden = true);
-  at("plan").replaceChildren(element("pre", plan), start, " ", leave);
+  at("plan").replaceChildren(...before, element("pre", plan), start, " ", leave);
   at("plan").hidden = false;
   start.focus();
 }
 
+async function plan() {
+  show(at("tab-runs"));
+  if (text() !== file.saved) return say("save the file first: training reads what is saved", true);
+  await offer({ path: file.path }, `training ${file.path}`);
+}
+
+// An exam of the file, against the baseline where one is chosen.
+function exam() {
+  show(at("tab-runs"));
+  if (text() !== file.saved) return say("save the file first: an exam reads what is saved", true);
+  const specs = [at("baseline").value, file.path].filter((path, n, all) => path && all.indexOf(path) === n);
+  const field = (label, value, size) => element("input", [], { value, size, "aria-label": label });
+  const tasks = field("Tasks, between commas; six by default", "", 20), budget = field("Time of all runs", "10m", 6), steps = field("Steps of every run, in place of time", "", 5), seeds = field("Seeds", "3", 3);
+  const see = element("button", "See what it takes");
+  const form = [element("p", [`An exam of ${specs.join(" and ")}: `, element("label", ["Tasks ", tasks]), " ", element("label", ["Time ", budget]), " ", element("label", ["Steps ", steps]), " ", element("label", ["Seeds ", seeds]), " ", see])];
+  see.onclick = () => {
+    const job = { exam: { specs, tasks: tasks.value.replaceAll(" ", ""), budget: budget.value, steps: Number(steps.value) || null, seeds: Number(seeds.value) || 1 } };
+    offer(job, "the exam", form).catch((error) => say(error.message, true));
+  };
+  at("plan").replaceChildren(...form);
+  at("plan").hidden = false;
+  tasks.focus();
+}
+
 function choose(path, on) {
   if (!on) chosen.delete(path);
-  else if (chosen.size < CURVES) chosen.set(path, { next: 0, skip: 1, seen: 0, points: [], held: [], hue: colour(colours_used++) });
+  else if (chosen.size < CURVES) chosen.set(path, { next: 0, skip: 1, seen: 0, points: [], held: [], version: 0, hue: colour(colours_used++) });
   else return say(`${CURVES} curves are the most at once`, true);
-  draw();
+  buttons();
   runs().catch((error) => say(error.message, true));
 }
 
@@ -414,69 +465,121 @@ async function follow(path, run) {
     if (again) Object.assign(run, { skip: 1, seen: 0, points: [], held: [] });
     const moved = next !== run.next;
     run.next = next;
-    for (const line of lines) {
-      const point = JSON.parse(line);
-      if (point.loss !== undefined) {
-        if (run.seen++ % run.skip === 0) run.points.push({ step: point.step, tokens: point.tokens, seconds: point.seconds, loss: point.loss });
-        if (run.points.length > POINTS) [run.points, run.skip] = [run.points.filter((_, n) => n % 2 === 0), 2 * run.skip];
-      } else if (point.validation_loss !== undefined) {
-        const near = run.points.at(-1);
-        run.held.push({ step: point.step, tokens: near?.tokens, seconds: near?.seconds, loss: point.validation_loss });
-        if (run.held.length > POINTS) run.held = run.held.filter((_, n) => n % 2 === 0);
-      }
-    }
-    if (!moved || !lines.length) return;
+    if (lines.length || again) run.version++;
+    for (const line of lines) take(run, JSON.parse(line));
+    if (!moved || !lines.length || !chosen.has(path)) return;
   }
 }
 
+function take(run, { step, tokens, seconds, loss, norm, balance, ...more }) {
+  if (loss !== undefined) {
+    if (run.seen++ % run.skip === 0) run.points.push({ step, tokens, seconds, loss, norm, ...(balance ? { balance } : {}) });
+    if (run.points.length > POINTS) [run.points, run.skip] = [run.points.filter((_, n) => n % 2 === 0), 2 * run.skip];
+  } else if (more.skipped === undefined) {
+    const near = run.points.at(-1), { validation_loss, exact_match, health } = more;
+    run.held.push({ step, tokens: near?.tokens, seconds: near?.seconds, validation_loss, exact_match, health });
+    if (run.held.length > EVALUATIONS) run.held = run.held.filter((_, n) => n % 2 === 0);
+  }
+}
+
+// Curves of the figure that is chosen: name, points as [x, y], run, and whether they are dots.
+function curves() {
+  const { step, held } = CURVE[at("figure").value], over = at("over").value;
+  const lines = [];
+  for (const [path, run] of chosen) {
+    const flops = listed.find((one) => one.path === path)?.flops;
+    const x = (p) => (over === "flops" ? (flops ? p.tokens * flops : undefined) : p[over]);
+    const add = (name, points, dots) => {
+      const known = points.filter(([x, y]) => x !== undefined && y !== undefined && y !== null);
+      if (known.length) lines.push([name, known, run, dots]);
+    };
+    add(path, run.points.map((p) => [x(p), step(p)]), false);
+    const parts = new Set(run.held.flatMap((e) => Object.keys(held(e))));
+    for (const part of parts) add(`${path}, ${part}`, run.held.map((e) => [x(e), held(e)[part]]), true);
+  }
+  return lines;
+}
+
+// Draws where something has changed since the last time.
+let last_drawn = "", redrawn = 0;
 function draw() {
-  const over = at("over").value, width = Math.max(240, at("runs").clientWidth - 40);
+  const { name, axis: unit } = CURVE[at("figure").value], width = Math.max(240, at("runs").clientWidth - 40);
+  const key = JSON.stringify([name, at("over").value, width, dark.matches, ...[...chosen].map(([path, run]) => [path, run.version])]);
+  if (key === last_drawn) return;
+  last_drawn = key;
+  at("curves").setAttribute("data-drawn", ++redrawn);
+  const lines = curves(), shape = JSON.stringify([name, at("over").value, width, dark.matches, lines.map(([label]) => label)]);
+  const data = lines.length ? uPlot.join(lines.map(([, points]) => [points.map(([x]) => x), points.map(([, y]) => y)])) : [];
+  const last = lines.map(([label, points]) => `${label}: ${points.at(-1)[1].toPrecision(4)}`);
+  at("curves").setAttribute("aria-label", lines.length ? `Curves of ${name}; the last values: ${last.join("; ")}` : `No curve of ${name}: choose a run that has one`);
+  at("curves").setAttribute("data-points", lines.map(([, points]) => points.length).join(" "));
+  if (chart && chart.shape === shape) return chart.setData(data);
   chart?.destroy();
   chart = undefined;
   at("curves").replaceChildren();
-  if (!chosen.size) return;
-  const lines = [...chosen].flatMap(([path, run]) => [[path, run.points, run, false], [`${path}, held out`, run.held, run, true]]).filter(([, points]) => points.length);
   if (!lines.length) return;
-  const tables = lines.map(([, points]) => [points.map((p) => p[over]), points.map((p) => p.loss)]);
   const style = getComputedStyle(document.body), axis = { stroke: style.color, grid: { stroke: style.getPropertyValue("--line") } };
-  const series = lines.map(([label, , run, held]) => ({ label, stroke: run.hue, width: held ? 0 : 1.5, points: { show: held, fill: run.hue, size: 7 }, spanGaps: true }));
+  const series = lines.map(([label, , run, dots], n) => ({ label, stroke: dots ? colour(n + 3) : run.hue, width: dots ? 0.5 : 1.5, points: { show: dots, fill: dots ? colour(n + 3) : run.hue, size: 6 }, spanGaps: true }));
+  const over = at("over").selectedOptions[0].text;
   chart = new uPlot({
-    width, height: 280, scales: { x: { time: false } }, axes: [{ ...axis, label: at("over").selectedOptions[0].text }, { ...axis, label: "loss, nats" }],
-    series: [{ label: at("over").selectedOptions[0].text }, ...series],
-  }, uPlot.join(tables), at("curves"));
-  at("curves").setAttribute("data-points", lines.map(([, points]) => points.length).join(" "));
+    width, height: 280, scales: { x: { time: false } }, axes: [{ ...axis, label: over }, { ...axis, label: unit }], series: [{ label: over }, ...series],
+  }, data, at("curves"));
+  chart.shape = shape;
 }
+const dark = matchMedia("(prefers-color-scheme: dark)");
 
 async function runs() {
   const found = await ask("/runs");
   listed = found.runs;
-  at("failed").hidden = !found.said;
-  at("failed").textContent = found.said ?? "";
+  for (const [id, text] of [["failed", found.said], ["notes", found.notes]]) {
+    at(id).hidden = !text;
+    if (at(id).textContent !== (text ?? "")) at(id).textContent = text ?? "";
+  }
   list();
   for (const [path, run] of chosen) await follow(path, run);
   draw();
 }
 
+// Rows of the list, made anew where something in them has changed.
+let rows_shown = "";
 function list() {
   const part = at("filter").value, those = listed.filter((run) => run.path.includes(part));
+  buttons();
+  const shown = those.slice(0, ROWS), key = JSON.stringify([part, shown, [...chosen.keys()], those.length]);
+  if (key === rows_shown) return;
+  rows_shown = key;
   const head = element("tr", ["", "run", "status", "steps", "held-out loss", ""].map((name) => element("th", name, { scope: "col" })));
   const focused = document.activeElement?.dataset?.key;
-  at("list").replaceChildren(head, ...those.slice(0, ROWS).map((run) => {
-    const box = element("input", [], { type: "checkbox", "aria-label": `Curve of ${run.path}`, "data-key": `curve ${run.path}` });
-    box.checked = chosen.has(run.path);
-    box.onchange = () => choose(run.path, box.checked);
-    const act = (name, route) => {
-      const button = element("button", name, { "aria-label": `${name} ${run.path}`, "data-key": `${name} ${run.path}` });
-      button.onclick = () => ask(route, { path: run.path }).then(runs).catch((error) => say(error.message, true));
-      return button;
-    };
-    const action = run.trains ? act("Stop", "/stop") : run.ended ? "" : act("Resume", "/resume");
-    const cells = [box, run.path, run.status, `${run.steps ?? ""}`, run.loss?.toFixed(4) ?? "", action];
-    return element("tr", cells.map((cell) => element("td", cell)));
-  }));
+  at("list").replaceChildren(head, ...shown.map(row));
   if (focused) at("list").querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
-  for (const [name, runs] of [["details", 1], ["continue", 1], ["differ", 2]]) at(name).disabled = chosen.size !== runs;
   at("more").textContent = those.length > ROWS ? `${those.length - ROWS} more: type a part of their names` : those.length ? "" : "no run yet: Train… starts one";
+  const options = listed.filter((run) => run.kind === "run").slice(0, 1000).map((run) => run.path);
+  choices("looked", options);
+  for (const id of ["one", "other"]) choices(id, [...names, ...options]);
+}
+
+function row(run) {
+  const box = element("input", [], { type: "checkbox", "aria-label": `Curve of ${run.path}`, "data-key": `curve ${run.path}` });
+  box.checked = chosen.has(run.path);
+  box.onchange = () => choose(run.path, box.checked);
+  const act = (name, route) => {
+    const button = element("button", name, { "aria-label": `${name} ${run.path}`, "data-key": `${name} ${run.path}` });
+    button.onclick = () => ask(route, { path: run.path }).then(runs).catch((error) => say(error.message, true));
+    return button;
+  };
+  const action = run.trains ? act("Stop", "/stop") : run.ended ? "" : act("Resume", "/resume");
+  const cells = [run.kind === "run" ? box : "", run.path, run.status, `${run.steps ?? ""}`, run.loss?.toFixed(4) ?? "", action];
+  return element("tr", cells.map((cell) => element("td", cell)));
+}
+
+function choices(id, paths) {
+  const select = at(id), chosen = select.value;
+  select.replaceChildren(...paths.map((path) => element("option", path, { value: path })));
+  if (paths.includes(chosen)) select.value = chosen;
+}
+
+function buttons() {
+  for (const [name, runs] of [["details", 1], ["continue", 1], ["differ", 2]]) at(name).disabled = chosen.size !== runs;
 }
 
 // Reports open in a tab of their own, where they may run their scripts and ask nobody.
@@ -504,13 +607,128 @@ function share() {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-// What a command says of the runs that are chosen.
-async function tell(more) {
-  const [run, other] = chosen.keys();
+// What a command says of the runs that are chosen, below it more.
+async function tell(question, more = async () => []) {
   at("told").hidden = false;
-  at("told").textContent = "…";
-  const { text } = await ask("/tell", { run, ...(more ?? { other }) }).catch((error) => ({ text: error.message }));
-  at("told").textContent = text;
+  at("told").replaceChildren(element("pre", "…"));
+  const { text } = await ask("/tell", question).catch((error) => ({ text: error.message }));
+  at("told").replaceChildren(element("pre", text), ...(await more().catch(() => [])));
+}
+
+// The texts that a run wrote at its last evaluation, and its ledger.
+async function account(run) {
+  const { samples, ledger } = await ask(`/account?run=${encodeURIComponent(run)}`);
+  const last = samples.at(-1)?.step, those = samples.filter((sample) => sample.step === last);
+  const flat = (value, path) => (value && typeof value === "object" ? Object.entries(value).flatMap(([key, inner]) => flat(inner, path ? `${path}.${key}` : key)) : [[path, `${value}`]]);
+  return [
+    ...(those.length ? table(`Samples after step ${last}`, ["prompt", "text", "answer"], those.map((s) => [s.prompt, s.text, s.answer ?? ""])) : []),
+    ...(ledger ? table("Ledger", ["", ""], flat(ledger, "")) : []),
+  ];
+}
+
+function details() {
+  const [run] = chosen.keys();
+  return tell({ about: "run", run }, () => account(run));
+}
+
+// --- a run from inside ----------------------------------------------------------------------------
+
+const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
+
+async function read() {
+  const run = at("looked").value;
+  if (!run) return say("train a model first: a run is read", true);
+  at("reading").textContent = "reading …";
+  try {
+    const { text } = await ask("/tell", { about: "reading", run, prompt: at("text").value });
+    at("reading").replaceChildren(...reading(JSON.parse(text)));
+  } catch (error) {
+    at("reading").textContent = error.message;
+  }
+}
+
+// A table of tokens: what may follow each, and the way it took.
+function reading({ model, depth, tokens }) {
+  const shown = (text) => JSON.stringify(text).slice(1, -1).replaceAll(" ", "␣") || "∅";
+  const columns = [
+    ["token", (t) => shown(t.text), true],
+    ["given", (t) => (t.given === null ? "–" : percent(t.given)), true],
+    ["next", (t) => t.next.map((n) => `${shown(n.text)} ${percent(n.probability)}`).join(", "), true],
+    ["experts by depth", (t) => lines(routes(t.experts ?? []), (route) => route), tokens.some((t) => t.experts)],
+    ["processed at depths", (t) => (t.parts ?? []).filter((p) => p.taken).map((p) => p.depth).join(" ") || "none", tokens.some((t) => t.parts)],
+    ["attention over depth", (t) => (t.looks ?? []).length ? heat(t.looks) : "", tokens.some((t) => t.looks)],
+    ["leaves behind pass", (t) => (t.exits ?? []).map((share, n) => `${n + 1}: ${percent(share, 0)}`).join(", "), tokens.some((t) => t.exits)],
+  ].filter(([, , there]) => there);
+  const head = element("tr", columns.map(([name]) => element("th", name, { scope: "col" })));
+  const rows = tokens.map((token) => element("tr", columns.map(([, of], n) => element(n ? "td" : "th", of(token), n ? {} : { scope: "row" }))));
+  return [element("h2", `${model}, ${depth} layers, token by token`), element("table", [head, ...rows])];
+}
+
+// Of each component the experts by depth, in a line.
+const routes = (experts) => [...new Set(experts.map((e) => e.component))].map((name) => {
+  const own = experts.filter((e) => e.component === name);
+  return `${name} ${own.map((e) => `${e.depth}: ${e.experts.join(" ")}`).join(" · ")}`;
+});
+const lines = (all, of) => (all ?? []).flatMap((one, n) => (n ? [element("br", []), of(one)] : [of(one)]));
+
+// Scores of depth attention: a row for each depth that looks, a column for each that is looked at.
+function heat(looks) {
+  const size = 9, wide = Math.max(...looks.map((l) => l.scores.length));
+  const svg = (kind, attributes) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  };
+  const label = looks.map((l) => `${l.component}, depth ${l.depth}: ${l.scores.map((s) => percent(s, 0)).join(" ")}`).join("; ");
+  const made = svg("svg", { width: size * wide, height: size * looks.length, role: "img", "aria-label": label });
+  looks.forEach((l, y) => l.scores.forEach((score, x) => {
+    const box = { x: x * size, y: y * size, width: size, height: size };
+    made.append(svg("rect", { ...box, class: "heat", "fill-opacity": score }), svg("rect", { ...box, class: "cell" }));
+  }));
+  const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
+  title.textContent = label;
+  made.prepend(title);
+  return made;
+}
+
+// The report of `dreamc analyze` beside the run, made where it is not there.
+async function analyse() {
+  const run = at("looked").value;
+  if (!run) return say("train a model first: a run is analysed", true);
+  const path = `${run}/analysis/analysis.html`;
+  at("analysis").textContent = "running the model on held-out rows …";
+  try {
+    const { reports } = await ask("/reports");
+    if (!reports.includes(path)) await ask("/tell", { about: "analysis", run });
+    const src = `/report?path=${encodeURIComponent(path)}&token=${encodeURIComponent(token)}`;
+    at("analysis").replaceChildren(element("iframe", [], { src, sandbox: "allow-scripts", title: `Analysis of ${run}` }));
+  } catch (error) {
+    at("analysis").textContent = error.message;
+  }
+}
+
+// --- two side by side -----------------------------------------------------------------------------
+
+async function beside() {
+  const paths = [at("one").value, at("other").value];
+  if (!paths[0] || !paths[1]) return say("choose two specifications or runs", true);
+  at("sides").textContent = "comparing …";
+  try {
+    const seen = await Promise.all(paths.map(async (path) => {
+      const spec = names.includes(path) ? path : `${path}/spec.yaml`;
+      const { text } = await ask(`/file?path=${encodeURIComponent(spec)}`);
+      return ask("/view", { path: spec, text, device: at("device").value || null });
+    }));
+    const { text } = await ask("/tell", { about: "difference", run: paths[0], other: paths[1] });
+    const pictures = seen.map(({ svg, counts }, n) => element("figure", [
+      ...(svg ? [element("img", [], { src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`, alt: drawn(counts) })] : []),
+      element("figcaption", svg ? paths[n] : `${paths[n]} has errors`),
+    ]));
+    const figures = seen[0].counts && seen[1].counts ? change(seen[1].counts, seen[0].counts, paths[0], paths[1]) : [];
+    at("sides").replaceChildren(element("div", pictures, { class: "pair" }), ...figures, element("h2", "Fields that differ"), element("pre", text));
+  } catch (error) {
+    at("sides").textContent = error.message;
+  }
 }
 
 // Looks while the runs are shown and the page is.
@@ -529,6 +747,7 @@ function show(tab) {
     other.tabIndex = chosen ? 0 : -1;
     at(other.getAttribute("aria-controls")).hidden = !chosen;
   }
+  if (tab === at("tab-runs") || tab === at("tab-look")) Promise.all([runs(), reports()]).catch((error) => say(error.message, true));
 }
 tabs.forEach((tab, n) => {
   tab.onclick = () => show(tab);
@@ -545,7 +764,7 @@ at("baseline").onchange = () => {
   at("match").disabled = !at("baseline").value;
   view().catch((error) => say(error.message, true));
 };
-for (const name of ["device", "inside"]) at(name).onchange = () => view().catch((error) => say(error.message, true));
+for (const name of ["device", "inside", "passes"]) at(name).onchange = () => view().catch((error) => say(error.message, true));
 at("zoom").oninput = zoom;
 at("match").onclick = () => match().catch((error) => say(error.message, true));
 at("save").onclick = save;
@@ -553,15 +772,27 @@ at("train").onclick = () => plan().catch((error) => say(error.message, true));
 at("over").onchange = draw;
 at("filter").oninput = list;
 at("share").onclick = share;
-at("details").onclick = () => tell({});
-at("differ").onclick = () => tell();
-at("continue").onclick = () => tell({ prompt: at("prompt").value });
-at("tab-runs").addEventListener("click", () => Promise.all([runs(), reports()]).catch((error) => say(error.message, true)));
+at("exam").onclick = exam;
+at("figure").append(...Object.entries(CURVE).map(([value, { name }]) => element("option", name, { value })));
+at("figure").onchange = draw;
+dark.onchange = draw;
+at("read").onclick = read;
+at("text").onkeydown = ({ key }) => {
+  if (key === "Enter") read();
+};
+at("analyse").onclick = analyse;
+at("beside").onclick = beside;
+at("details").onclick = details;
+at("differ").onclick = () => tell({ about: "difference", run: [...chosen.keys()][0], other: [...chosen.keys()][1] });
+at("continue").onclick = () => tell({ about: "continuation", run: [...chosen.keys()][0], prompt: at("prompt").value });
+
 at("format").onclick = () => format().catch((error) => say(error.message, true));
 addEventListener("beforeunload", (event) => text() !== file.saved && event.preventDefault());
 
+let names = [];
 async function begin() {
   const { files, first, devices } = await ask("/files");
+  names = files;
   const options = (names) => names.map((name) => element("option", name, { value: name }));
   at("files").replaceChildren(...options(files));
   at("baseline").replaceChildren(element("option", "the saved file", { value: "" }), ...options(files));

@@ -14,6 +14,8 @@ const MOST: usize = 5_000;
 const DEPTH: usize = 6;
 /// Bytes of a file that is shown.
 const LARGEST: u64 = 4 << 20;
+/// Bytes of samples that are read, the last ones.
+const SAMPLES: u64 = 32 << 10;
 /// Bytes of metrics that are read at once.
 const PART: u64 = 256 << 10;
 
@@ -76,19 +78,19 @@ impl Folder {
     }
 
     /// Specifications in it and in folders below, in order of their names. Hidden folders and links
-    /// to folders are left out.
+    /// to folders are left out, and the copies that runs have.
     pub fn list(&self) -> Vec<String> {
-        self.gathered(&is_specification)
+        self.gathered(&|path| is_specification(path), false)
     }
 
     /// Reports in it and in folders below.
     pub fn reports(&self) -> Vec<String> {
-        self.gathered(&is_report)
+        self.gathered(&|path| is_report(path), true)
     }
 
-    fn gathered(&self, is: &dyn Fn(&Path) -> bool) -> Vec<String> {
+    fn gathered(&self, is: &dyn Fn(&Path) -> bool, in_runs: bool) -> Vec<String> {
         let mut found = vec![];
-        gather(&self.root, "", DEPTH, is, &mut found);
+        gather(&self.root, "", DEPTH, &Wanted { is, in_runs }, &mut found);
         found.sort();
         found
     }
@@ -143,6 +145,45 @@ impl Folder {
             true => Ok(there),
             false => Err(FileError::Gone(format!("{path}/metrics.jsonl"))),
         }
+    }
+
+    /// The folder of a run, a comparison, a ladder or an exam.
+    pub fn job(&self, path: &str) -> Result<PathBuf, FileError> {
+        let there = self.inside(path)?;
+        let known = ["metrics.jsonl", "ledger.json", "compare.json", "ladder.json", "exam.json"];
+        match known.iter().any(|name| there.join(name).is_file()) {
+            true => Ok(there),
+            false => Err(FileError::Gone(format!("{path}/metrics.jsonl"))),
+        }
+    }
+
+    /// The place of a specification, or the folder of a run.
+    pub fn either(&self, path: &str) -> Result<PathBuf, FileError> {
+        if is_specification(Path::new(path)) { self.place(path) } else { self.run(path) }
+    }
+
+    /// The texts that a run wrote at its last evaluations, a JSON object a line, and its ledger.
+    pub fn account(&self, path: &str) -> Result<(Vec<String>, Option<String>), FileError> {
+        let run = self.run(path)?;
+        let io = |error| FileError::Io(path.into(), error);
+        let ledger = match std::fs::read_to_string(run.join("ledger.json")) {
+            Ok(text) => Some(text),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(io(error)),
+        };
+        let mut file = match std::fs::File::open(run.join("samples.jsonl")) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((vec![], ledger)),
+            Err(error) => return Err(io(error)),
+        };
+        let from = file.metadata().map_err(io)?.len().saturating_sub(SAMPLES);
+        file.seek(SeekFrom::Start(from)).map_err(io)?;
+        let mut bytes = vec![];
+        file.take(SAMPLES).read_to_end(&mut bytes).map_err(io)?;
+        let text = String::from_utf8_lossy(&bytes);
+        // The first line of a part may be half of one.
+        let lines: Vec<String> = text.lines().skip(usize::from(from > 0)).map(str::to_string).collect();
+        Ok((lines, ledger))
     }
 
     /// Whole lines of a run's metrics from a byte on, and the byte after them. A file that became
@@ -212,7 +253,17 @@ fn is_report(path: &Path) -> bool {
     path.extension().is_some_and(|end| end == "html")
 }
 
-fn gather(folder: &Path, prefix: &str, depth: usize, is: &dyn Fn(&Path) -> bool, found: &mut Vec<String>) {
+/// Files that are listed.
+struct Wanted<'a> {
+    is: &'a dyn Fn(&Path) -> bool,
+    /// Whether those in folders of runs are.
+    in_runs: bool,
+}
+
+fn gather(folder: &Path, prefix: &str, depth: usize, wanted: &Wanted, found: &mut Vec<String>) {
+    if !wanted.in_runs && folder.join("metrics.jsonl").is_file() {
+        return;
+    }
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
@@ -221,8 +272,8 @@ fn gather(folder: &Path, prefix: &str, depth: usize, is: &dyn Fn(&Path) -> bool,
         }
         let Ok(kind) = entry.file_type() else { continue };
         if kind.is_dir() && depth > 0 {
-            gather(&entry.path(), &format!("{prefix}{name}/"), depth - 1, is, found);
-        } else if !kind.is_dir() && is(Path::new(&name)) {
+            gather(&entry.path(), &format!("{prefix}{name}/"), depth - 1, wanted, found);
+        } else if !kind.is_dir() && (wanted.is)(Path::new(&name)) {
             found.push(format!("{prefix}{name}"));
         }
     }
@@ -248,6 +299,10 @@ mod tests {
     fn specifications_are_listed_by_name() {
         let (_place, folder) = folder();
         std::fs::write(folder.root().join("zoo/report.html"), "<p>").unwrap();
+        std::fs::create_dir(folder.root().join("run")).unwrap();
+        for name in ["metrics.jsonl", "spec.yaml"] {
+            std::fs::write(folder.root().join("run").join(name), "").unwrap();
+        }
         assert_eq!(folder.list(), ["a.yaml", "zoo/b.dream"]);
         assert_eq!(folder.reports(), ["zoo/report.html"]);
         assert_eq!(folder.report("zoo/report.html").unwrap(), b"<p>");

@@ -5,9 +5,10 @@
 //! to this machine afterwards is answered; bodies have a bound; work that takes long is done apart.
 
 use crate::files::FileError;
-use crate::{Question, Studio};
+use crate::{Exam, Job, Loops, Question, Studio};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use dreamc_http::{BodyError, Failed, accept, same};
+use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderValue, ORIGIN};
 use hyper::server::conn::http1;
@@ -20,13 +21,7 @@ use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
 
-/// Time between two looks at whether to stop.
-const TICK: Duration = Duration::from_millis(100);
 /// Time to send a request.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes of a request's body.
@@ -44,25 +39,9 @@ pub async fn listen(
     studio: Arc<Studio>,
     stop: &dyn Fn() -> bool,
 ) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(listener)?;
-    let permits = Arc::new(Semaphore::new(CONNECTIONS));
-    while !stop() {
-        let Ok(permit) = permits.clone().try_acquire_owned() else {
-            sleep(TICK / 4).await;
-            continue;
-        };
-        let stream = match timeout(TICK, listener.accept()).await {
-            Err(_) => continue,
-            // So many files are open that none can be: some will be closed.
-            Ok(Err(_)) => {
-                sleep(TICK).await;
-                continue;
-            }
-            Ok(Ok((stream, _))) => stream,
-        };
+    let serve = |stream| {
         let studio = studio.clone();
-        tokio::spawn(async move {
+        async move {
             let service = service_fn(|request| {
                 let studio = studio.clone();
                 async move { Ok::<_, Infallible>(respond(request, studio).await) }
@@ -71,9 +50,9 @@ pub async fn listen(
             builder.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
             // Of a connection that fails nobody is left to hear.
             let _ = builder.serve_connection(TokioIo::new(stream), service).await;
-            drop(permit);
-        });
-    }
+        }
+    };
+    drop(accept(listener, CONNECTIONS, stop, serve).await?);
     Ok(())
 }
 
@@ -83,6 +62,18 @@ struct Refusal(StatusCode, String);
 impl Refusal {
     fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Refusal(status, message.into())
+    }
+}
+
+impl From<BodyError> for Refusal {
+    fn from(error: BodyError) -> Self {
+        Refusal::new(error.status(), error.to_string())
+    }
+}
+
+impl From<Failed> for Refusal {
+    fn from(failed: Failed) -> Self {
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, failed.to_string())
     }
 }
 
@@ -123,21 +114,44 @@ struct Seen {
     text: String,
     baseline: Option<String>,
     device: Option<String>,
-    /// The component whose formulas are drawn.
+    /// The component that is drawn from inside.
     inside: Option<String>,
+    /// Whether passes of a loop are drawn one after the other.
+    #[serde(default)]
+    passes: bool,
+    /// Whether the counts of what it is compared with are asked for.
+    #[serde(default)]
+    compare: bool,
 }
 
 #[derive(Deserialize)]
-struct Told {
-    run: String,
-    /// Another run to compare with.
-    other: Option<String>,
-    prompt: Option<String>,
+#[serde(tag = "about", rename_all = "snake_case")]
+enum Told {
+    Run { run: String },
+    Difference { run: String, other: String },
+    Continuation { run: String, prompt: String },
+    Reading { run: String, prompt: String },
+    Analysis { run: String },
 }
 
 #[derive(Deserialize)]
 struct Named {
     path: String,
+}
+
+#[derive(Deserialize)]
+struct Asking {
+    path: Option<String>,
+    exam: Option<Sitting>,
+}
+
+#[derive(Deserialize)]
+struct Sitting {
+    specs: Vec<String>,
+    tasks: String,
+    budget: String,
+    steps: Option<u64>,
+    seeds: u64,
 }
 
 #[derive(Deserialize)]
@@ -188,8 +202,10 @@ async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply,
         }
         (Method::GET, "/runs") => {
             let root = studio.folder.root().to_path_buf();
-            let list =
-                apart(move || Ok(json!({ "runs": studio.tools.runs(&root), "said": studio.tools.said() })));
+            let list = apart(move || {
+                let (runs, said) = (studio.tools.runs(&root), studio.tools.said());
+                Ok(json!({ "runs": runs, "said": said.failed, "notes": said.notes }))
+            });
             Ok(json_reply(&list.await?))
         }
         (Method::GET, "/reports") => {
@@ -206,7 +222,18 @@ async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply,
             let (lines, next, again) = apart(move || Ok(studio.folder.metrics(&run, from)?)).await?;
             Ok(json_reply(&json!({ "lines": lines, "next": next, "again": again })))
         }
-        (Method::POST, "/plan" | "/start" | "/stop" | "/resume") => {
+        (Method::GET, "/account") => {
+            let run = query(&request, "run").unwrap_or_default();
+            let (samples, ledger) = apart(move || Ok(studio.folder.account(&run)?)).await?;
+            let lines = samples.iter().filter_map(|line| serde_json::from_str(line).ok());
+            let ledger: Option<Value> = ledger.and_then(|text| serde_json::from_str(&text).ok());
+            Ok(json_reply(&json!({ "samples": lines.collect::<Vec<Value>>(), "ledger": ledger })))
+        }
+        (Method::POST, "/plan" | "/start") => {
+            let asked: Asking = body(request).await?;
+            Ok(json_reply(&apart(move || begin(&studio, &path, &asked)).await?))
+        }
+        (Method::POST, "/stop" | "/resume") => {
             let asked: Named = body(request).await?;
             Ok(json_reply(&apart(move || act(&studio, &path, &asked)).await?))
         }
@@ -220,7 +247,7 @@ async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply,
             });
             Ok(json_reply(&Value::Array(answers.await?)))
         }
-        (_, "/" | "/files" | "/runs" | "/metrics" | "/reports" | "/report") => {
+        (_, "/" | "/files" | "/runs" | "/metrics" | "/account" | "/reports" | "/report") => {
             Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} takes GET")))
         }
         (
@@ -232,68 +259,100 @@ async fn route(request: Request<Incoming>, studio: Arc<Studio>) -> Result<Reply,
     }
 }
 
-/// The drawing and counts of a text, and the counts of what it is compared with: the baseline, or
-/// its own file as it was saved.
+/// The drawing and counts of a text; where they are asked for, the counts of what it is compared
+/// with: the baseline, or its own file as it was saved.
 fn view(studio: &Studio, asked: &Seen) -> Result<Value, Refusal> {
     let place = studio.folder.place(&asked.path)?;
-    let device = asked.device.as_deref();
-    let Some(own) = studio.tools.view(&place, &asked.text, device) else { return Ok(json!({})) };
-    let other = asked.baseline.as_ref().unwrap_or(&asked.path);
-    let other = match (studio.folder.place(other), studio.folder.read(other)) {
-        (Ok(place), Ok(text)) => studio.tools.view(&place, &text.text, device).map(|view| view.counts),
-        _ => None,
+    let (device, loops) =
+        (asked.device.as_deref(), if asked.passes { Loops::Unrolled } else { Loops::Folded });
+    let own = studio.tools.view(&place, &asked.text, device, loops);
+    let mut answer = match own {
+        Some(own) => json!({ "svg": own.svg, "counts": own.counts, "components": own.components }),
+        None => json!({}),
     };
-    Ok(json!({ "svg": own.svg, "counts": own.counts, "defined": own.defined, "other": other }))
+    if asked.compare {
+        let other = asked.baseline.as_ref().unwrap_or(&asked.path);
+        answer["other"] = match (studio.folder.place(other), studio.folder.read(other)) {
+            (Ok(place), Ok(text)) => {
+                let view = studio.tools.view(&place, &text.text, device, Loops::Folded);
+                view.map_or(Value::Null, |view| view.counts)
+            }
+            (Ok(_) | Err(_), Ok(_) | Err(_)) => Value::Null,
+        };
+    }
+    Ok(answer)
 }
 
-/// The drawing of a component's formulas.
+/// The drawing of a component from inside.
 fn inside(studio: &Studio, asked: &Seen) -> Result<Value, Refusal> {
     let place = studio.folder.place(&asked.path)?;
     let name = asked.inside.as_deref().unwrap_or_default();
     let svg = studio.tools.inside(&place, &asked.text, name);
-    let none = || {
-        let message = format!("no definition makes the component `{name}`");
-        Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, message)
-    };
+    let none = || unfit(format!("the text has no component `{name}`"));
     Ok(json!({ "svg": svg.ok_or_else(none)? }))
+}
+
+/// A request that is understood and cannot be met.
+fn unfit(message: impl Into<String>) -> Refusal {
+    Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, message)
 }
 
 /// Words of a command about runs.
 fn tell(studio: &Studio, asked: &Told) -> Result<Value, Refusal> {
-    let run = studio.folder.run(&asked.run)?;
-    let other = asked.other.as_ref().map(|other| studio.folder.run(other)).transpose()?;
-    let question = match (&other, &asked.prompt) {
-        (Some(other), _) => Question::Difference(&run, other),
-        (None, Some(prompt)) => Question::Continuation(&run, prompt),
-        (None, None) => Question::Run(&run),
+    let (folder, root) = (&studio.folder, studio.folder.root());
+    let answer = match asked {
+        Told::Run { run } => studio.tools.tell(root, Question::Run(&folder.job(run)?)),
+        Told::Difference { run, other } => {
+            let (one, other) = (folder.either(run)?, folder.either(other)?);
+            studio.tools.tell(root, Question::Difference(&one, &other))
+        }
+        Told::Continuation { run, prompt } => {
+            studio.tools.tell(root, Question::Continuation(&folder.run(run)?, prompt))
+        }
+        Told::Reading { run, prompt } => {
+            studio.tools.tell(root, Question::Reading(&folder.run(run)?, prompt))
+        }
+        Told::Analysis { run } => studio.tools.tell(root, Question::Analysis(&folder.run(run)?)),
     };
-    let unfit = |message: String| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, message);
-    Ok(json!({ "text": studio.tools.tell(studio.folder.root(), question).map_err(unfit)? }))
+    Ok(json!({ "text": answer.map_err(unfit)? }))
 }
 
 /// Sizes at which a text meets its baseline.
 fn matched(studio: &Studio, asked: &Seen) -> Result<Value, Refusal> {
     let place = studio.folder.place(&asked.path)?;
-    let unfit = |message: &str| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, message);
     let baseline = asked.baseline.as_ref().ok_or_else(|| unfit("choose a baseline to meet"))?;
     let (there, text) = (studio.folder.place(baseline)?, studio.folder.read(baseline)?);
-    let found = studio.tools.matched((&place, &asked.text), (&there, &text.text)).map_err(|e| unfit(&e))?;
+    let found = studio.tools.matched((&place, &asked.text), (&there, &text.text)).map_err(unfit)?;
     Ok(json!({ "fields": found.fields, "residual": found.residual, "text": found.text }))
 }
 
-/// Plans, starts, stops or continues training.
-fn act(studio: &Studio, route: &str, asked: &Named) -> Result<Value, Refusal> {
-    let (tools, root) = (&studio.tools, studio.folder.root());
-    let unfit = |message: String| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, message);
-    match route {
-        "/plan" => {
-            let plan = tools.plan(root, &studio.folder.place(&asked.path)?).map_err(unfit)?;
-            Ok(json!({ "plan": plan }))
+/// Plans or starts a job.
+fn begin(studio: &Studio, route: &str, asked: &Asking) -> Result<Value, Refusal> {
+    let job = match (&asked.path, &asked.exam) {
+        (Some(path), None) => Job::File(studio.folder.place(path)?),
+        (None, Some(exam)) => {
+            let specs = exam.specs.iter().map(|spec| studio.folder.place(spec));
+            let (tasks, budget) = (exam.tasks.clone(), exam.budget.clone());
+            let (steps, seeds) = (exam.steps, exam.seeds);
+            Job::Exam(Exam { specs: specs.collect::<Result<_, _>>()?, tasks, budget, steps, seeds })
         }
-        "/start" => tools.start(root, &studio.folder.place(&asked.path)?).map_err(unfit).map(|()| json!({})),
-        "/resume" => tools.resume(root, &studio.folder.run(&asked.path)?).map_err(unfit).map(|()| json!({})),
-        _ => tools.stop(&studio.folder.run(&asked.path)?).map_err(unfit).map(|()| json!({})),
+        (Some(_), Some(_)) | (None, None) => return Err(unfit("name a file or an exam")),
+    };
+    let (tools, root) = (&studio.tools, studio.folder.root());
+    match route {
+        "/plan" => Ok(json!({ "plan": tools.plan(root, &job).map_err(unfit)? })),
+        _ => tools.start(root, &job).map_err(unfit).map(|()| json!({})),
     }
+}
+
+/// Stops or continues what trains.
+fn act(studio: &Studio, route: &str, asked: &Named) -> Result<Value, Refusal> {
+    let (tools, job) = (&studio.tools, studio.folder.job(&asked.path)?);
+    let done = match route {
+        "/resume" => tools.resume(studio.folder.root(), &job),
+        _ => tools.stop(&job),
+    };
+    done.map_err(unfit).map(|()| json!({}))
 }
 
 /// Whether a request comes from the page: it has the token, in its header or, for the page itself
@@ -313,11 +372,7 @@ fn authorise(request: &Request<Incoming>, studio: &Studio) -> Result<(), Refusal
         "/" | "/report" => query(request, "token"),
         _ => header("x-dreamc-token").map(str::to_string),
     };
-    let same = |given: &String| {
-        let (given, token) = (given.as_bytes(), studio.token.as_bytes());
-        given.len() == token.len() && given.iter().zip(token).fold(0, |d, (a, b)| d | (a ^ b)) == 0
-    };
-    match given.as_ref().is_some_and(same) {
+    match given.is_some_and(|given| same(given.as_bytes(), studio.token.as_bytes())) {
         true => Ok(()),
         false => refused(
             "the token is missing or is another server's: use the address that `dreamc studio` printed",
@@ -344,29 +399,18 @@ fn query(request: &Request<Incoming>, name: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The body of a request. It must say that it is JSON: a page of another origin cannot send such a
-/// one unasked.
-async fn body<T: for<'a> Deserialize<'a>>(request: Request<Incoming>) -> Result<T, Refusal> {
-    let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("");
-    if !kind.starts_with("application/json") {
-        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body must be JSON"));
-    }
-    let collected = timeout(PATIENCE, Limited::new(request.into_body(), BODY).collect()).await;
-    let late = |_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive");
-    let bytes = collected.map_err(late)?.map_err(|error| {
-        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body cannot be read: {error}"))
-    })?;
-    serde_json::from_slice(&bytes.to_bytes())
-        .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, format!("the body: {error}")))
-}
-
-/// Does what takes long on another thread.
+/// Does what takes long beside the connections.
 async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
-    let failed =
-        |_| Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be worked on"));
-    spawn_blocking(work).await.unwrap_or_else(failed)
+    dreamc_http::apart(work).await
+}
+
+/// The body of a request.
+async fn body<T: for<'a> Deserialize<'a>>(request: Request<Incoming>) -> Result<T, Refusal> {
+    let bytes = dreamc_http::body(request, BODY, PATIENCE).await?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, format!("the body: {error}")))
 }
 
 /// The page, whole: it loads nothing, and may ask this server alone.
@@ -375,7 +419,7 @@ fn page() -> Reply {
     let page = PAGE.replace("{{style}}", STYLE).replace("{{nonce}}", &nonce).replace("{{script}}", SCRIPT);
     let mut reply = Response::new(Full::from(page));
     let rules = format!(
-        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; \
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; connect-src 'self'; frame-src 'self'; img-src data:; \
          frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
     );
     let headers = reply.headers_mut();

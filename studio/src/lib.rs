@@ -17,7 +17,7 @@ pub use files::Folder;
 use serde_json::Value;
 use std::io;
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Questions of the page to the rest of dreamc.
@@ -28,40 +28,83 @@ pub trait Tools: Send + Sync + 'static {
 
     /// The drawing and the counts of a text, with times on a device of that name; nothing where
     /// the text has errors.
-    fn view(&self, path: &Path, text: &str, device: Option<&str>) -> Option<View>;
+    fn view(&self, path: &Path, text: &str, device: Option<&str>, loops: Loops) -> Option<View>;
 
     /// Names of the devices that times are predicted for.
     fn devices(&self) -> Vec<String>;
 
-    /// The drawing of the formulas of a component that a definition makes.
+    /// The drawing of a component from inside.
     fn inside(&self, path: &Path, text: &str, component: &str) -> Option<String>;
 
     /// Sizes at which a text costs what the baseline does, and the text with them; a sentence
     /// where there are none. Nothing is written.
     fn matched(&self, own: (&Path, &str), baseline: (&Path, &str)) -> Result<Match, String>;
 
-    /// The runs below a folder, those that train first; each an object with `path` (relative to the
-    /// folder), `model`, `status`, `steps`, `tokens`, `loss` (held out, or null) and `trains`.
+    /// The runs, comparisons, ladders and exams below a folder, those that train first; each an
+    /// object with `path` (relative to the folder), `kind`, `status`, `trains` and `ended`; a run
+    /// with `model`, `steps`, `tokens`, `flops` (of a trained token, or null) and `loss` (held out,
+    /// or null).
     fn runs(&self, root: &Path) -> Vec<Value>;
 
-    /// The account that training a file would begin with: its time and memory; or why it would not
-    /// begin.
-    fn plan(&self, root: &Path, path: &Path) -> Result<String, String>;
+    /// The account that a job would begin with: its time and memory; or why it would not begin.
+    fn plan(&self, root: &Path, job: &Job) -> Result<String, String>;
 
-    /// Begins to train a file, in a process that outlives the studio.
-    fn start(&self, root: &Path, path: &Path) -> Result<(), String>;
+    /// Begins a job, in a process that outlives the studio.
+    fn start(&self, root: &Path, job: &Job) -> Result<(), String>;
 
-    /// Asks the process that trains in a folder to write a checkpoint and end.
+    /// Asks the processes that train in a folder, or in those of its runs, to write checkpoints and
+    /// end.
     fn stop(&self, run: &Path) -> Result<(), String>;
 
-    /// Goes on with a run that was stopped, in a process that outlives the studio.
+    /// Goes on with a run, a comparison or an exam that was stopped, in a process that outlives the
+    /// studio.
     fn resume(&self, root: &Path, run: &Path) -> Result<(), String>;
 
     /// The answer to a question, as a terminal shows it; or why there is none.
     fn tell(&self, root: &Path, question: Question) -> Result<String, String>;
 
-    /// The last lines that a process begun here said, where one ended with an error.
-    fn said(&self) -> Option<String>;
+    /// The last lines that processes begun here wrote on their error streams.
+    fn said(&self) -> Said;
+}
+
+/// How a loop is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loops {
+    /// Once, with a line that leads back.
+    Folded,
+    /// Pass by pass.
+    Unrolled,
+}
+
+/// Something that trains.
+pub enum Job {
+    /// A specification, or a suite.
+    File(PathBuf),
+    /// An exam of specifications.
+    Exam(Exam),
+}
+
+/// An exam as it is asked for.
+pub struct Exam {
+    /// The specifications, the baseline first.
+    pub specs: Vec<PathBuf>,
+    /// Names of tasks between commas; those of every exam where it is empty.
+    pub tasks: String,
+    /// Time of all runs together, as `10m`.
+    pub budget: String,
+    /// Steps of every run, in place of those that the time allows.
+    pub steps: Option<u64>,
+    /// Seeds of every arm.
+    pub seeds: u64,
+}
+
+/// Lines of error streams.
+#[derive(Default)]
+pub struct Said {
+    /// Of the last process that ended with an error.
+    pub failed: Option<String>,
+    /// Of those that go on.
+    pub notes: Option<String>,
 }
 
 /// Sizes that meet a baseline.
@@ -80,16 +123,20 @@ pub struct View {
     pub svg: String,
     /// Everything that is counted, as `dreamc count --json` prints it.
     pub counts: Value,
-    /// Components that a definition makes, whose formulas can be drawn.
-    pub defined: Vec<String>,
+    /// Its components, which can be drawn from inside.
+    pub components: Vec<String>,
 }
 
 /// A question about runs that a command answers in words.
 pub enum Question<'a> {
     /// How a run stands: speed, balance, losses.
     Run(&'a Path),
-    /// Every field and result in which two runs differ.
+    /// Every field in which two runs or specifications differ, and of runs every result.
     Difference(&'a Path, &'a Path),
+    /// A text as a run's model reads it, token by token, as JSON.
+    Reading(&'a Path, &'a str),
+    /// A run's model from inside, as a report beside the run.
+    Analysis(&'a Path),
     /// The text that a run's model writes after a prompt.
     Continuation(&'a Path, &'a str),
 }

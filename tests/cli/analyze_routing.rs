@@ -128,3 +128,86 @@ fn a_model_whose_tokens_never_skip_has_no_routing() {
     let said = sandbox.error(&["analyze", "routing", "run"]);
     assert!(said.contains("no part of the model is wrapped in skip(…)"), "{said}");
 }
+
+/// Everything that a reading of a text has: a mixture, depth attention, a wrapped part, an exit.
+const ROUTED: &str = "\
+model routed {
+  vocab 256  hidden 32  context 64
+  sa = sequence { heads 2 }
+  da = depth { heads 1  head_size 16 }
+  ea = experts { count 4  active 2  intermediate 16  query 8  balance 1e-3 }
+  recur 3 exit gate 0.1 {
+    layer { (da | sa) > ea }
+    layer { skip(capacity 0.5, causal bce 0.01) { sa > ea } }
+  }
+}
+
+data { task permutation  size 4  max_steps 2 }
+train { steps 4  batch 2  sequence 32  precision f32 }
+";
+
+/// The reading of a text is that of the model which writes: its likeliest next token is written,
+/// and shares of experts, depths and exits are whole.
+#[test]
+fn a_text_is_read_token_by_token() {
+    let sandbox = Sandbox::with(&[("routed.dream", ROUTED)]);
+    sandbox.good(&["train", "routed.dream", "--out", "run"]);
+    let read = |text: &str| -> Value {
+        let json = sandbox.good(&["analyze", "tokens", "run", text, "--top", "100", "--json"]);
+        serde_json::from_str(&json).unwrap()
+    };
+    let reading = read("abcd 1-2 = ");
+    assert_eq!((&reading["model"], &reading["depth"]), (&"routed".into(), &6.into()));
+    let tokens = reading["tokens"].as_array().unwrap();
+    // Texts of tasks begin with the begin token.
+    assert_eq!(tokens.len(), 12);
+    let numbers = |list: &Value, key: &str| -> Vec<f64> {
+        let of = |one: &Value| if key.is_empty() { one.as_f64() } else { one[key].as_f64() };
+        list.as_array().unwrap().iter().map(|one| of(one).unwrap()).collect()
+    };
+    for (i, token) in tokens.iter().enumerate() {
+        let likely = numbers(&token["next"], "probability");
+        assert!(likely.is_sorted_by(|a, b| a >= b) && likely.iter().sum::<f64>() <= 1.0 + 1e-9);
+        // A token has the probability that the one before gives it.
+        if let Some(before) = i.checked_sub(1) {
+            let next = tokens[before]["next"].as_array().unwrap();
+            let own = next.iter().find(|next| next["id"] == token["id"]);
+            if let Some(own) = own {
+                assert_eq!(own["probability"], token["given"]);
+            }
+        } else {
+            assert_eq!(token["given"], Value::Null);
+        }
+        // Projections of attentions are chosen, too.
+        let chosen = token["experts"].as_array().unwrap().iter().filter(|c| c["component"] == "ea");
+        let chosen: Vec<&Value> = chosen.collect();
+        let parts = token["parts"].as_array().unwrap();
+        let taken: Vec<&Value> = parts.iter().filter(|part| part["taken"] == true).collect();
+        // The mixture is applied at every other depth, and where the token does not go around.
+        assert_eq!((parts.len(), chosen.len()), (3, 3 + taken.len()), "{token}");
+        for choice in chosen {
+            let experts = choice["experts"].as_array().unwrap();
+            assert!(experts.len() == 2 && experts[0] != experts[1], "{choice}");
+            assert!(experts.iter().all(|e| e.as_u64().unwrap() < 4), "{choice}");
+            let wrapped = choice["depth"].as_u64().unwrap() % 2 == 1;
+            assert!(!wrapped || taken.iter().any(|part| part["depth"] == choice["depth"]), "{token}");
+        }
+        let looks = token["looks"].as_array().unwrap();
+        assert_eq!(looks.len(), 3);
+        for (pass, look) in looks.iter().enumerate() {
+            let scores = numbers(&look["scores"], "");
+            assert_eq!((scores.len(), look["depth"].as_u64()), (pass + 1, Some(2 * pass as u64)));
+            assert!((scores.iter().sum::<f64>() - 1.0).abs() < 1e-6, "{look}");
+        }
+        let exits = numbers(&token["exits"], "");
+        assert!(exits.len() == 3 && (exits.iter().sum::<f64>() - 1.0).abs() < 1e-5, "{token}");
+    }
+    let written = sandbox.good(&["generate", "run", "abcd 1-2 = ", "-n", "1", "--greedy", "--json"]);
+    let written: Value = serde_json::from_str(&written).unwrap();
+    assert_eq!(written["ids"][0], tokens[11]["next"][0]["id"]);
+    let table = sandbox.good(&["analyze", "tokens", "run", "ab"]);
+    assert!(table.contains("ea@0: ") && table.contains("leaves behind pass "), "{table}");
+    let refused = sandbox.error(&["analyze", "tokens", "run", &"a".repeat(65)]);
+    assert!(refused.contains("66 tokens, and at most 64 are shown"), "{refused}");
+    assert_eq!(read("")["tokens"].as_array().unwrap().len(), 1);
+}

@@ -50,9 +50,11 @@ fn the_example_is_checked_shown_formatted_and_drawn() {
     for text in ["recurrence S [heads, value, size]", "[heads, size]", ">q<", ">o<", "a.weight2"] {
         assert!(drawn.contains(text), "{text} is not in the drawing");
     }
-    let (code, refused) = sandbox.bad(&["draw", "m.dream", "--open", "sa"]);
+    let steps = sandbox.good(&["draw", "m.dream", "--open", "sa"]);
+    assert!(steps.contains("attention over tokens"), "{steps}");
+    let (code, refused) = sandbox.bad(&["draw", "m.dream", "--open", "sb"]);
     assert_eq!(code, 2);
-    assert!(refused.contains("those that are: gdn"), "{refused}");
+    assert!(refused.contains("no such component; it has") && refused.contains("gdn"), "{refused}");
 }
 
 /// The example of the folder with a recipe of seconds.

@@ -30,6 +30,36 @@ model own {
 }
 ";
 
+/// A model of which a step takes no time to speak of.
+const TINY: &str = "\
+model:
+  name: tiny
+  vocab: 256
+  hidden: 8
+  context: 64
+  components:
+    sa: {sequence: {heads: 2}}
+    ff: {mlp: {intermediate: 8}}
+  body: [\"sa > ff\"]
+";
+
+/// A model with everything that the page shows of a run from inside.
+const ROUTED: &str = "\
+model routed {
+  vocab 256  hidden 32  context 64
+  sa = sequence { heads 2 }
+  da = depth { heads 1  head_size 16 }
+  ea = experts { count 4  active 1  intermediate 16  query 8  balance 1e-3 }
+  recur 3 exit gate 0.1 {
+    layer { (da | sa) > ea }
+    layer { skip(capacity 0.5, causal bce 0.01) { sa > ea } }
+  }
+}
+
+data { task permutation  size 4  max_steps 2 }
+train { steps 6  batch 2  sequence 32  precision f32  evaluate { every 3 } }
+";
+
 fn sandbox() -> Sandbox {
     let layers = |name: &str, count: u64| {
         format!(
@@ -44,11 +74,21 @@ fn sandbox() -> Sandbox {
     let sandbox = Sandbox::with(&[
         ("task.yaml", &task),
         ("own.dream", OWN),
+        ("routed.dream", ROUTED),
         ("small.dream", SMALL),
         ("other.yaml", &layers("other", 2)),
         ("deep.yaml", &layers("deep", 4096)),
+        ("tiny.yaml", TINY),
     ]);
-    sandbox.good(&["check", "small.dream", "other.yaml", "deep.yaml", "task.yaml", "own.dream"]);
+    sandbox.good(&[
+        "check",
+        "small.dream",
+        "other.yaml",
+        "deep.yaml",
+        "task.yaml",
+        "own.dream",
+        "routed.dream",
+    ]);
     sandbox
 }
 
@@ -110,6 +150,7 @@ impl Studio {
 fn a_specification_is_written_and_seen_in_a_browser() {
     let Some(python) = crate::serve::python() else { return };
     let sandbox = sandbox();
+    sandbox.good(&["train", "routed.dream", "--out", "runs/routed"]);
     let studio = Studio::start(&sandbox, "small.dream");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/studio_client.py");
     let output =
@@ -119,10 +160,10 @@ fn a_specification_is_written_and_seen_in_a_browser() {
         return dreamc_skip::skip("no Chromium: apt-get install chromium");
     }
     assert!(output.status.success() && out.contains("all well"), "{out}{err}");
+    print!("{out}");
     // The run that the page began goes on when the studio is gone.
     drop(studio);
-    let runs: Vec<_> = std::fs::read_dir(sandbox.path("runs")).unwrap().flatten().collect();
-    let run = runs[0].path();
+    let run = sandbox.path("runs/task-001");
     let length = || std::fs::metadata(run.join("metrics.jsonl")).unwrap().len();
     let before = length();
     let until = Instant::now() + Duration::from_secs(60);
@@ -138,69 +179,345 @@ fn a_specification_is_written_and_seen_in_a_browser() {
     }
 }
 
-#[test]
-fn only_the_page_is_answered() {
-    let sandbox = sandbox();
-    let studio = Studio::start(&sandbox, ".");
-    let (host, token) = (studio.host.as_str(), studio.token.as_str());
-    let own = format!("http://{host}");
-    let refused: [&[(&str, &str)]; 6] = [
-        &[("Host", host)],
-        &[("Host", host), ("x-dreamc-token", "0123456789abcdef0123456789abcdef")],
-        &[("Host", "attacker.example"), ("x-dreamc-token", token)],
-        &[("x-dreamc-token", token)],
-        &[("Host", host), ("Origin", "http://attacker.example"), ("x-dreamc-token", token)],
-        &[("Host", host), ("Origin", "null"), ("x-dreamc-token", token)],
-    ];
-    for headers in refused {
-        for (method, path) in
-            [("GET", "/files"), ("GET", "/file?path=small.dream"), ("POST", "/view"), ("GET", "/")]
-        {
-            let (status, answer) = studio.send(method, path, headers, "");
-            assert_eq!(status, 403, "{method} {path} {headers:?}: {answer}");
-        }
-    }
-    let good = [("Host", host), ("Origin", own.as_str()), ("x-dreamc-token", token)];
-    let (status, answer) = studio.send("GET", "/files", &good, "");
-    assert_eq!(
-        (status, &answer["files"]),
-        (200, &json!(["deep.yaml", "other.yaml", "own.dream", "small.dream", "task.yaml"]))
-    );
-    // A form of another page cannot say that it sends JSON.
-    assert_eq!(studio.send("POST", "/view", &good, "{}").0, 415);
-    assert_eq!(studio.ask("POST", "/view", &json!({})).0, 400);
-    assert_eq!(studio.ask("DELETE", "/file", &Value::Null).0, 405);
-    assert_eq!(studio.ask("GET", "/elsewhere", &Value::Null).0, 404);
+/// A studio and the folder that it shows, with a run that ended.
+struct Scene<'a> {
+    studio: &'a Studio,
+    sandbox: &'a Sandbox,
 }
 
+impl Scene<'_> {
+    /// The status of a request with these headers alone.
+    fn bare(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> u16 {
+        self.studio.send(method, path, headers, "").0
+    }
+
+    fn get(&self, path: &str) -> (u16, Value) {
+        self.studio.ask("GET", path, &Value::Null)
+    }
+
+    fn post(&self, path: &str, body: Value) -> (u16, Value) {
+        self.studio.ask("POST", path, &body)
+    }
+
+    /// Whether a request was refused so, in a sentence with these words.
+    fn refused(&self, (status, answer): (u16, Value), expected: u16, words: &str) {
+        let said = answer["error"].as_str().unwrap_or_default();
+        assert!(status == expected && said.contains(words), "{status}: {said}; not {expected}: {words}");
+    }
+
+    /// Paths are refused wherever one is taken.
+    fn outside(&self, path: &str) {
+        let escaped: String = path.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        assert_eq!(self.get(&format!("/file?path={escaped}")).0, 403, "{path}");
+        let wrote = json!({"path": path, "text": "gone", "version": null});
+        assert_eq!(self.post("/file", wrote).0, 403, "{path}");
+        let seen = json!({"path": path, "text": SMALL, "baseline": null});
+        assert_eq!(self.post("/view", seen.clone()).0, 403, "{path}");
+        assert_eq!(self.post("/inside", seen).0, 403, "{path}");
+        assert_eq!(self.post("/plan", json!({"path": path})).0, 403, "{path}");
+        let exam = json!({"specs": [path], "tasks": "", "budget": "1s", "seeds": 1});
+        assert_eq!(self.post("/start", json!({"exam": exam})).0, 403, "{path}");
+        assert_eq!(self.post("/lsp", json!({"path": path, "message": {}})).0, 403, "{path}");
+    }
+
+    /// The row of a run in the list.
+    fn row(&self, path: &str) -> Value {
+        let (_, answer) = self.get("/runs");
+        let rows = answer["runs"].as_array().cloned().unwrap_or_default();
+        rows.into_iter().find(|row| row["path"] == path).unwrap_or(Value::Null)
+    }
+
+    /// Waits until the row of a run is as it should be.
+    fn wait(&self, path: &str, ready: impl Fn(&Value) -> bool) -> Value {
+        let until = Instant::now() + Duration::from_secs(120);
+        loop {
+            let row = self.row(path);
+            if ready(&row) {
+                return row;
+            }
+            assert!(Instant::now() < until, "{path}: {row}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn exam(&self, specs: &[&str], tasks: &str, budget: &str) -> (u16, Value) {
+        self.post("/plan", json!({"exam": {"specs": specs, "tasks": tasks, "budget": budget, "seeds": 1}}))
+    }
+}
+
+/// A fault by its name, and how the studio takes it.
+type Fault = (&'static str, fn(&Scene));
+
+/// Requests of others than the page.
+const STRANGERS: &[Fault] = &[
+    ("no token", |s| assert_eq!(s.bare("GET", "/files", &[("Host", &s.studio.host)]), 403)),
+    ("another server's token", |s| {
+        let token = "0123456789abcdef0123456789abcdef";
+        assert_eq!(s.bare("GET", "/files", &[("Host", &s.studio.host), ("x-dreamc-token", token)]), 403);
+    }),
+    ("the beginning of the token", |s| {
+        let token = &s.studio.token[..31];
+        assert_eq!(s.bare("GET", "/files", &[("Host", &s.studio.host), ("x-dreamc-token", token)]), 403);
+    }),
+    ("a token in the address of a route", |s| {
+        let path = format!("/files?token={}", s.studio.token);
+        assert_eq!(s.bare("GET", &path, &[("Host", &s.studio.host)]), 403);
+    }),
+    ("the page without a token", |s| assert_eq!(s.bare("GET", "/", &[("Host", &s.studio.host)]), 403)),
+    ("a report without a token", |s| {
+        assert_eq!(s.bare("GET", "/report?path=report.html", &[("Host", &s.studio.host)]), 403);
+    }),
+    ("a name that was bound to this machine", |s| {
+        let headers = [("Host", "attacker.example"), ("x-dreamc-token", s.studio.token.as_str())];
+        assert_eq!(s.bare("GET", "/files", &headers), 403);
+    }),
+    ("no name", |s| assert_eq!(s.bare("GET", "/files", &[("x-dreamc-token", &s.studio.token)]), 403)),
+    ("another port", |s| {
+        let headers = [("Host", "127.0.0.1:1"), ("x-dreamc-token", s.studio.token.as_str())];
+        assert_eq!(s.bare("GET", "/files", &headers), 403);
+    }),
+    ("another origin", |s| from(s, "http://attacker.example")),
+    ("an origin that is hidden", |s| from(s, "null")),
+    ("an origin of another scheme", |s| from(s, &format!("https://{}", s.studio.host))),
+];
+
+fn from(s: &Scene, origin: &str) {
+    let headers = [("Host", s.studio.host.as_str()), ("Origin", origin), ("x-dreamc-token", &s.studio.token)];
+    for (method, path) in
+        [("GET", "/files"), ("GET", "/file?path=small.dream"), ("POST", "/view"), ("POST", "/start")]
+    {
+        assert_eq!(s.bare(method, path, &headers), 403, "{method} {path}");
+    }
+}
+
+/// Requests without sense.
+const NONSENSE: &[Fault] = &[
+    ("a form, which cannot say that it sends JSON", |s| {
+        let own = format!("http://{}", s.studio.host);
+        let headers =
+            [("Host", s.studio.host.as_str()), ("Origin", &own), ("x-dreamc-token", &s.studio.token)];
+        assert_eq!(s.bare("POST", "/view", &headers), 415);
+    }),
+    ("JSON without the fields", |s| s.refused(s.post("/view", json!({})), 400, "missing field")),
+    ("a body without end", |s| {
+        // It is refused by its length, before any of it is read.
+        let mut stream = TcpStream::connect(&s.studio.host).unwrap();
+        let (host, token) = (&s.studio.host, &s.studio.token);
+        let head = format!(
+            "POST /view HTTP/1.1\r\nHost: {host}\r\nx-dreamc-token: {token}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\n\r\n",
+            9 << 20
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 413");
+    }),
+    ("another method", |s| s.refused(s.studio.ask("DELETE", "/file", &Value::Null), 405, "takes POST")),
+    ("an address of nothing", |s| s.refused(s.get("/elsewhere"), 404, "nothing at /elsewhere")),
+    ("a connection that says something else", |s| {
+        let mut stream = TcpStream::connect(&s.studio.host).unwrap();
+        stream.write_all(b"\x16\x03\x01 hello\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        assert!(!answer.contains(" 200 "), "{answer}");
+    }),
+    ("clients that say nothing", |s| {
+        let silent: Vec<_> = (0..60).map(|_| TcpStream::connect(&s.studio.host).unwrap()).collect();
+        assert_eq!(s.get("/files").0, 200);
+        drop(silent);
+    }),
+    ("a message that no editor sends", |s| {
+        let message = json!({"jsonrpc": "2.0", "id": 1, "method": "textDocument/hover", "params": [1, 2]});
+        assert_eq!(s.post("/lsp", json!({"path": "small.dream", "message": message})).0, 200);
+    }),
+];
+
+/// Paths that lead elsewhere.
+const PATHS: &[Fault] = &[
+    ("the folder above", |s| s.outside("../small.dream")),
+    ("the root", |s| s.outside("/etc/passwd.yaml")),
+    ("up again from below", |s| s.outside("own.dream/../../small.dream")),
+    ("no specification", |s| s.outside("notes.txt")),
+    ("no path", |s| s.outside("")),
+    ("a path of another system", |s| s.outside("..\\small.dream")),
+    ("a link to a file outside", |s| s.outside("link.yaml")),
+    ("a link to a folder outside", |s| s.outside("away/small.dream")),
+    ("a report outside", |s| {
+        let path = format!("/report?path=..%2Freport.html&token={}", s.studio.token);
+        assert_eq!(s.bare("GET", &path, &[("Host", &s.studio.host)]), 403);
+    }),
+    ("a file that is no report", |s| {
+        let path = format!("/report?path=own.dream&token={}", s.studio.token);
+        assert_eq!(s.bare("GET", &path, &[("Host", &s.studio.host)]), 404);
+    }),
+    ("a name with an end of text", |s| assert!(s.get("/file?path=a%00.yaml").0 >= 403)),
+];
+
+/// Files that are not as they were.
+const FILES: &[Fault] = &[
+    ("a file that is gone", |s| s.refused(s.get("/file?path=none.yaml"), 404, "does not exist")),
+    ("a file that another program changed", |s| {
+        std::fs::write(s.sandbox.path("inner/theirs.dream"), SMALL).unwrap();
+        let (_, read) = s.get("/file?path=theirs.dream");
+        std::fs::write(s.sandbox.path("inner/theirs.dream"), "# theirs\n").unwrap();
+        let wrote = json!({"path": "theirs.dream", "text": "# mine\n", "version": read["version"]});
+        s.refused(s.post("/file", wrote), 409, "open it again");
+        assert_eq!(s.sandbox.read("inner/theirs.dream"), "# theirs\n");
+    }),
+    ("a new file where there is one", |s| {
+        let wrote = json!({"path": "own.dream", "text": "# mine\n", "version": null});
+        s.refused(s.post("/file", wrote), 409, "changed by another program");
+        assert_eq!(s.sandbox.read("inner/own.dream"), SMALL);
+    }),
+    ("a file that was removed while it was written", |s| {
+        let wrote = json!({"path": "removed.dream", "text": "# mine\n", "version": "0123"});
+        s.refused(s.post("/file", wrote), 409, "changed by another program");
+        assert!(!s.sandbox.path("inner/removed.dream").exists());
+    }),
+    ("a file of 5 MiB", |s| {
+        std::fs::write(s.sandbox.path("inner/large.yaml"), vec![b'#'; 5 << 20]).unwrap();
+        s.refused(s.get("/file?path=large.yaml"), 413, "4 MiB");
+    }),
+    ("a file that is no text", |s| {
+        std::fs::write(s.sandbox.path("inner/bytes.yaml"), [0xff, 0xfe, 0x00]).unwrap();
+        s.refused(s.get("/file?path=bytes.yaml"), 500, "not UTF-8");
+    }),
+    ("a folder with the name of a file", |s| {
+        std::fs::create_dir(s.sandbox.path("inner/folder.yaml")).unwrap();
+        assert_eq!(s.get("/file?path=folder.yaml").0, 500);
+    }),
+    ("a text with an error", |s| {
+        let (status, answer) =
+            s.post("/view", json!({"path": "own.dream", "text": "model {", "compare": true}));
+        assert!(status == 200 && answer["svg"].is_null() && answer["other"].is_object(), "{answer}");
+    }),
+    ("a component that is not there", |s| {
+        let asked = json!({"path": "own.dream", "text": SMALL, "inside": "none"});
+        s.refused(s.post("/inside", asked), 422, "no component `none`");
+    }),
+    ("no baseline to meet", |s| {
+        s.refused(s.post("/match", json!({"path": "own.dream", "text": SMALL})), 422, "choose a baseline");
+    }),
+    ("a baseline with errors", |s| {
+        std::fs::write(s.sandbox.path("inner/wrong.dream"), "model {").unwrap();
+        let asked = json!({"path": "own.dream", "text": SMALL, "baseline": "wrong.dream"});
+        s.refused(s.post("/match", asked), 422, "mend them first");
+    }),
+];
+
+/// Runs that are not as they were, and those that cannot begin.
+const RUNS: &[Fault] = &[
+    ("training without data", |s| s.refused(s.post("/plan", json!({"path": "own.dream"})), 422, "data")),
+    ("training a text with errors", |s| {
+        std::fs::write(s.sandbox.path("inner/wrong.dream"), "model {").unwrap();
+        assert_eq!(s.post("/plan", json!({"path": "wrong.dream"})).0, 422);
+    }),
+    ("neither a file nor an exam", |s| s.refused(s.post("/start", json!({})), 422, "a file or an exam")),
+    ("an exam of nothing", |s| assert_eq!(s.exam(&[], "", "1s").0, 422)),
+    ("an exam of a task that is not there", |s| {
+        s.refused(s.exam(&["own.dream"], "chess", "1s"), 422, "no such task");
+    }),
+    ("an exam of no time", |s| assert_eq!(s.exam(&["own.dream"], "", "soon").0, 422)),
+    ("a stop where nothing trains", |s| {
+        s.refused(s.post("/stop", json!({"path": "runs/first"})), 422, "no process trains there");
+    }),
+    ("a stop of no run", |s| assert_eq!(s.post("/stop", json!({"path": "runs"})).0, 404)),
+    ("a stop outside", |s| assert_eq!(s.post("/stop", json!({"path": "../runs/other"})).0, 403)),
+    ("metrics of no run", |s| assert_eq!(s.get("/metrics?run=runs").0, 404)),
+    ("a ledger that is damaged", |s| {
+        copy(s, "damaged");
+        std::fs::write(s.sandbox.path("inner/runs/damaged/ledger.json"), "{damaged").unwrap();
+        assert_eq!(s.row("runs/damaged")["status"], "begins");
+        assert_eq!(s.get("/account?run=runs/damaged").1["ledger"], Value::Null);
+    }),
+    ("metrics that became fewer", |s| {
+        copy(s, "fewer");
+        let (_, read) = s.get("/metrics?run=runs/fewer&from=0");
+        std::fs::write(s.sandbox.path("inner/runs/fewer/metrics.jsonl"), "{\"step\":1}\n").unwrap();
+        let (_, again) = s.get(&format!("/metrics?run=runs/fewer&from={}", read["next"]));
+        assert_eq!((&again["again"], &again["next"]), (&json!(true), &json!(11)), "{again}");
+    }),
+    ("a run without weights", |s| {
+        copy(s, "bare");
+        let asked = json!({"about": "reading", "run": "runs/bare", "prompt": "a"});
+        assert_eq!(s.post("/tell", asked).0, 422);
+    }),
+    ("a prompt that looks like an option", |s| {
+        let asked = json!({"about": "reading", "run": "runs/first", "prompt": "--help"});
+        let (status, answer) = s.post("/tell", asked);
+        assert!(status == 200 && !answer["text"].as_str().unwrap().contains("Usage"), "{answer}");
+    }),
+    ("a prompt that is too long", |s| {
+        let asked = json!({"about": "reading", "run": "runs/first", "prompt": "ab ".repeat(2000)});
+        s.refused(s.post("/tell", asked), 422, "tokens, and at most");
+    }),
+    ("a run that is killed while it is watched", |s| {
+        assert_eq!(s.post("/start", json!({"path": "task.yaml"})).0, 200);
+        let row = s.wait("runs/task-001", |row| row["trains"] == true && row["steps"] != Value::Null);
+        assert_eq!(row["kind"], "run");
+        s.refused(s.post("/resume", json!({"path": "runs/task-001"})), 422, "trains there already");
+        let process = s.sandbox.read("inner/runs/task-001/run.lock");
+        assert!(Command::new("kill").args(["-KILL", process.trim()]).status().unwrap().success());
+        s.wait("runs/task-001", |row| row["status"] == "stopped without a word" && row["trains"] == false);
+    }),
+    ("a run that was stopped while the studio was gone goes on", |s| {
+        assert_eq!(s.post("/resume", json!({"path": "runs/task-001"})).0, 200);
+        s.wait("runs/task-001", |row| row["trains"] == true);
+        // Without a checkpoint it begins anew.
+        let metrics = s.sandbox.path("inner/runs/task-001/metrics.jsonl");
+        let metrics = || std::fs::read_to_string(&metrics).unwrap_or_default().lines().count();
+        let until = Instant::now() + Duration::from_secs(60);
+        while metrics() < 2 {
+            assert!(Instant::now() < until, "no step is taken");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(s.post("/stop", json!({"path": "runs/task-001"})).0, 200);
+        s.wait("runs/task-001", |row| row["status"] == "interrupted");
+    }),
+];
+
+/// A copy of the run that ended, without its weights.
+fn copy(s: &Scene, name: &str) {
+    let to = s.sandbox.path(&format!("inner/runs/{name}"));
+    std::fs::create_dir_all(&to).unwrap();
+    for file in ["ledger.json", "metrics.jsonl", "spec.yaml"] {
+        std::fs::copy(s.sandbox.path("inner/runs/first").join(file), to.join(file)).unwrap();
+    }
+}
+
+/// Nothing that a stranger, a file or a run does ends the studio, reaches outside its folder, or
+/// loses a text.
 #[test]
-fn no_file_outside_is_reached_and_none_is_overwritten() {
+fn faults_are_met() {
     let sandbox = sandbox();
     std::fs::create_dir(sandbox.path("inner")).unwrap();
-    std::fs::copy(sandbox.path("small.dream"), sandbox.path("inner/own.dream")).unwrap();
+    std::fs::write(sandbox.path("inner/own.dream"), SMALL).unwrap();
+    std::fs::write(sandbox.path("report.html"), "<p>").unwrap();
+    std::fs::copy(sandbox.path("task.yaml"), sandbox.path("inner/task.yaml")).unwrap();
+    std::os::unix::fs::symlink(sandbox.path("small.dream"), sandbox.path("inner/link.yaml")).unwrap();
+    std::os::unix::fs::symlink(sandbox.path("."), sandbox.path("inner/away")).unwrap();
+    let short = ["--set", "train.steps=2", "--out", "inner/runs/first"];
+    sandbox.good(&[&["train", "task.yaml"], &short[..]].concat());
     let studio = Studio::start(&sandbox, "inner");
-    for path in ["../small.dream", "/etc/passwd.yaml", "own.dream/../../small.dream", "notes.txt", ""] {
-        let (status, _) =
-            studio.ask("GET", &format!("/file?path={}", path.replace('/', "%2F")), &Value::Null);
-        assert_eq!(status, 403, "{path}");
-        let wrote = json!({"path": path, "text": "gone", "version": null});
-        assert_eq!(studio.ask("POST", "/file", &wrote).0, 403, "{path}");
-        let seen = json!({"path": path, "text": SMALL, "baseline": null});
-        assert_eq!(studio.ask("POST", "/view", &seen).0, 403, "{path}");
+    let scene = Scene { studio: &studio, sandbox: &sandbox };
+    let listed = json!(["own.dream", "task.yaml"]);
+    let all: Vec<&Fault> = [STRANGERS, NONSENSE, PATHS, FILES, RUNS].into_iter().flatten().collect();
+    for (name, fault) in &all {
+        println!("{name}");
+        fault(&scene);
+        assert_eq!(scene.get("/files").0, 200, "the studio is gone after: {name}");
     }
+    assert!(all.len() >= 40, "{}", all.len());
+    println!("{} faults", all.len());
     assert_eq!(sandbox.read("small.dream"), SMALL);
-    assert_eq!(studio.ask("GET", "/file?path=none.yaml", &Value::Null).0, 404);
-    let (_, read) = studio.ask("GET", "/file?path=own.dream", &Value::Null);
-    std::fs::write(sandbox.path("inner/own.dream"), "# theirs\n").unwrap();
-    let wrote = json!({"path": "own.dream", "text": "# mine\n", "version": read["version"]});
-    let (status, answer) = studio.ask("POST", "/file", &wrote);
-    assert_eq!(status, 409, "{answer}");
-    assert!(answer["error"].as_str().unwrap_or_default().contains("open it again"), "{answer}");
-    assert_eq!(sandbox.read("inner/own.dream"), "# theirs\n");
+    let files = scene.get("/files").1["files"].clone();
+    let own: Vec<&Value> =
+        files.as_array().unwrap().iter().filter(|f| listed.as_array().unwrap().contains(f)).collect();
+    assert_eq!(own.len(), 2, "{files}");
     let again = sandbox.error(&["studio", "nowhere"]);
     assert!(again.contains("nowhere"), "{again}");
-    let notes = sandbox.path("notes.txt");
-    std::fs::write(&notes, "n").unwrap();
+    std::fs::write(sandbox.path("notes.txt"), "n").unwrap();
     assert!(sandbox.error(&["studio", "notes.txt"]).contains("is no specification"));
 }
 
@@ -239,7 +556,8 @@ fn five_thousand_runs_are_listed() {
         assert!(studio.ask("POST", "/stop", &json!({"path": path})).0 >= 403, "{path}");
         assert!(studio.ask("GET", &format!("/metrics?run={path}"), &Value::Null).0 >= 403, "{path}");
     }
-    let (_, told) = studio.ask("POST", "/tell", &json!({"run": "runs/first", "other": "runs/first"}));
+    let question = json!({"about": "difference", "run": "runs/first", "other": "runs/first"});
+    let (_, told) = studio.ask("POST", "/tell", &question);
     assert!(told["text"].is_string(), "{told}");
 }
 

@@ -44,7 +44,7 @@ use crate::ir::{
     Binding, Cost, CostError, DType, Function, Lifetime, Module, Node, Op, Output, Port, Type, Value,
 };
 use crate::lower::{
-    EMBED, HEAD, Lowered, Places, Shape, Weight, latent_place, lower, lower_declared_training,
+    EMBED, HEAD, Lowered, Places, Shape, State, Weight, latent_place, lower, lower_declared_training,
     lower_inference,
 };
 use crate::op::{Attention, Work};
@@ -207,7 +207,7 @@ pub struct Elementwise {
 }
 
 /// Bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Memory {
     /// Parameters as they are stored for products, and balancing biases in f32.
     pub weights: u128,
@@ -235,6 +235,12 @@ pub struct Memory {
     pub generation: u128,
     /// Weights, gradients, optimizer and activations.
     pub training: u128,
+    /// Activations by component; they add up.
+    pub activations_by_component: IndexMap<String, u128>,
+    /// Caches of one text of the model's whole context by component: keys and values of the
+    /// sequence, states of the text, keys and values along depth. They add up to
+    /// `sequence_cache_context`, `text_state` and `depth_cache`.
+    pub caches_by_component: IndexMap<String, u128>,
 }
 
 fn is_zero(bytes: &u128) -> bool {
@@ -282,7 +288,8 @@ pub fn count(spec: &Spec, options: &Options) -> Result<Counts, CountError> {
     let states = checked("optimizer state", [training.states, storage(train).bytes().into()])?;
     memory.states = states;
     memory.optimizer = total("optimizer state", [states, master])?;
-    memory.activations = training.activations;
+    memory.activations = sum_of("activations", &training.activations)?;
+    memory.activations_by_component = training.activations;
     memory.training =
         total("bytes", [memory.weights, memory.gradients, memory.optimizer, memory.activations])?;
 
@@ -452,8 +459,8 @@ struct Training {
     backward: Cost,
     /// Products alone.
     products: (Cost, Cost),
-    /// Bytes.
-    activations: u128,
+    /// Bytes, by component.
+    activations: IndexMap<String, u128>,
     /// Parameters that have gradients.
     trained: u128,
     /// Numbers that the optimizer keeps of them.
@@ -609,6 +616,21 @@ impl<'a> Form<'a> {
         Ok(pieces)
     }
 
+    /// The part of the model that a value is of, by its dimensions.
+    fn owner(&self, ty: &Type) -> Owner {
+        let owners = &self.lowered.facts.owners;
+        ty.dims.iter().find_map(|d| owners.get(d)).copied().unwrap_or(Owner::Stream)
+    }
+
+    /// Adds bytes to those of a part of the model.
+    fn add_to(&self, map: &mut IndexMap<String, u128>, owner: Owner, bytes: u128) -> Result<(), CountError> {
+        if bytes > 0 {
+            let sum = map.entry(self.counted_as(owner)).or_default();
+            *sum = total("bytes", [*sum, bytes])?;
+        }
+        Ok(())
+    }
+
     fn piece(&self, f: &Function, node: &Node, cost: Cost) -> Piece {
         let values = node.inputs.iter().copied().chain(node.results());
         let owner = values.flat_map(|v| &f.ty(v).dims).find_map(|d| self.lowered.facts.owners.get(d));
@@ -641,7 +663,7 @@ impl<'a> Form<'a> {
             forward: Cost::default(),
             backward: Cost::default(),
             products: (Cost::default(), Cost::default()),
-            activations: 0,
+            activations: IndexMap::new(),
             trained: 0,
             states: 0,
         };
@@ -699,7 +721,12 @@ impl<'a> Form<'a> {
             for (_, v) in saved {
                 let one = bytes.of(&module, front.ty(*v))?;
                 let all = checked("activations", [one, applications.into()])?;
-                result.activations = total("activations", [result.activations, all])?;
+                let owner = match body {
+                    Some(_) => self.owner(front.ty(*v)),
+                    None if name == HEAD => Owner::Head,
+                    None => Owner::Embedding,
+                };
+                self.add_to(&mut result.activations, owner, all)?;
             }
         }
         // The stream before and after each application, the depth caches with their gradients, and
@@ -707,8 +734,10 @@ impl<'a> Form<'a> {
         let head = self.function(HEAD);
         let x = head.param_of(Binding::Stream).map_or(Ok(0), |x| bytes.of(&module, head.ty(x)))?;
         let streams = checked("activations", [x, self.streams()])?;
-        let caches = checked("activations", [self.depth_caches(bytes, true)?, 2])?;
-        result.activations = total("activations", [result.activations, streams, caches])?;
+        self.add_to(&mut result.activations, Owner::Stream, streams)?;
+        for (owner, cache) in self.depth_caches(bytes, true)? {
+            self.add_to(&mut result.activations, owner, checked("activations", [cache, 2])?)?;
+        }
         Ok(result)
     }
 
@@ -793,25 +822,34 @@ impl<'a> Form<'a> {
                 let most = context.min(a.window.unwrap_or(context));
                 let full = checked("the sequence cache", [all, most.into()])? / of_token;
                 memory.sequence_cache_context = total("bytes", [memory.sequence_cache_context, full])?;
+                let owner = heads.and_then(|d| self.lowered.facts.owners.get(d)).copied();
+                self.add_to(&mut memory.caches_by_component, owner.unwrap_or(Owner::Stream), full)?;
             }
         }
-        memory.depth_cache = self.depth_caches(bytes, false)? / (tokens * u128::from(self.batch));
-        memory.text_state = self.text_states()?;
+        for (owner, all) in self.text_states()? {
+            memory.text_state = total("bytes", [memory.text_state, all])?;
+            self.add_to(&mut memory.caches_by_component, owner, all)?;
+        }
+        for (owner, all) in self.depth_caches(bytes, false)? {
+            let one = all / (tokens * u128::from(self.batch));
+            memory.depth_cache = total("bytes", [memory.depth_cache, one])?;
+            self.add_to(&mut memory.caches_by_component, owner, one)?;
+        }
         memory.generation =
             total("bytes", [memory.weights, memory.sequence_cache, memory.text_state, memory.depth_cache])?;
         Ok(memory)
     }
 
     /// Bytes of the states of one text, as the form with caches has them, in f32.
-    fn text_states(&self) -> Result<u128, CountError> {
+    fn text_states(&self) -> Result<Vec<(Owner, u128)>, CountError> {
         // Built-in components keep entries of tokens alone.
         if !self.architecture.model.components.values().any(|c| c.kind() == Kind::Defined) {
-            return Ok(0);
+            return Ok(vec![]);
         }
         let tokens = self.architecture.model.context;
         let cache = Some(Places { tokens, slack: f64::INFINITY, more: 0, every: false });
         let lowered = lower(self.architecture, Shape { cache, ..Shape::default() })?;
-        let mut all = 0;
+        let mut all = vec![];
         for body in &self.architecture.bodies {
             for (port, v) in &lowered.module.functions[&body.name].results {
                 if port.binding == Binding::State(Lifetime::Text) {
@@ -819,7 +857,9 @@ impl<'a> Form<'a> {
                     let elements = u128::from(lowered.module.elements(&ty.dims));
                     let one = checked("text states", [elements, u128::from(ty.dtype.bytes())])?;
                     let each = checked("text states", [one, body.applications.into()])?;
-                    all = total("text states", [all, each])?;
+                    let owner =
+                        lowered.facts.states.get(&port.name).map_or(Owner::Stream, |state| state.owner);
+                    all.push((owner, each));
                 }
             }
         }
@@ -829,34 +869,32 @@ impl<'a> Form<'a> {
     /// Bytes of states that are handed from application to application, of the whole batch. Bodies
     /// that share a component share its cache. Where there are sequence caches, keys that
     /// components read of others stand there.
-    fn depth_caches(&self, bytes: Bytes, training: bool) -> Result<u128, CountError> {
-        let mut caches: IndexMap<&Port, &Type> = IndexMap::new();
+    fn depth_caches(&self, bytes: Bytes, training: bool) -> Result<Vec<(Owner, u128)>, CountError> {
+        let mut caches: IndexMap<&Port, (Owner, &Type)> = IndexMap::new();
         let states = &self.lowered.facts.states;
         for body in &self.architecture.bodies {
             let f = self.function(&body.name);
             for (port, v) in &f.results {
-                let part = states.get(&port.name).map(|state| state.part);
+                let Some(&State { owner, part }) = states.get(&port.name) else { continue };
                 let counted = match part {
-                    Some(
-                        Part::Keys
-                        | Part::Values
-                        | Part::FirstValues
-                        | Part::DepthKeys
-                        | Part::DepthValues
-                        | Part::Sources
-                        | Part::Kept(_)
-                        | Part::Behind(_),
-                    ) => true,
-                    Some(Part::HandedKeys | Part::HandedValues) => training,
+                    Part::Keys
+                    | Part::Values
+                    | Part::FirstValues
+                    | Part::DepthKeys
+                    | Part::DepthValues
+                    | Part::Sources
+                    | Part::Kept(_)
+                    | Part::Behind(_) => true,
+                    Part::HandedKeys | Part::HandedValues => training,
                     _ => false,
                 };
                 if counted && port.binding == Binding::State(Lifetime::Depth) {
-                    caches.insert(port, f.ty(*v));
+                    caches.insert(port, (owner, f.ty(*v)));
                 }
             }
         }
-        let each = caches.values().map(|ty| bytes.of(&self.lowered.module, ty));
-        each.sum_checked("depth caches")
+        let one = |(owner, ty): &(Owner, &Type)| Ok((*owner, bytes.of(&self.lowered.module, ty)?));
+        caches.values().map(one).collect()
     }
 }
 
@@ -895,6 +933,11 @@ fn elements(module: &Module, ty: &Type) -> Result<u128, CountError> {
         .ok_or(CountError::Overflow("elements"))
 }
 
+/// The sum of a map, or an error that says of what.
+fn sum_of(what: &'static str, map: &IndexMap<String, u128>) -> Result<u128, CountError> {
+    map.values().try_fold(0, |sum, n| total(what, [sum, *n]))
+}
+
 /// The product, or an error that says of what.
 fn checked<const N: usize>(what: &'static str, factors: [u128; N]) -> Result<u128, CountError> {
     factors.into_iter().try_fold(1, u128::checked_mul).ok_or(CountError::Overflow(what))
@@ -904,13 +947,3 @@ fn checked<const N: usize>(what: &'static str, factors: [u128; N]) -> Result<u12
 fn total<const N: usize>(what: &'static str, terms: [u128; N]) -> Result<u128, CountError> {
     terms.into_iter().try_fold(0, u128::checked_add).ok_or(CountError::Overflow(what))
 }
-
-/// Sums of counts that may fail.
-trait SumChecked: Iterator<Item = Result<u128, CountError>> + Sized {
-    /// The sum, or the first error.
-    fn sum_checked(mut self, what: &'static str) -> Result<u128, CountError> {
-        self.try_fold(0, |sum, n| total(what, [sum, n?]))
-    }
-}
-
-impl<I: Iterator<Item = Result<u128, CountError>>> SumChecked for I {}

@@ -3,14 +3,15 @@
 //!
 //! *In*: a model compiled with [`Options::observe`](dreamc_compiler::Options), and data. *Out*:
 //! [`Observations`], of which [`experts`] makes the paper's figures. [`skips`] observes decisions
-//! to skip, [`routing`] analyses them. *Promise*: routing indices are those the model used, read
-//! from the device and never computed again; only tokens of documents with targets count, padding
-//! does not.
+//! to skip, [`routing`] analyses them. [`tokens`] observes a text, token by token. *Promise*:
+//! routing indices are those the model used, read from the device and never computed again; only
+//! tokens of documents with targets count, padding does not.
 
 pub mod experts;
 pub mod routing;
 pub mod skips;
 pub mod streams;
+pub mod tokens;
 
 use crate::data::{Batch, Batches};
 use crate::evaluate::EvaluateError;
@@ -213,9 +214,6 @@ impl Watched {
         let buffer = plan.buffer(self.observed.buffer);
         let elements = buffer.elements() as usize;
         let each = elements / real.len().max(1);
-        let caches = model.compiled().caches(Entry::Whole, Part::Keys);
-        let keys = caches.filter(|c| c.owner == self.observed.owner).map(|c| c.buffer).next();
-        let heads = keys.map(|k| plan.buffer(k).shape.clone());
         match self.observed.what {
             Observation::Chosen => {
                 let mut chosen = vec![0i32; elements];
@@ -239,26 +237,7 @@ impl Watched {
                 }
             }
             Observation::Queries => {
-                let missing = || ModelError::NoBuffer(format!("{}.keys", self.observed.component));
-                let (keys, shape) = (keys.ok_or_else(missing)?, heads.ok_or_else(missing)?);
-                let [_, _, _, kv_heads, size] = shape[..] else { return Err(missing()) };
-                let keys: Vec<f32> = model.session().read_all(keys)?;
-                let Some(Component::Depth(attention)) =
-                    components(&spec.model).swap_remove(&self.observed.component)
-                else {
-                    return Err(missing());
-                };
-                let size = size as usize;
-                let form = Form {
-                    heads: attention.heads as usize,
-                    kv_heads: kv_heads as usize,
-                    size,
-                    // The sign is in the queries.
-                    scale: attention.scale.unwrap_or(1.0 / (attention.head_size as f64).sqrt()).abs(),
-                    marked: size as u64 > attention.head_size,
-                    softcap: attention.softcap,
-                    window: attention.window.map_or(usize::MAX, |w| w as usize),
-                };
+                let (form, keys) = Form::of(model, spec, &self.observed)?;
                 let mut queries = vec![0f32; elements];
                 for (a, scores) in self.observed.applications.iter().zip(&mut self.scores) {
                     model.session().read_at(self.observed.buffer, a.depth, 0, &mut queries)?;
@@ -288,6 +267,32 @@ struct Form {
 }
 
 impl Form {
+    /// That of a depth attention whose queries are observed, and the keys of its cache.
+    fn of(model: &Model, spec: &Spec, observed: &Observed) -> Result<(Form, Vec<f32>), ModelError> {
+        let missing = || ModelError::NoBuffer(format!("{}.keys", observed.component));
+        let caches = model.compiled().caches(Entry::Whole, Part::Keys);
+        let own = caches.filter(|cache| cache.owner == observed.owner).map(|cache| cache.buffer).next();
+        let keys = own.ok_or_else(missing)?;
+        let [_, _, _, kv_heads, size] = model.compiled().plan.buffer(keys).shape[..] else {
+            return Err(missing());
+        };
+        let Some(Component::Depth(attention)) = components(&spec.model).swap_remove(&observed.component)
+        else {
+            return Err(missing());
+        };
+        let form = Form {
+            heads: attention.heads as usize,
+            kv_heads: kv_heads as usize,
+            size: size as usize,
+            // The sign is in the queries.
+            scale: attention.scale.unwrap_or(1.0 / (attention.head_size as f64).sqrt()).abs(),
+            marked: size > attention.head_size,
+            softcap: attention.softcap,
+            window: attention.window.map_or(usize::MAX, |w| w as usize),
+        };
+        Ok((form, model.session().read_all(keys)?))
+    }
+
     /// Adds the probabilities that the queries of one row of the cache give to it and the rows
     /// before, means over heads.
     fn add(&self, queries: &[f32], keys: &[f32], row: usize, real: &[bool], scores: &mut [f64]) {

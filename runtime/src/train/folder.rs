@@ -296,6 +296,28 @@ impl RunFolder {
     }
 }
 
+/// Bytes that the process which trains in a folder has in memory, where the system says.
+pub fn resident(folder: &Path) -> Option<u64> {
+    let status = status(process(folder)?)?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// The process that trains in a folder, where the system says.
+pub fn process(folder: &Path) -> Option<u32> {
+    let text = fs::read_to_string(folder.join("run.lock")).ok()?;
+    let process: u32 = text.trim().parse().ok()?;
+    let status = status(process)?;
+    // A number may by now be another process's, or of one that ended and was not waited for.
+    let zombie = status.lines().any(|l| l.starts_with("State:") && l.contains('Z'));
+    (status.lines().next()?.contains("dreamc") && !zombie).then_some(process)
+}
+
+fn status(process: u32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{process}/status")).ok()
+}
+
 fn names(folder: &Path) -> Result<Vec<String>, FolderError> {
     let entries = fs::read_dir(folder).map_err(|e| io_error(folder, e))?;
     Ok(entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect())

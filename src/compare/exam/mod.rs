@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const MANIFEST: &str = "exam.json";
+pub(super) const MANIFEST: &str = "exam.json";
 /// Rates that every arm tries where the time allows.
 pub const RATES: [f64; 4] = [1e-3, 2e-3, 4e-3, 8e-3];
 /// The rate of all where it does not.
