@@ -41,6 +41,8 @@ pub(crate) enum Slot {
     Prepared(Option<usize>, String),
     /// Observations for the host.
     Observed(String),
+    /// What the host gives in the place of values.
+    Patched(String),
     /// A state of a body.
     OfBody(usize, String),
     /// A state with an instance for each application of a component.
@@ -516,6 +518,7 @@ impl Assembly<'_> {
             | Slot::Saved(..)
             | Slot::Prepared(..)
             | Slot::Observed(_)
+            | Slot::Patched(_)
             | Slot::OfBody(..)
             | Slot::OfComponent(_)
             | Slot::StateCotangent(_)

@@ -77,6 +77,36 @@ def test_arrays_of_a_run(run):
     assert model.detokenize(model.tokenize("a fox", begin=False)) == "a fox"
 
 
+def test_values_inside_are_captured_and_patched(run):
+    model = run.load(threads=1)
+    a, b = np.arange(16).reshape(2, 8), np.arange(30, 46).reshape(2, 8)
+    assert model.points(2, 8)["layers.1.sa.scores"] == (("batch", "seq", "heads", "keys"), (2, 8, 2, 8))
+    found = model.run(a, capture=["layers.*.out", "layers.1.sa.scores"])
+    np.testing.assert_allclose(found["logits"], model.logits(a), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["layers.0.out"], model.hidden(a)[1], rtol=1e-5, atol=1e-6)
+    scores = found["layers.1.sa.scores"]
+    assert scores.shape == (2, 8, 2, 8) and scores.dtype == np.float32
+    np.testing.assert_allclose(scores.sum(-1), 1, rtol=1e-5)
+    assert (np.triu(np.moveaxis(scores, 2, 1), 1) == 0).all()
+
+    stream = found["layers.1.out"]
+    patched = model.run(b, patch={"layers.1.out": stream}, tokens=[5])["logits"]
+    plain = model.logits(b)
+    np.testing.assert_allclose(patched[:, 5], found["logits"][:, 5], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.delete(patched, 5, 1), np.delete(plain, 5, 1), rtol=1e-5, atol=1e-6)
+    # Any order of memory, any type of numbers.
+    turned = np.asfortranarray(stream.astype(np.float64))
+    np.testing.assert_array_equal(model.run(b, patch={"layers.1.out": turned}, tokens=[5])["logits"], patched)
+    np.testing.assert_allclose(model.run(b)["logits"], plain, rtol=1e-5, atol=1e-6)
+
+    with pytest.raises(dreamc.DreamcError, match="nearest are `layers.1.out`"):
+        model.run(a, capture="layers.1.ou")
+    with pytest.raises(dreamc.DreamcError, match="is .2, 8, 8. here, and .2, 7, 8. was given"):
+        model.run(b, patch={"layers.1.out": stream[:, :7]})
+    with pytest.raises(dreamc.DreamcError, match="there is no token 8"):
+        model.run(b, patch={"layers.1.out": stream}, tokens=[8])
+
+
 def test_gradients_are_slopes(run):
     model = run.load(threads=1)
     ids = [[5, 6, 7, 8, 9, 10]]

@@ -8,6 +8,7 @@
 //! does not.
 
 pub mod experts;
+pub mod probe;
 pub mod routing;
 pub mod skips;
 pub mod streams;
