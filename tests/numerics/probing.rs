@@ -4,8 +4,13 @@
 use crate::export::python;
 use crate::import::{dreamc, good};
 use crate::support::cpu;
+use dreamc_compiler::compiled::Entry;
+use dreamc_compiler::ir::{Binary, Binding, Function, Module, Op, Port, Value};
+use dreamc_compiler::op::Constant;
 use dreamc_compiler::probe::{Probe, points};
-use dreamc_compiler::{CompileError, Options, compile};
+use dreamc_compiler::program::{Affine, BufferId, Operand, Plan, Step};
+use dreamc_compiler::rewrite::Rewriting;
+use dreamc_compiler::{CompileError, Compiled, Options, Pass, compile, compile_watched};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::analysis::probe::{
     LENS, Part, ProbeError, Probing, heads, lens, without_experts, without_heads,
@@ -15,6 +20,7 @@ use dreamc_runtime::data::Batch;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Loops, mixtures, both attentions, a definition with an attention of its own.
 const MODEL: &str = "\
@@ -293,6 +299,139 @@ fn the_lens_ends_at_the_model_and_parts_are_taken_out() {
     model.set(down, &weights).unwrap();
     let without = seen.loss(&batch).unwrap();
     assert!((without - expert.measure).abs() < 1e-5, "{without} {expert:?}");
+}
+
+/// What must hold of a program that is looked into: the logits are those of `plain`, streams are
+/// those that layers hand on, probabilities mix values into heads, and a patch is of its place.
+fn sound(compiled: Compiled, plain: &[f32]) -> Result<(), String> {
+    let mut model = Model::load(&cpu(2), compiled).unwrap();
+    model.initialise(5).unwrap();
+    let mut probing = Probing::new(model).unwrap();
+    probing.model().evaluate(&batch(3)).unwrap();
+    let logits = probing.model().all_logits().unwrap();
+    let same = |found: &[f32], expected: &[f32], what: &str| match apart(found, expected) < 1e-5 {
+        true => Ok(()),
+        false => Err(what.to_string()),
+    };
+    same(&logits, plain, "logits")?;
+    let names = ["layers.0.out", "layers.1@0.out", "layers.1@1.out", "layers.1@2.out"];
+    let streams = |probing: &mut Probing, at: usize| {
+        let model = probing.model();
+        let buffer = model.compiled().stream(Entry::Whole).unwrap();
+        let mut values = vec![0f32; ROWS * TOKENS * 16];
+        model.session().read_at(buffer, at as u64 + 1, 0, &mut values).unwrap();
+        values
+    };
+    for (at, name) in names.iter().enumerate() {
+        let handed = streams(&mut probing, at);
+        same(&probing.value(name).unwrap(), &handed, "a stream")?;
+    }
+    let value = |name: &str| probing.value(&format!("layers.1@1.sa.{name}")).unwrap();
+    let (scores, values, heads) = (value("scores"), value("v"), value("heads"));
+    let mut expected = vec![0f32; heads.len()];
+    for (i, p) in scores.iter().enumerate() {
+        let (row, h, j) = (i / TOKENS / 4, i / TOKENS % 4, i % TOKENS);
+        let v = &values[((row / TOKENS * TOKENS + j) * 2 + h / 2) * 4..][..4];
+        expected[(row * 4 + h) * 4..][..4].iter_mut().zip(v).for_each(|(out, v)| *out += p * v);
+    }
+    same(&heads, &expected, "probabilities")?;
+    let own = probing.value(names[2]).unwrap();
+    probing.model().evaluate(&batch(5)).unwrap();
+    let before = probing.value(names[1]).unwrap();
+    probing.change(names[2], (&[ROWS as u64, TOKENS as u64, 16], &own), |_| true).unwrap();
+    probing.model().evaluate(&batch(5)).unwrap();
+    same(&probing.value(names[1]).unwrap(), &before, "a stream before the patch")?;
+    let (given, handed) = (probing.value(names[2]).unwrap(), streams(&mut probing, 2));
+    same(&given, &own, "a patched stream")?;
+    same(&handed, &own, "the stream behind a patch")
+}
+
+type Edit = fn(&mut Function) -> bool;
+
+/// The first node of an operation of which an operand is a mask of the host.
+fn masked(f: &Function, op: Binary) -> Option<usize> {
+    let is_mask = |v: &Value| f.params.get(v.index()).is_some_and(|port| port.name.starts_with("given."));
+    f.nodes.iter().position(|node| node.op == Op::Binary(op) && node.inputs.iter().any(is_mask))
+}
+
+/// Faults of looking and changing, one at a time: each is noticed.
+#[test]
+fn seeded_faults_are_noticed() {
+    let spec = spec(MODEL);
+    let mut options = options(&["layers.*.out", "*.scores", "*.v", "*.heads"], &["layers.*.out"]);
+    options.rewrite = Rewriting::off();
+    let bare = Options { probe: Probe::default(), ..options.clone() };
+    let mut plain = Model::load(&cpu(2), compile(&spec, &bare).unwrap()).unwrap();
+    plain.initialise(5).unwrap();
+    plain.evaluate(&batch(3)).unwrap();
+    let plain = plain.all_logits().unwrap();
+    assert_eq!(sound(compile(&spec, &options).unwrap(), &plain), Ok(()));
+
+    let faults: [(&str, Pass, Edit); 4] = [
+        ("a captured stream is the one before", Pass::Rewrite, |f| {
+            let Some(x) = f.params.iter().position(|port| port.binding == Binding::Stream) else { return false };
+            let x = Value(x as u32);
+            let ty = f.ty(x).clone();
+            let stream = |(port, v): &&mut (Port, Value)| port.binding == Binding::Observed && f.types[v.index()] == ty;
+            f.results.iter_mut().find(stream).map(|(_, v)| *v = x).is_some()
+        }),
+        ("the model's own value is not taken out", Pass::Rewrite, |f| {
+            let Some(sub) = masked(f, Binary::Sub) else { return false };
+            let (kept, one) = (f.nodes[sub].first, f.nodes[sub].inputs[0]);
+            let at = f.nodes.iter().position(|node| node.op == Op::Binary(Binary::Where) && node.inputs[1] == kept);
+            at.map(|at| f.nodes[at].inputs[1] = one).is_some()
+        }),
+        ("the host's value is taken whether it gives it or not", Pass::Rewrite, |f| {
+            let Some(at) = masked(f, Binary::Where) else { return false };
+            f.nodes[at].op = Op::Binary(Binary::Add);
+            true
+        }),
+        ("unit vectors begin at another key", Pass::Lower, |f| {
+            let first = f.nodes.iter_mut().find(|node| node.op == Op::Constant(Constant(4.0)));
+            first.map(|node| node.op = Op::Constant(Constant(3.0))).is_some()
+        }),
+    ];
+    for (name, stage, edit) in faults {
+        let seeded = AtomicBool::new(false);
+        let watch = |pass: Pass, _: &mut Module, f: &mut Function| {
+            if pass == stage && f.name == "layer1" && edit(f) {
+                seeded.store(true, Relaxed);
+            }
+        };
+        let compiled = compile_watched(&spec, &options, &watch).unwrap().0;
+        assert!(seeded.load(Relaxed), "{name} is nowhere");
+        assert!(sound(compiled, &plain).is_err(), "{name} is not noticed");
+    }
+    // Every pass leaves its values in, and takes them from, the place of the first.
+    for word in ["probe.", "patch.", "given."] {
+        let mut compiled = compile(&spec, &options).unwrap();
+        let Plan { buffers, programs, .. } = &mut compiled.plan;
+        let is = |id: BufferId| buffers[id.0 as usize].name.starts_with(word);
+        let program = programs.get_mut("evaluate").unwrap();
+        assert!(first_instances(&mut program.steps, &is) > 0, "{word}");
+        assert!(sound(compiled, &plain).is_err(), "`{word}` of the first pass is not noticed");
+    }
+}
+
+/// Makes operands in such buffers those of the first instance; says how many moved with a loop.
+fn first_instances(steps: &mut [Step], is: &dyn Fn(BufferId) -> bool) -> usize {
+    let of = |step: &mut Step| match step {
+        Step::Loop { steps, .. } => first_instances(steps, is),
+        Step::Launch(launch) => {
+            let mut moved = 0;
+            for operand in &mut launch.operands {
+                if let Operand::Tensor { buffer, instance, .. } = operand
+                    && is(*buffer)
+                    && !instance.terms.is_empty()
+                {
+                    *instance = Affine::constant(instance.base);
+                    moved += 1;
+                }
+            }
+            moved
+        }
+    };
+    steps.iter_mut().map(of).sum()
 }
 
 /// What hooks in transformers find inside a model, and what follows where they replace a value.
