@@ -104,8 +104,7 @@ struct Placed {
 /// Everything that can be looked at in a model, in the order of the text.
 pub fn points(model: &Model, options: &Options) -> Result<Vec<Point>, CompileError> {
     let architecture = Architecture::new(model, options.depth)?;
-    let (batch, sequence, segments, exit) =
-        (options.batch, options.sequence, options.segments, options.exit);
+    let (batch, sequence, segments, exit) = (options.batch, options.sequence, options.segments, options.exit);
     let shape = Shape { batch, sequence, segments, exit, scores: true, ..Shape::default() };
     let lowered = match architecture.evaluates_anew() && !options.as_trained {
         true => lower_evaluation(&architecture, shape)?,

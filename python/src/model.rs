@@ -203,7 +203,14 @@ impl Model {
                 let trained = Trained::open(&path, &base, &set, Rewriting::default())?;
                 (trained.spec.clone(), Some(trained))
             };
-            Ok::<_, Failure>(Model(Mutex::new(Inner { spec, device, depth, loaded: None, probing: None, trained })))
+            Ok::<_, Failure>(Model(Mutex::new(Inner {
+                spec,
+                device,
+                depth,
+                loaded: None,
+                probing: None,
+                trained,
+            })))
         })
         .python(py)
     }
@@ -350,7 +357,12 @@ impl Model {
     }
 
     /// Names, dimensions and sizes of what can be captured.
-    fn points(&self, py: Python<'_>, rows: u64, tokens: u64) -> PyResult<Vec<(String, Vec<String>, Vec<u64>)>> {
+    fn points(
+        &self,
+        py: Python<'_>,
+        rows: u64,
+        tokens: u64,
+    ) -> PyResult<Vec<(String, Vec<String>, Vec<u64>)>> {
         self.work(py, move |inner| {
             let options = inner.options(Shape { rows, sequence: tokens, train: false });
             let all = probe::points(&inner.spec.model, &options)?;

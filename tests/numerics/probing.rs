@@ -133,7 +133,9 @@ fn looking_changes_no_bit() {
     plain.initialise(5).unwrap();
     plain.evaluate(&batch).unwrap();
     let expected = plain.all_logits().unwrap();
-    for (captured, patched) in [(&["*"][..], &[][..]), (&["*.scores", "*.q"], &[]), (&[], &["*.out", "*.heads"])] {
+    for (captured, patched) in
+        [(&["*"][..], &[][..]), (&["*.scores", "*.q"], &[]), (&[], &["*.out", "*.heads"])]
+    {
         let mut probing = probing(&spec, captured, patched);
         probing.model().evaluate(&batch).unwrap();
         assert!(apart(&probing.model().all_logits().unwrap(), &expected) < 1e-6, "{captured:?} {patched:?}");
@@ -222,7 +224,8 @@ fn a_patch_is_of_its_pass_and_token() {
 #[test]
 fn wrong_names_and_shapes_are_refused_and_change_nothing() {
     let spec = spec(MODEL);
-    let refused = |captured: &[&str], patched: &[&str]| compile(&spec, &options(captured, patched)).unwrap_err();
+    let refused =
+        |captured: &[&str], patched: &[&str]| compile(&spec, &options(captured, patched)).unwrap_err();
     let error = refused(&["layers.1@0.sa.score"], &[]);
     assert!(matches!(error, CompileError::Point { .. }), "{error}");
     assert!(error.to_string().contains("`layers.1@0.sa.scores`"), "{error}");
@@ -348,10 +351,10 @@ fn sound(compiled: Compiled, plain: &[f32]) -> Result<(), String> {
 
 type Edit = fn(&mut Function) -> bool;
 
-/// The first node of an operation of which an operand is a mask of the host.
+/// The last node of an operation of which an operand is a mask of the host.
 fn masked(f: &Function, op: Binary) -> Option<usize> {
     let is_mask = |v: &Value| f.params.get(v.index()).is_some_and(|port| port.name.starts_with("given."));
-    f.nodes.iter().position(|node| node.op == Op::Binary(op) && node.inputs.iter().any(is_mask))
+    f.nodes.iter().rposition(|node| node.op == Op::Binary(op) && node.inputs.iter().any(is_mask))
 }
 
 /// Faults of looking and changing, one at a time: each is noticed.
@@ -369,16 +372,23 @@ fn seeded_faults_are_noticed() {
 
     let faults: [(&str, Pass, Edit); 4] = [
         ("a captured stream is the one before", Pass::Rewrite, |f| {
-            let Some(x) = f.params.iter().position(|port| port.binding == Binding::Stream) else { return false };
+            let Some(x) = f.params.iter().position(|port| port.binding == Binding::Stream) else {
+                return false;
+            };
             let x = Value(x as u32);
             let ty = f.ty(x).clone();
-            let stream = |(port, v): &&mut (Port, Value)| port.binding == Binding::Observed && f.types[v.index()] == ty;
-            f.results.iter_mut().find(stream).map(|(_, v)| *v = x).is_some()
+            let stream = |(port, v): &&mut (Port, Value)| {
+                port.binding == Binding::Observed && f.types[v.index()] == ty
+            };
+            f.results.iter_mut().rfind(stream).map(|(_, v)| *v = x).is_some()
         }),
         ("the model's own value is not taken out", Pass::Rewrite, |f| {
             let Some(sub) = masked(f, Binary::Sub) else { return false };
             let (kept, one) = (f.nodes[sub].first, f.nodes[sub].inputs[0]);
-            let at = f.nodes.iter().position(|node| node.op == Op::Binary(Binary::Where) && node.inputs[1] == kept);
+            let at = f
+                .nodes
+                .iter()
+                .position(|node| node.op == Op::Binary(Binary::Where) && node.inputs[1] == kept);
             at.map(|at| f.nodes[at].inputs[1] = one).is_some()
         }),
         ("the host's value is taken whether it gives it or not", Pass::Rewrite, |f| {
@@ -450,7 +460,8 @@ fn hooks_of_transformers_find_the_same() {
     for (model, components) in [("llama", ["sa", "sa", "sa"]), ("qwen3", ["global", "local", "local"])] {
         good(at, &["import", "hf", model]);
         let imported = format!("imports/{model}");
-        let line = ["probe", &imported, "--ids", "a.json", "-o", "a.safetensors", "--capture", "layers.*.out"];
+        let line =
+            ["probe", &imported, "--ids", "a.json", "-o", "a.safetensors", "--capture", "layers.*.out"];
         good(at, &[&line[..], &["--capture", "*.scores"]].concat());
         let (ours, theirs) = (at.join("a.safetensors"), at.join(format!("{model}.safetensors")));
         let same = |ours: (Vec<u64>, Vec<f32>), name: &str, of: &str| {
@@ -473,7 +484,8 @@ fn hooks_of_transformers_find_the_same() {
             [("layers.1.mlp.out", Some("3..5"), "patched"), ("layers.0.out", None, "streamed")]
         {
             let given = format!("{patch}=a.safetensors");
-            let mut line = vec!["probe", &imported, "--ids", "b.json", "-o", "b.safetensors", "--patch", &given];
+            let mut line =
+                vec!["probe", &imported, "--ids", "b.json", "-o", "b.safetensors", "--patch", &given];
             line.extend(tokens.iter().flat_map(|tokens| ["--tokens", tokens]));
             let said = good(at, &line);
             assert!(said.contains("of the way") && said.contains(patch), "{said}");

@@ -37,7 +37,9 @@ pub enum ProbeError {
         nearest: String,
     },
     /// A stream that no head reads.
-    #[error("under `stream attend` no sum passes from layer to layer that a head could read: such a model has no logit lens")]
+    #[error(
+        "under `stream attend` no sum passes from layer to layer that a head could read: such a model has no logit lens"
+    )]
     NoLens,
 }
 
@@ -354,7 +356,9 @@ pub struct Linear {
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum LinearError {
     /// Nothing to learn from, or to try it on.
-    #[error("a linear probe learns from the labels of every other row and is tried on those of the rest: each needs some, at 0 or above")]
+    #[error(
+        "a linear probe learns from the labels of every other row and is tried on those of the rest: each needs some, at 0 or above"
+    )]
     Labels,
     /// Values so long that the normal equations take too much memory.
     #[error("a linear probe takes values of at most {MOST} numbers, and these have {0}")]
@@ -407,15 +411,13 @@ pub fn linear(values: &[f32], labels: &[i32], sequence: usize) -> Result<Linear,
     solve(&mut normal, &mut right, n, distinct.len());
     let said = |i: &usize| {
         let x = features(*i);
-        let score = |c: usize| -> f64 {
-            x.iter().enumerate().map(|(a, x)| x * right[a * distinct.len() + c]).sum()
-        };
+        let score =
+            |c: usize| -> f64 { x.iter().enumerate().map(|(a, x)| x * right[a * distinct.len() + c]).sum() };
         let best = (0..distinct.len()).fold(0, |best, c| if score(c) > score(best) { c } else { best });
         distinct[best]
     };
-    let share = |holds: &dyn Fn(&usize) -> bool| {
-        held.iter().filter(|i| holds(i)).count() as f64 / held.len() as f64
-    };
+    let share =
+        |holds: &dyn Fn(&usize) -> bool| held.iter().filter(|i| holds(i)).count() as f64 / held.len() as f64;
     Ok(Linear {
         classes: distinct.len() as u64,
         learned: learned.len() as u64,

@@ -76,7 +76,9 @@ enum Ablated {
 }
 
 fn patch(text: &str) -> Result<(String, PathBuf), String> {
-    let (name, file) = text.split_once('=').filter(|(name, file)| !name.is_empty() && !file.is_empty())
+    let (name, file) = text
+        .split_once('=')
+        .filter(|(name, file)| !name.is_empty() && !file.is_empty())
         .ok_or("write the name of a value, `=`, and a file of --capture, as layers.3.out=a.safetensors")?;
     Ok((name.into(), file.into()))
 }
@@ -157,7 +159,8 @@ pub fn run(a: &Arguments, subject: &Subject, device: &dyn Device) -> Done {
         ablate(&mut probing, &batch, ablated)?;
     }
     let tokens = |place: usize| look.tokens.is_empty() || look.tokens.iter().any(|r| r.contains(&place));
-    let effect = if given.is_empty() { None } else { Some(effect(look, &mut probing, &batch, &given, &tokens)?) };
+    let effect =
+        if given.is_empty() { None } else { Some(effect(look, &mut probing, &batch, &given, &tokens)?) };
     if look.capture.is_empty() && a.out.is_none() {
         return effect.map_or(Ok(()), |said| Ok(say!("{said}")?));
     }
@@ -229,7 +232,8 @@ fn given(look: &Look, subject: &Subject, options: &Options, batch: &Batch) -> Re
         let file = Tensors::open(path)?;
         for point in all.iter().filter(|point| matches(pattern, &point.name)) {
             let name = &point.name;
-            let refuse = |what: String| Err(Failure::Usage(format!("--patch {pattern}: {}: {what}", path.display())));
+            let refuse =
+                |what: String| Err(Failure::Usage(format!("--patch {pattern}: {}: {what}", path.display())));
             let Some((shape, values)) = file.get(name)? else {
                 return refuse(format!("it lacks `{name}`; --capture '{pattern}' writes it"));
             };
@@ -269,12 +273,17 @@ fn effect(
             other.get_or_insert(last_of(&logits, batch.sequence, vocab));
         }
     }
-    let mut rows = vec![["row", "ids", "as it is", "patched", "the other text", "of the way"].map(String::from).to_vec()];
+    let mut rows = vec![
+        ["row", "ids", "as it is", "patched", "the other text", "of the way"].map(String::from).to_vec(),
+    ];
     for row in 0..before.len() {
         let (a, b) = match (look.difference, &other) {
             (Some((a, b)), _) if a.max(b) < vocab => (a, b),
             (Some((a, b)), _) => {
-                return Err(Failure::Usage(format!("--difference: id {} is not below vocab {vocab}", a.max(b))));
+                return Err(Failure::Usage(format!(
+                    "--difference: id {} is not below vocab {vocab}",
+                    a.max(b)
+                )));
             }
             (None, Some(other)) => (largest(&other[row]), largest(&before[row])),
             (None, None) => {
@@ -296,7 +305,11 @@ fn effect(
         ]);
     }
     let names: Vec<&str> = given.iter().map(|given| given.name.as_str()).collect();
-    Ok(format!("logit differences behind the last token, patched: {}\n{}", names.join(", "), table(&rows).trim_end()))
+    Ok(format!(
+        "logit differences behind the last token, patched: {}\n{}",
+        names.join(", "),
+        table(&rows).trim_end()
+    ))
 }
 
 /// Logits behind the last token of each row.
@@ -333,7 +346,8 @@ fn ablate(probing: &mut Probing, batch: &Batch, ablated: Ablated) -> Done {
         Ablated::Heads => {
             let mut measure = |model: &mut dreamc_runtime::model::Model| -> Result<f64, Failure> {
                 let losses = model.evaluate(batch)?;
-                let sum: f64 = losses.iter().zip(&batch.targets).filter(|l| *l.1 >= 0).map(|l| f64::from(*l.0)).sum();
+                let sum: f64 =
+                    losses.iter().zip(&batch.targets).filter(|l| *l.1 >= 0).map(|l| f64::from(*l.0)).sum();
                 Ok(sum / batch.learned().max(1) as f64)
             };
             ("head", probe::without_heads(probing, &mut measure)?)
@@ -342,8 +356,11 @@ fn ablate(probing: &mut Probing, batch: &Batch, ablated: Ablated) -> Done {
     };
     found.sort_by(|a, b| b.measure.total_cmp(&a.measure));
     let mut rows = vec![["component", noun, "loss without", "rise"].map(String::from).to_vec()];
+    // A rise that rounds to nothing has no sign.
+    let signed = |x: f64| format!("{:+.4}", (1e4 * x).round() / 1e4 + 0.0);
     let row = |w: &Without| {
-        vec![w.name.clone(), w.number.to_string(), format!("{:.4}", w.measure), format!("{:+.4}", w.measure - whole)]
+        let (measure, rise) = (format!("{:.4}", w.measure), signed(w.measure - whole));
+        vec![w.name.clone(), w.number.to_string(), measure, rise]
     };
     rows.extend(found.iter().take(PRINTED).map(row));
     let left = found.len().saturating_sub(PRINTED);
@@ -356,14 +373,19 @@ fn ablate(probing: &mut Probing, batch: &Batch, ablated: Ablated) -> Done {
 fn labels(path: &Path, batch: &Batch) -> Result<Vec<i32>, Failure> {
     let refuse = |what: String| Failure::Usage(format!("{}: {what}", path.display()));
     let text = read_text(path).map_err(|e| about(path, e))?;
-    let rows: Vec<Vec<i32>> = serde_json::from_str(&text)
-        .map_err(|e| refuse(format!("not a JSON list of lists of classes, as [[0, 1, -1], [2, 0, 1]]: {e}")))?;
+    let rows: Vec<Vec<i32>> = serde_json::from_str(&text).map_err(|e| {
+        refuse(format!("not a JSON list of lists of classes, as [[0, 1, -1], [2, 0, 1]]: {e}"))
+    })?;
     let (many, sequence) = (batch.rows(), batch.sequence);
     if rows.len() != many {
         return Err(refuse(format!("it has {} rows of classes, and there are {many} of tokens", rows.len())));
     }
     if let Some((i, row)) = rows.iter().enumerate().find(|(_, row)| row.len() != sequence) {
-        return Err(refuse(format!("row {} has {} classes, and {sequence} tokens are read", i + 1, row.len())));
+        return Err(refuse(format!(
+            "row {} has {} classes, and {sequence} tokens are read",
+            i + 1,
+            row.len()
+        )));
     }
     Ok(rows.into_iter().flatten().collect())
 }
@@ -386,7 +408,11 @@ fn linear(probing: &Probing, look: &Look, labels: &[i32], sequence: usize) -> Do
         tokens = Some((found.learned, found.held));
     }
     let (learned, held) = tokens.unwrap_or_default();
-    say!("classes of {held} tokens of odd rows, learned from {learned} of even ones\n{}", table(&rows).trim_end())?;
+    let rows = table(&rows);
+    say!(
+        "classes of {held} tokens of every second row, learned from {learned} of the others\n{}",
+        rows.trim_end()
+    )?;
     Ok(())
 }
 
@@ -397,13 +423,7 @@ fn asked<'p>(probing: &'p Probing, look: &'p Look) -> impl Iterator<Item = &'p P
 }
 
 /// Writes the captured values, beside logits, losses, and those of the lens.
-fn write(
-    a: &Arguments,
-    out: &Path,
-    probing: &mut Probing,
-    batch: &Batch,
-    looks: Vec<probe::Look>,
-) -> Done {
+fn write(a: &Arguments, out: &Path, probing: &mut Probing, batch: &Batch, looks: Vec<probe::Look>) -> Done {
     let losses = probing.model().evaluate(batch)?;
     let (rows, sequence) = (batch.rows() as u64, batch.sequence as u64);
     let mut all: Vec<(Entry, Vec<f32>)> = vec![];

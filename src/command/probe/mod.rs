@@ -232,14 +232,7 @@ struct Found {
     evaluated: Option<f32>,
 }
 
-fn write(
-    a: &Arguments,
-    out: &Path,
-    model: &Model,
-    batch: &Batch,
-    found: &Found,
-    narrow: Narrow,
-) -> Done {
+fn write(a: &Arguments, out: &Path, model: &Model, batch: &Batch, found: &Found, narrow: Narrow) -> Done {
     let (b, n) = (batch.rows() as u64, batch.sequence as u64);
     let mut entries: Vec<Entry> = vec![];
     let of = |logits: &[f32]| vec![b, n, logits.len() as u64 / (b * n)];

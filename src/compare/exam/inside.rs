@@ -96,7 +96,9 @@ pub fn look(a: &Arguments, exam: &Path, manifest: &Manifest) -> Done {
             }
             let rewriting = a.rewriting.on(device.as_ref())?;
             let trained = Trained::open(&run, &BaseArguments { base: None }, &[], rewriting)?;
-            found.extend(Looked::of(&trained, device.as_ref())?.map(|looked| looked.inside(arm, seed)).transpose()?);
+            found.extend(
+                Looked::of(&trained, device.as_ref())?.map(|looked| looked.inside(arm, seed)).transpose()?,
+            );
         }
         if found.len() < manifest.arms.len() {
             continue;

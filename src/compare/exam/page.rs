@@ -50,7 +50,8 @@ impl Exam {
             if at.join("compare.json").is_file() { Study::read(&at).map(Some) } else { Ok(None) }
         };
         let studies = manifest.tasks.iter().map(read).collect::<Result<_, _>>()?;
-        let inside = manifest.tasks.iter().map(|task| inside::read(folder, task)).collect::<Result<_, _>>()?;
+        let inside =
+            manifest.tasks.iter().map(|task| inside::read(folder, task)).collect::<Result<_, _>>()?;
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Exam { manifest, name, studies, inside })
     }
@@ -333,7 +334,11 @@ fn heads(page: &mut Page, exam: &Exam) {
                 (_, false) => first.join(", "),
             };
             let all = found.all_heads.to_string();
-            rows.push([format!("`{}`", task.name), format!("`{}`", found.arm), percent(found.exact), all, said].map(Cell::from).to_vec());
+            rows.push(
+                [format!("`{}`", task.name), format!("`{}`", found.arm), percent(found.exact), all, said]
+                    .map(Cell::from)
+                    .to_vec(),
+            );
         }
     }
     if rows.is_empty() {
@@ -341,7 +346,8 @@ fn heads(page: &mut Page, exam: &Exam) {
     }
     page.heading("Which heads answer");
     page.add(Block::Table(Table {
-        caption: "Exact match of the first seed, and the heads without which it falls the most, in points".into(),
+        caption: "Exact match of the first seed, and the heads without which it falls the most, in points"
+            .into(),
         head: ["task", "arm", "whole", "heads", "without one head"].map(String::from).to_vec(),
         rows,
         text: vec![1, 4],
@@ -365,7 +371,10 @@ fn passes(page: &mut Page, exam: &Exam) {
                 std::iter::once(passes.count.to_string()).chain(shares).map(Cell::from).collect()
             };
             let rows = found.passes.iter().map(row).collect();
-            let caption = format!("`{}`, `{}`: exact match with the first passes of its loop alone", task.name, found.arm);
+            let caption = format!(
+                "`{}`, `{}`: exact match with the first passes of its loop alone",
+                task.name, found.arm
+            );
             tables.push(Table { caption, head, rows, text: vec![] });
         }
     }
