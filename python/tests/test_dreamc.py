@@ -154,3 +154,34 @@ def test_errors_are_exceptions(run, folder):
     # Nothing is overwritten.
     with pytest.raises(dreamc.DreamcError):
         dreamc.train(folder / "mini.yaml", out=run.path)
+
+
+def test_an_exam_is_sat_and_read(folder):
+    for name, layers in [("short", 1), ("long", 2)]:
+        text = SPEC.replace("name: mini", f"name: {name}").replace("context: 32", "context: 128")
+        (folder / f"{name}.yaml").write_text(text.replace("repeat: 2", f"repeat: {layers}"))
+    specs = [folder / "short.yaml", folder / "long.yaml"]
+    exam = dreamc.exam(*specs, steps=20, seeds=1, tasks=["modular_sum"], out=folder / "exam", allow_unequal=True, threads=1)
+    assert (exam.tasks, exam.arms) == (["modular_sum"], ["short", "long"])
+    lines = exam.lines()
+    assert {line["arm"] for line in lines} == {"short", "long"} and any(line["beyond"] for line in lines)
+    scores = exam.overall()
+    of = [line["exact"] for line in lines if line["arm"] == "long" and not line["beyond"]]
+    assert scores["long"] == pytest.approx(sum(of) / len(of))
+    inside = exam.inside("modular_sum")
+    assert inside[1]["arm"] == "long" and len(inside[1]["heads"]) == inside[1]["all_heads"] == 4
+    assert inside[1]["exact"] == pytest.approx(scores["long"], abs=0.2)
+    assert exam.run("modular_sum", "long").ledger["steps"] == 20
+    assert dreamc.exam(folder / "exam", threads=1).lines() == lines
+    with pytest.raises(dreamc.DreamcError, match="exit code 2"):
+        dreamc.exam(*specs, steps=20, tasks=["sorting"], out=folder / "exam", allow_unequal=True)
+
+
+def test_rank_correlations_have_the_values_of_the_formula():
+    found = dreamc.rank_correlation([1, 2, 3, 4, 5], [2, 1, 4, 3, 5])
+    assert found["correlation"] == pytest.approx(0.8) and found["n"] == 5
+    assert -1 <= found["low"] <= found["correlation"] <= found["high"] <= 1
+    assert dreamc.rank_correlation([1, 1, 2, 3], [5, 5, 6, 9])["correlation"] == pytest.approx(1.0)
+    assert dreamc.rank_correlation(range(6), [-x for x in range(6)])["high"] == pytest.approx(-1.0)
+    with pytest.raises(ValueError, match="at least four"):
+        dreamc.rank_correlation([1, 2, 3], [1, 2, 3])

@@ -14,19 +14,23 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, Union
 
 from . import _dreamc
 from ._dreamc import DreamcError, SpecError, __version__
+from .exam import Exam, exam, rank_correlation
 from .runs import Run, runs
 
 __all__ = [
     "Checked",
     "DreamcError",
+    "Exam",
     "Model",
     "Run",
     "SpecError",
     "__version__",
     "check",
     "count",
+    "exam",
     "load",
     "match",
+    "rank_correlation",
     "runs",
     "train",
 ]
