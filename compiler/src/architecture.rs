@@ -652,8 +652,8 @@ impl Architecture {
         self.skips() || self.drops() || self.model.components.values().any(rounds)
     }
 
-    /// Whether evaluation is lowered apart from training: it decides by another rule, or its loss is
-    /// that of the stream that leaves.
+    /// Whether evaluation is lowered apart from training: it decides by another rule, or its loss
+    /// is that of the stream that leaves.
     pub(crate) fn evaluates_anew(&self) -> bool {
         self.decides_anew() || self.exit.is_some()
     }

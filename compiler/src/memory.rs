@@ -41,7 +41,7 @@ pub(crate) enum Slot {
     Prepared(Option<usize>, String),
     /// Observations for the host.
     Observed(String),
-    /// What the host gives in the place of values.
+    /// Values of the host in the place of the model's.
     Patched(String),
     /// A state of a body.
     OfBody(usize, String),

@@ -1,15 +1,15 @@
 //! Values inside a model, by name: left for the host, or taken from it.
 //!
-//! *In*: a lowered model, and patterns of names. *Out*: its functions with the values that are looked
-//! at among their results, and in the place of those that may be changed what the host gives, where
-//! it gives something; and [`Probed`], which says where each is. *Promise*: nothing is known here of
-//! any component: a name is one that lowering gave a value ([`Builder::point`]), and the program is
-//! compiled with these results and parameters as with any other, so that nothing that is looked at
-//! is fused away. A value that the host leaves as it is keeps its bits.
+//! *In*: a lowered model, and patterns of names. *Out*: its functions with the values that are
+//! looked at among their results, and in the place of those that may be changed what the host
+//! gives, where it gives something; and [`Probed`], which says where each is. *Promise*: nothing is
+//! known here of any component: a name is one that lowering gave a value ([`Builder::point`]), and
+//! the program is compiled with these results and parameters as with any other, so that nothing
+//! that is looked at is fused away. A value that the host leaves as it is keeps its bits.
 //!
-//! Names are `layers.{set}.{component}.{value}`, with `@{n}` behind the set where it is applied more
-//! than once; `layers.{set}.in` and `layers.{set}.out` are the stream; `embed.out`, `head.stream`,
-//! `head.in`, `head.norm` and `head.logits` are outside the layers.
+//! Names are `layers.{set}.{component}.{value}`, with `@{n}` behind the set where it is applied
+//! more than once; `layers.{set}.in` and `layers.{set}.out` are the stream; `embed.out`,
+//! `head.stream`, `head.in`, `head.norm` and `head.logits` are outside the layers.
 
 use crate::CompileError;
 use crate::architecture::{Architecture, Work, for_each_application};
@@ -313,9 +313,9 @@ fn changed(
     for (i, port) in f.params.iter().enumerate() {
         values.push(b.param(&port.name, port.binding, f.types[i].clone()));
     }
-    for i in 0..f.params.len() {
+    for (i, value) in values.iter_mut().enumerate() {
         for number in of(Value(i as u32)) {
-            values[i] = instead(&mut b, values[i], number);
+            *value = instead(&mut b, *value, number);
         }
     }
     for node in &f.nodes {

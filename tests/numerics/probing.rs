@@ -181,7 +181,7 @@ fn scores_mix_values_into_heads() {
     }
 }
 
-/// What stands in a pass can be replaced in that pass alone, and what follows from it follows; of a
+/// A value of a pass can be replaced in that pass alone, and what follows from it follows; of a
 /// text's own value nothing does.
 #[test]
 fn a_patch_is_of_its_pass_and_token() {
@@ -200,7 +200,7 @@ fn a_patch_is_of_its_pass_and_token() {
         assert!(apart(&probing.model().all_logits().unwrap(), &b) > 1e-3, "{name} changes nothing");
         assert_eq!(probing.value(name).unwrap(), *value, "{name} is not what was given");
         if *name == "layers.1@1.out" {
-            // What is before is as it was.
+            // Streams before it are as they were.
             let before = ["layers.0.out", "layers.1@0.out"].map(|name| probing.value(name).unwrap());
             assert_eq!(before, streams);
         }
@@ -304,7 +304,7 @@ fn the_lens_ends_at_the_model_and_parts_are_taken_out() {
     assert!((without - expert.measure).abs() < 1e-5, "{without} {expert:?}");
 }
 
-/// What must hold of a program that is looked into: the logits are those of `plain`, streams are
+/// The properties of a program that is looked into: the logits are those of `plain`, streams are
 /// those that layers hand on, probabilities mix values into heads, and a patch is of its place.
 fn sound(compiled: Compiled, plain: &[f32]) -> Result<(), String> {
     let mut model = Model::load(&cpu(2), compiled).unwrap();
@@ -444,7 +444,8 @@ fn first_instances(steps: &mut [Step], is: &dyn Fn(BufferId) -> bool) -> usize {
     steps.iter_mut().map(of).sum()
 }
 
-/// What hooks in transformers find inside a model, and what follows where they replace a value.
+/// The values that hooks in transformers find inside a model, and what follows where they replace a
+/// value.
 #[test]
 fn hooks_of_transformers_find_the_same() {
     let place = tempfile::tempdir().unwrap();

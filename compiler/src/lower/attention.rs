@@ -563,7 +563,8 @@ impl Lower<'_> {
     /// log-sum-exp, and those that the component's earlier applications made of the same token.
     ///
     /// Depth attention takes the sequence for one key more, in row 0 of the state: in a dimension
-    /// of its own its score is the log-sum-exp, and its weight, which is given too, comes back there.
+    /// of its own its score is the log-sum-exp, and its weight, which is given too, comes back
+    /// there.
     fn with_depth_keys(
         &mut self,
         c: Owner,

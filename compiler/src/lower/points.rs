@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What an attention gives for these values in the place of its own.
+/// The output of an attention for these values in the place of its own.
 type Attend<'f> = &'f dyn Fn(&mut Lower, Value) -> Value;
 
 impl Lower<'_> {

@@ -117,8 +117,8 @@ impl Probing {
         Ok(probed)
     }
 
-    /// From now on gives a value these numbers, where `given` holds of the number's place; elsewhere
-    /// it is the model's.
+    /// From now on gives a value these numbers, where `given` holds of the number's place;
+    /// elsewhere it is the model's.
     pub fn change(
         &mut self,
         name: &str,
@@ -180,7 +180,7 @@ pub fn is_stream(name: &str) -> bool {
 /// Patterns of what [`lens`] looks at, and changes.
 pub const LENS: [&str; 2] = ["layers.*.out", "head.stream"];
 
-/// What the head makes of a stream.
+/// The losses of the head on a stream.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Look {
     /// The stream: `layers.{set}.out`.
@@ -262,7 +262,7 @@ impl Part {
     }
 }
 
-/// What a model does without a part.
+/// A measure of a model without a part.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Without {
     /// The component in its layer: `layers.{set}.{component}`.

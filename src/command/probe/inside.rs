@@ -1,4 +1,4 @@
-//! What is inside a model: listed, captured, patched, read by the head or a linear map, taken out.
+//! Values inside a model: listed, captured, patched, read by the head or a linear map, taken out.
 //!
 //! *In*: a model, tokens, patterns of names. *Out*: tables, and a safetensors file of values.
 //! *Promise*: everything is checked before anything is computed, and everything is computed before

@@ -145,7 +145,8 @@ impl Subject {
         }
     }
 
-    /// Texts as rows; behind the last token of each stands the end token, which is its target alone.
+    /// Texts as rows; behind the last token of each stands the end token, which is its target
+    /// alone.
     fn texts(&self, texts: &[String]) -> Result<Batch, Failure> {
         let Some(trained) = &self.trained else {
             let what = "a specification has no tokenizer: give --ids, or a run, a checkpoint or an import";

@@ -1,8 +1,8 @@
-//! What is inside the arms of an exam: which heads answer, and which passes of a loop.
+//! The inside of the arms of an exam: which heads answer, and which passes of a loop.
 //!
-//! *In*: the trained runs of a task. *Out*: `{task}.inside.json`, once. *Promise*: a share is the exact
-//! match of held-out problems as hard as those learned from, of the model that was trained, with one
-//! head's output zero or with fewer passes of its loop, and nothing else changed.
+//! *In*: the trained runs of a task. *Out*: `{task}.inside.json`, once. *Promise*: a share is the
+//! exact match of held-out problems as hard as those learned from, of the model that was trained,
+//! with one head's output zero or with fewer passes of its loop, and nothing else changed.
 
 use super::{Manifest, PROBLEMS, Sat};
 use crate::command::exam::Arguments;
@@ -72,7 +72,7 @@ fn file(exam: &Path, task: &Sat) -> PathBuf {
     exam.join(format!("{}.inside.json", task.name))
 }
 
-/// What was found of a task, where it was looked for.
+/// Findings of a task, where it was looked into.
 pub fn read(exam: &Path, task: &Sat) -> Result<Vec<Inside>, Failure> {
     let path = file(exam, task);
     if !path.is_file() {

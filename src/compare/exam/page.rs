@@ -26,7 +26,7 @@ pub struct Exam {
     name: String,
     /// The comparison of each task; `None` where it has not begun.
     studies: Vec<Option<Study>>,
-    /// What is inside the arms of each task, where it was looked for.
+    /// The inside of the arms of each task, where it was looked into.
     inside: Vec<Vec<Inside>>,
 }
 
