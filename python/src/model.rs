@@ -28,6 +28,9 @@ const TEXTS: usize = 64;
 /// Token ids by row.
 type Rows = Vec<Vec<u64>>;
 
+/// Name, dimensions and sizes of a value inside.
+type Listed = (String, Vec<String>, Vec<u64>);
+
 /// The device of that name.
 pub fn device(name: &str, threads: Option<usize>) -> Result<Box<dyn Device>, Failure> {
     let kind: Kind = name.parse().map_err(|known| Failure::Usage(format!("no device `{name}`; {known}")))?;
@@ -357,12 +360,7 @@ impl Model {
     }
 
     /// Names, dimensions and sizes of what can be captured.
-    fn points(
-        &self,
-        py: Python<'_>,
-        rows: u64,
-        tokens: u64,
-    ) -> PyResult<Vec<(String, Vec<String>, Vec<u64>)>> {
+    fn points(&self, py: Python<'_>, rows: u64, tokens: u64) -> PyResult<Vec<Listed>> {
         self.work(py, move |inner| {
             let options = inner.options(Shape { rows, sequence: tokens, train: false });
             let all = probe::points(&inner.spec.model, &options)?;
