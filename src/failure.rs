@@ -146,6 +146,7 @@ errors! {
     dreamc_compiler::CompileError,
     dreamc_compiler::count::CountError,
     dreamc_compiler::matching::MatchError,
+    dreamc_runtime::analysis::probe::ProbeError,
     dreamc_runtime::bench::BenchError,
     dreamc_runtime::checkpoint::CheckpointError,
     dreamc_runtime::data::DataError,

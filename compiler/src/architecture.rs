@@ -663,6 +663,12 @@ impl Architecture {
         self.skips() || self.drops() || self.model.components.values().any(rounds)
     }
 
+    /// Whether evaluation is lowered apart from training: it decides by another rule, or its loss
+    /// is that of the stream that leaves.
+    pub(crate) fn evaluates_anew(&self) -> bool {
+        self.decides_anew() || self.exit.is_some()
+    }
+
     /// Whether an attention drops weights, which it does in training alone.
     fn drops(&self) -> bool {
         let drops = |function: &Function| matches!(function, Function::Attend(a) if a.dropout > 0.0);

@@ -16,6 +16,7 @@ use crate::ir::{Binding, DType, Function, Index, Input, Lifetime, Module, Of, Ou
 use crate::lower::{Lowered, State};
 use crate::memory::{Counted, Key, Range, Slot, cotangent};
 use crate::pipeline::Options;
+use crate::probe::{Inserted, Probed};
 use crate::program::{
     Affine, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step, kernel,
 };
@@ -79,6 +80,8 @@ pub(crate) struct Assembly<'a> {
     pub(crate) own: u64,
     /// Values that the bodies of this use keep, with the bodies' numbers.
     pub(crate) kept: Vec<(usize, Kept)>,
+    /// Values that this use looks at or changes.
+    pub(crate) inserted: Vec<Inserted>,
 }
 
 /// A use of the model that has been put together.
@@ -86,6 +89,7 @@ pub(crate) struct Use {
     scope: String,
     trains: bool,
     observed: Vec<Observed>,
+    probed: Vec<Probed>,
     sequence: Vec<SequenceState>,
     places: Option<u64>,
     own: u64,
@@ -130,6 +134,7 @@ impl<'a> Assembly<'a> {
             uses: vec![],
             own: 0,
             kept: vec![],
+            inserted: vec![],
         };
         a.know(lowered);
         for (body, w) in
@@ -244,9 +249,14 @@ impl<'a> Assembly<'a> {
                 (self.bind(Slot::Prepared(site.body, name), named, shape, sets)?, set)
             }
             Binding::Observed => {
-                let Some(apply) = site.apply else { return bug("outside the layers there is no") };
+                let (instances, instance) = of_depths(depth, site.apply);
                 let named = (name.clone(), Space::Io, ty.dtype);
-                (self.bind(Slot::Observed(name), named, shape, depth)?, apply.depth.clone())
+                (self.bind(Slot::Observed(name), named, shape, instances)?, instance)
+            }
+            Binding::Patched => {
+                let (instances, instance) = of_depths(depth, site.apply);
+                let named = (name.clone(), Space::Io, ty.dtype);
+                (self.bind(Slot::Patched(name), named, shape, instances)?, instance)
             }
             Binding::Saved | Binding::State(Lifetime::Token(PerToken::Application) | Lifetime::Text) => {
                 let (Some(b), Some(body), Some(apply)) = (site.body, body, site.apply) else {
@@ -703,6 +713,7 @@ impl<'a> Assembly<'a> {
             | Binding::Output(_)
             | Binding::Value
             | Binding::Observed
+            | Binding::Patched
             | Binding::Cotangent(_) => false,
         }
     }
@@ -954,6 +965,7 @@ impl<'a> Assembly<'a> {
         self.scope = (number, prefix);
         (self.options, self.entry, self.own) = (options.clone(), Entry::Whole, 0);
         self.kept.clear();
+        self.inserted.clear();
     }
 
     /// Adds a program of the use.
@@ -968,6 +980,7 @@ impl<'a> Assembly<'a> {
             scope: self.scope.1.clone(),
             trains: self.options.train,
             observed: self.observed(),
+            probed: self.probed(),
             sequence,
             places: self.options.cache.map(|c| c.places),
             own: self.own,
@@ -1007,6 +1020,7 @@ impl<'a> Assembly<'a> {
                 | Slot::Saved(..)
                 | Slot::Prepared(..)
                 | Slot::Observed(_)
+                | Slot::Patched(_)
                 | Slot::StateCotangent(_)
                 | Slot::Again(..)
                 | Slot::Gradients => {}
@@ -1027,6 +1041,7 @@ impl<'a> Assembly<'a> {
             caches,
             sequence: u.sequence,
             observed: u.observed,
+            probed: u.probed,
             cut: u.trains && self.trained_weights.is_some(),
             seed: self.spec.train.seed,
             draws: self.draws,
@@ -1035,6 +1050,12 @@ impl<'a> Assembly<'a> {
             kept: u.kept,
         }
     }
+}
+
+/// Instances of something that host and layers exchange for each depth, and that of an application;
+/// outside the layers there is one.
+fn of_depths(depth: u64, apply: Option<&Apply>) -> (u64, Affine) {
+    apply.map_or((1, Affine::default()), |apply| (depth, apply.depth.clone()))
 }
 
 /// How many attentions of an application drop weights, at the most.

@@ -279,6 +279,7 @@ pub fn has_derivative(port: &Port, trained: impl Fn(&Port) -> bool) -> bool {
         | Binding::Index(_)
         | Binding::Output(_)
         | Binding::Observed
+        | Binding::Patched
         | Binding::Cotangent(_) => false,
     }
 }

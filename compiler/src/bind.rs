@@ -92,6 +92,8 @@ pub enum Binding {
     Output(Output),
     /// Something a layer leaves for the host, for each depth of the model.
     Observed,
+    /// Something the host gives in the place of a value of a layer, for each depth of the model.
+    Patched,
     /// The cotangent of such a port. Of a weight it is the gradient, to which every call adds.
     Cotangent(Of),
 }
@@ -281,6 +283,7 @@ impl Binding {
             | Binding::Saved
             | Binding::Index(_)
             | Binding::Observed
+            | Binding::Patched
             | Binding::Cotangent(_) => Of::Value,
         }
     }
@@ -316,6 +319,7 @@ impl Binding {
             }
             Binding::Output(output) => format!("output {}", output.name()),
             Binding::Observed => "observed".into(),
+            Binding::Patched => "patched".into(),
             Binding::Cotangent(Of::Value) => "cotangent".into(),
             Binding::Cotangent(Of::Stream) => "cotangent stream".into(),
             Binding::Cotangent(Of::Weight) => "cotangent weight".into(),
@@ -327,7 +331,7 @@ impl Binding {
     }
 
     /// The words with which bindings begin.
-    pub const WORDS: [&str; 14] = [
+    pub const WORDS: [&str; 15] = [
         "input",
         "stream",
         "batch",
@@ -341,6 +345,7 @@ impl Binding {
         "index",
         "output",
         "observed",
+        "patched",
         "cotangent",
     ];
 }

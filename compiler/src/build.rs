@@ -37,6 +37,8 @@ pub struct Marks {
     pub parts: Vec<(Range<usize>, String)>,
     /// The same of the step of a recurrence, by its first result.
     pub steps: IndexMap<Value, Marks>,
+    /// Values that can be looked at and changed from outside ([`crate::probe`]), by name.
+    pub points: Vec<(String, Value)>,
 }
 
 /// Marks values that stand for parameters until `finish` numbers them.
@@ -77,6 +79,16 @@ impl<'m> Builder<'m> {
         self.marks.parts.push((from..self.nodes.len(), name.to_string()));
     }
 
+    /// Names a value that can be looked at and changed from outside; a number stands behind a name
+    /// that is taken.
+    pub fn point(&mut self, name: String, v: Value) {
+        let points = &self.marks.points;
+        let free = |name: &String| points.iter().all(|(taken, _)| taken != name);
+        let numbered = (2..).map(|n| format!("{name}.{n}"));
+        let name = std::iter::once(name.clone()).chain(numbered).find(free);
+        self.marks.points.extend(name.map(|name| (name, v)));
+    }
+
     /// Keeps the marks of the step of the recurrence that gives a value.
     pub fn explain(&mut self, v: Value, step: Marks) {
         self.marks.steps.insert(v, step);
@@ -87,7 +99,8 @@ impl<'m> Builder<'m> {
         let number = |v: Value| numbered(v, self.params.len() as u32);
         let names = self.marks.names.iter().map(|(v, name)| (number(*v), name.clone())).collect();
         let steps = self.marks.steps.iter().map(|(v, marks)| (number(*v), marks.clone())).collect();
-        Marks { names, parts: self.marks.parts.clone(), steps }
+        let points = self.marks.points.iter().map(|(name, v)| (name.clone(), number(*v))).collect();
+        Marks { names, parts: self.marks.parts.clone(), steps, points }
     }
 
     /// The parameter of that name, made where it is new.

@@ -2,6 +2,7 @@
 
 use crate::bind::{Input, Output, Owner, Part};
 use crate::ir::DType;
+use crate::probe::Probed;
 use crate::program::{BufferId, Plan};
 
 /// A compiled model: the launch list, and the buffer of every tensor.
@@ -34,6 +35,8 @@ pub struct Compiled {
     pub sequence: Vec<SequenceState>,
     /// Observations that `evaluate` leaves for the host, in plans that ask for them.
     pub observed: Vec<Observed>,
+    /// Values that `evaluate` leaves for the host or takes from it, in plans that ask for them.
+    pub probed: Vec<Probed>,
     /// Whether the optimizer's states are cut over ranks, and this plan is for the part of one.
     pub cut: bool,
     /// Seed of the recipe, of which the noise that streams start with is a function, and which

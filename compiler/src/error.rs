@@ -73,6 +73,22 @@ pub enum CompileError {
         /// Bytes with everything computed again that can be.
         least: u64,
     },
+    /// Nothing inside the model has that name.
+    #[error("nothing in the model is called `{name}`: {nearest}")]
+    Point {
+        /// The name or pattern asked for.
+        name: String,
+        /// The nearest names, as a sentence.
+        nearest: String,
+    },
+    /// A value that cannot be given from outside.
+    #[error("`{name}` can be looked at, not changed: {reason}")]
+    Fixed {
+        /// Its name.
+        name: String,
+        /// Why, and what can be changed instead.
+        reason: &'static str,
+    },
     /// No rewriting rule has that name.
     #[error("there is no rule `{name}`; the rules are {known}")]
     Rule {

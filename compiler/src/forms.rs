@@ -367,6 +367,7 @@ fn head_forms(
     let keep = |p: &Port| match p.binding {
         Binding::Output(Output::Nll) => !generating,
         Binding::Output(Output::Logits) => logits,
+        Binding::Observed => true,
         _ => false,
     };
     let evaluate = inference(module, task, &prune(&task.function, &keep), with, optimiser, passes)?;

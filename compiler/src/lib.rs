@@ -28,6 +28,7 @@ mod passes;
 mod pipeline;
 mod plan_text;
 pub mod precision;
+pub mod probe;
 pub mod program;
 pub mod random;
 mod recipe;

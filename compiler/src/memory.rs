@@ -41,6 +41,8 @@ pub(crate) enum Slot {
     Prepared(Option<usize>, String),
     /// Observations for the host.
     Observed(String),
+    /// Values of the host in the place of the model's.
+    Patched(String),
     /// A state of a body.
     OfBody(usize, String),
     /// A state with an instance for each application of a component.
@@ -516,6 +518,7 @@ impl Assembly<'_> {
             | Slot::Saved(..)
             | Slot::Prepared(..)
             | Slot::Observed(_)
+            | Slot::Patched(_)
             | Slot::OfBody(..)
             | Slot::OfComponent(_)
             | Slot::StateCotangent(_)

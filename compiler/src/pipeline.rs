@@ -17,6 +17,7 @@ use crate::ir::{DType, Port};
 use crate::lower::{self, Lowered, Shape, Weight, lower, lower_evaluation};
 use crate::passes::{Pass, Passes, Timing, Watch};
 use crate::precision::Narrow;
+use crate::probe::{self, Probe};
 use crate::program::{Plan, Program};
 use crate::rewrite::{Optimiser, Report, Rewriting};
 use dreamc_dsl::spec::Spec;
@@ -38,6 +39,9 @@ pub struct Options {
     /// Whether `evaluate` leaves [`Compiled::observed`] for the host. [`CompileError::Exclude`]
     /// with `train` or `cache`.
     pub observe: bool,
+    /// Values that `evaluate` leaves for the host or takes from it. [`CompileError::Exclude`] with
+    /// `train` or `cache`.
+    pub probe: Probe,
     /// Count of the outermost `recur` in place of the spec's.
     pub depth: Option<u64>,
     /// Further counts of the outermost `recur`, each with a program `backward@{count}`: for
@@ -80,6 +84,7 @@ impl Default for Options {
             logits: false,
             segments: false,
             observe: false,
+            probe: Probe::default(),
             depth: None,
             depths: vec![],
             cache: None,
@@ -106,6 +111,8 @@ impl Options {
             (self.train && self.formats != Formats::default(), ("train", "formats")),
             (self.observe && self.train, ("observe", "train")),
             (self.observe && cached, ("observe", "cache")),
+            (!self.probe.is_empty() && self.train, ("probe", "train")),
+            (!self.probe.is_empty() && cached, ("probe", "cache")),
             (self.as_trained && cached, ("as_trained", "cache")),
             (self.as_trained && leaves, ("as_trained", "exit")),
         ];
@@ -288,7 +295,8 @@ fn trained(options: &Options, spec: &Spec) -> Shape {
 
 fn shape(options: &Options, sequence: u64, cache: Option<lower::Places>) -> Shape {
     let Options { batch, segments, exit, .. } = *options;
-    Shape { batch, sequence, segments, cache, observe: options.observe, z_loss: 0.0, exit }
+    let scores = options.probe.scores();
+    Shape { batch, sequence, segments, cache, observe: options.observe, scores, z_loss: 0.0, exit }
 }
 
 /// The programs over caches.
@@ -351,6 +359,12 @@ fn rows<'a>(
     let has_gradient = |w: &Weight, body: Option<usize>| {
         learned.contains(&(body, w.name.clone())) || body.is_none() && named.contains(&w.name)
     };
+    // Routers that look ahead in training decide without in evaluation, whose loss is that of the
+    // stream that leaves; unless the rule of training was asked for.
+    let anew = architecture.evaluates_anew() && !options.as_trained;
+    if !anew {
+        assembly.inserted = probe::insert(architecture, &mut whole, &options.probe)?;
+    }
     let forms = {
         let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);
         let with = (options, &stored as StoredOf);
@@ -383,13 +397,11 @@ fn rows<'a>(
         let program = passes.run(Pass::Assemble, || assembly.update())?;
         assembly.add("update", program);
     }
-    // Routers that look ahead in training decide without in evaluation, whose loss is that of the
-    // stream that leaves; unless the rule of training was asked for.
-    let anew = architecture.decides_anew() || architecture.exit.is_some();
-    let deciding = if anew && !options.as_trained {
+    let deciding = if anew {
         let make = || lower_evaluation(architecture, shape(options, options.sequence, None));
         let mut deciding = lowered(passes, make)?;
         assembly.know(&deciding);
+        assembly.inserted = probe::insert(architecture, &mut deciding, &options.probe)?;
         let inference = Options { train: false, ..options.clone() };
         let none = |_: &Weight, _: Option<usize>| false;
         let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);

@@ -6,15 +6,17 @@ use dreamc::failure::Failure;
 use dreamc::model::{BaseArguments, PassArguments, Texts, Trained};
 use dreamc::spec::{SpecArguments, is_specification, resolved};
 use dreamc_compiler::compiled::Entry;
+use dreamc_compiler::probe::{self, Probe};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spec;
+use dreamc_runtime::analysis::probe::Probing;
 use dreamc_runtime::data::{Batch, Tokenizer};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::generate::{Sampling, generate};
 use dreamc_runtime::model::{self, Scale};
 use dreamc_runtime::train::prepare;
-use numpy::{PyArray1, PyArrayDyn, PyArrayMethods};
+use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
@@ -25,6 +27,9 @@ const TEXTS: usize = 64;
 
 /// Token ids by row.
 type Rows = Vec<Vec<u64>>;
+
+/// Name, dimensions and sizes of a value inside.
+type Listed = (String, Vec<String>, Vec<u64>);
 
 /// The device of that name.
 pub fn device(name: &str, threads: Option<usize>) -> Result<Box<dyn Device>, Failure> {
@@ -47,6 +52,8 @@ struct Inner {
     depth: Option<u64>,
     /// The program used last.
     loaded: Option<(Shape, model::Model)>,
+    /// The program that was looked into last.
+    probing: Option<((Shape, Probe), Probing)>,
     /// Weights and tokenizer; a specification has none, and draws its weights.
     trained: Option<Trained>,
 }
@@ -105,7 +112,7 @@ impl Inner {
             // Every gradient is wanted, whatever training would leave out.
             spec.train.only.clear();
             spec.train.freeze.clear();
-            self.loaded = None;
+            (self.loaded, self.probing) = (None, None);
             let mut model = model::Model::load(self.device.as_ref(), compile(&spec, &options)?)?;
             match &self.trained {
                 Some(trained) => model.restore(&trained.tensors)?,
@@ -115,6 +122,30 @@ impl Inner {
         }
         match &mut self.loaded {
             Some((_, model)) => Ok(model),
+            None => Err(Failure::Usage("no program was compiled".into())),
+        }
+    }
+
+    fn options(&self, shape: Shape) -> Options {
+        Options { logits: true, depth: self.depth, ..prepare::forward(shape.rows, shape.sequence) }
+    }
+
+    /// The model compiled to be looked into, with its weights.
+    fn probing(&mut self, batch: &Batch, probe: Probe) -> Result<&mut Probing, Failure> {
+        let shape = Shape { rows: batch.rows() as u64, sequence: batch.sequence as u64, train: false };
+        let wanted = (shape, probe);
+        if self.probing.as_ref().is_none_or(|(found, _)| *found != wanted) {
+            let options = Options { probe: wanted.1.clone(), ..self.options(shape) };
+            (self.loaded, self.probing) = (None, None);
+            let mut model = model::Model::load(self.device.as_ref(), compile(&self.spec, &options)?)?;
+            match &self.trained {
+                Some(trained) => model.restore(&trained.tensors)?,
+                None => model.initialise(self.spec.train.seed)?,
+            }
+            self.probing = Some((wanted, Probing::new(model)?));
+        }
+        match &mut self.probing {
+            Some((_, probing)) => Ok(probing),
             None => Err(Failure::Usage("no program was compiled".into())),
         }
     }
@@ -175,7 +206,14 @@ impl Model {
                 let trained = Trained::open(&path, &base, &set, Rewriting::default())?;
                 (trained.spec.clone(), Some(trained))
             };
-            Ok::<_, Failure>(Model(Mutex::new(Inner { spec, device, depth, loaded: None, trained })))
+            Ok::<_, Failure>(Model(Mutex::new(Inner {
+                spec,
+                device,
+                depth,
+                loaded: None,
+                probing: None,
+                trained,
+            })))
         })
         .python(py)
     }
@@ -265,6 +303,69 @@ impl Model {
             Ok((model.session().read_all::<f32>(buffer).map_err(model::ModelError::from)?, shape))
         })?;
         array(py, values, &shape)
+    }
+
+    /// Logits and captured values by name, with other values patched at some tokens or at all.
+    #[pyo3(signature = (ids, capture, patch, tokens=None))]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        ids: Rows,
+        capture: Vec<String>,
+        patch: Vec<(String, PyReadonlyArrayDyn<'py, f32>)>,
+        tokens: Option<Vec<usize>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let mut given = vec![];
+        for (name, array) in &patch {
+            let shape: Vec<u64> = array.shape().iter().map(|&n| n as u64).collect();
+            // In the order of rows, whatever the array's own is.
+            let values: Vec<f32> = array.as_array().iter().copied().collect();
+            given.push((name.clone(), shape, values));
+        }
+        let vocab = self.vocab()?;
+        let found = self.work(py, move |inner| {
+            let batch = inner.batch(&ids, false)?;
+            let shape = [batch.rows() as u64, batch.sequence as u64, vocab];
+            let past = tokens.iter().flatten().find(|at| **at >= batch.sequence);
+            if let Some(at) = past {
+                let last = batch.sequence - 1;
+                return Err(Failure::Usage(format!("tokens: there is no token {at}, the last is {last}")));
+            }
+            let patched = given.iter().map(|(name, ..)| name.clone()).collect();
+            let probing = inner.probing(&batch, Probe { captured: capture, patched })?;
+            probing.clear()?;
+            for (name, shape, _) in &given {
+                probing.check(name, shape)?;
+            }
+            for (name, shape, values) in &given {
+                let each = shape[2..].iter().product::<u64>().max(1) as usize;
+                let along = shape[1].max(1) as usize;
+                let here = |i: usize| tokens.as_ref().is_none_or(|all| all.contains(&(i / each % along)));
+                probing.change(name, (shape, values), here)?;
+            }
+            probing.model().evaluate(&batch)?;
+            let mut found = vec![("logits".to_string(), shape.to_vec(), probing.model().all_logits()?)];
+            let captured: Vec<_> = probing.captured().map(|probed| probed.point.clone()).collect();
+            for point in captured {
+                let values = probing.value(&point.name)?;
+                found.push((point.name, point.shape, values));
+            }
+            Ok(found)
+        })?;
+        let dict = PyDict::new(py);
+        for (name, shape, values) in found {
+            dict.set_item(name, array(py, values, &shape)?)?;
+        }
+        Ok(dict)
+    }
+
+    /// Names, dimensions and sizes of what can be captured.
+    fn points(&self, py: Python<'_>, rows: u64, tokens: u64) -> PyResult<Vec<Listed>> {
+        self.work(py, move |inner| {
+            let options = inner.options(Shape { rows, sequence: tokens, train: false });
+            let all = probe::points(&inner.spec.model, &options)?;
+            Ok(all.into_iter().map(|point| (point.name, point.dims, point.shape)).collect())
+        })
     }
 
     /// Every tensor by name.

@@ -77,6 +77,36 @@ def test_arrays_of_a_run(run):
     assert model.detokenize(model.tokenize("a fox", begin=False)) == "a fox"
 
 
+def test_values_inside_are_captured_and_patched(run):
+    model = run.load(threads=1)
+    a, b = np.arange(16).reshape(2, 8), np.arange(30, 46).reshape(2, 8)
+    assert model.points(2, 8)["layers.1.sa.scores"] == (("batch", "seq", "heads", "keys"), (2, 8, 2, 8))
+    found = model.run(a, capture=["layers.*.out", "layers.1.sa.scores"])
+    np.testing.assert_allclose(found["logits"], model.logits(a), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["layers.0.out"], model.hidden(a)[1], rtol=1e-5, atol=1e-6)
+    scores = found["layers.1.sa.scores"]
+    assert scores.shape == (2, 8, 2, 8) and scores.dtype == np.float32
+    np.testing.assert_allclose(scores.sum(-1), 1, rtol=1e-5)
+    assert (np.triu(np.moveaxis(scores, 2, 1), 1) == 0).all()
+
+    stream = found["layers.1.out"]
+    patched = model.run(b, patch={"layers.1.out": stream}, tokens=[5])["logits"]
+    plain = model.logits(b)
+    np.testing.assert_allclose(patched[:, 5], found["logits"][:, 5], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.delete(patched, 5, 1), np.delete(plain, 5, 1), rtol=1e-5, atol=1e-6)
+    # Any order of memory, any type of numbers.
+    turned = np.asfortranarray(stream.astype(np.float64))
+    np.testing.assert_array_equal(model.run(b, patch={"layers.1.out": turned}, tokens=[5])["logits"], patched)
+    np.testing.assert_allclose(model.run(b)["logits"], plain, rtol=1e-5, atol=1e-6)
+
+    with pytest.raises(dreamc.DreamcError, match="nearest are `layers.1.out`"):
+        model.run(a, capture="layers.1.ou")
+    with pytest.raises(dreamc.DreamcError, match="is .2, 8, 8. here, and .2, 7, 8. was given"):
+        model.run(b, patch={"layers.1.out": stream[:, :7]})
+    with pytest.raises(dreamc.DreamcError, match="there is no token 8"):
+        model.run(b, patch={"layers.1.out": stream}, tokens=[8])
+
+
 def test_gradients_are_slopes(run):
     model = run.load(threads=1)
     ids = [[5, 6, 7, 8, 9, 10]]
@@ -124,3 +154,34 @@ def test_errors_are_exceptions(run, folder):
     # Nothing is overwritten.
     with pytest.raises(dreamc.DreamcError):
         dreamc.train(folder / "mini.yaml", out=run.path)
+
+
+def test_an_exam_is_sat_and_read(folder):
+    for name, layers in [("short", 1), ("long", 2)]:
+        text = SPEC.replace("name: mini", f"name: {name}").replace("context: 32", "context: 128")
+        (folder / f"{name}.yaml").write_text(text.replace("repeat: 2", f"repeat: {layers}"))
+    specs = [folder / "short.yaml", folder / "long.yaml"]
+    exam = dreamc.exam(*specs, steps=20, seeds=1, tasks=["modular_sum"], out=folder / "exam", allow_unequal=True, threads=1)
+    assert (exam.tasks, exam.arms) == (["modular_sum"], ["short", "long"])
+    lines = exam.lines()
+    assert {line["arm"] for line in lines} == {"short", "long"} and any(line["beyond"] for line in lines)
+    scores = exam.overall()
+    of = [line["exact"] for line in lines if line["arm"] == "long" and not line["beyond"]]
+    assert scores["long"] == pytest.approx(sum(of) / len(of))
+    inside = exam.inside("modular_sum")
+    assert inside[1]["arm"] == "long" and len(inside[1]["heads"]) == inside[1]["all_heads"] == 4
+    assert inside[1]["exact"] == pytest.approx(scores["long"], abs=0.2)
+    assert exam.run("modular_sum", "long").ledger["steps"] == 20
+    assert dreamc.exam(folder / "exam", threads=1).lines() == lines
+    with pytest.raises(dreamc.DreamcError, match="exit code 2"):
+        dreamc.exam(*specs, steps=20, tasks=["sorting"], out=folder / "exam", allow_unequal=True)
+
+
+def test_rank_correlations_have_the_values_of_the_formula():
+    found = dreamc.rank_correlation([1, 2, 3, 4, 5], [2, 1, 4, 3, 5])
+    assert found["correlation"] == pytest.approx(0.8) and found["n"] == 5
+    assert -1 <= found["low"] <= found["correlation"] <= found["high"] <= 1
+    assert dreamc.rank_correlation([1, 1, 2, 3], [5, 5, 6, 9])["correlation"] == pytest.approx(1.0)
+    assert dreamc.rank_correlation(range(6), [-x for x in range(6)])["high"] == pytest.approx(-1.0)
+    with pytest.raises(ValueError, match="at least four"):
+        dreamc.rank_correlation([1, 2, 3], [1, 2, 3])

@@ -1,6 +1,7 @@
 //! The command line as its users meet it: the whole program, its output, its exit codes.
 
 use crate::support::sandbox::{Sandbox, bits, metrics, texts};
+use dreamc_runtime::checkpoint::safetensors::Tensors;
 use std::fs;
 use std::process::{Command, Stdio};
 
@@ -472,6 +473,56 @@ fn probe_writes_the_agreed_names() {
         let (code, err) = sandbox.bad(&["probe", "tiny.yaml", "--ids", "bad.json", "-o", "x.safetensors"]);
         assert!(code == 2 && err.contains(problem), "{err}");
     }
+}
+
+/// Names are listed; a capture is of a text or of ids; what is wrong is refused, and no file left.
+#[test]
+fn probe_looks_inside_by_name() {
+    let sandbox = sandbox();
+    sandbox.write("ids.json", "[[1, 2, 3, 4], [5, 6, 7, 8]]");
+    let listed = sandbox.good(&["probe", "tiny.yaml", "--list"]);
+    assert!(listed.contains("layers.0@1.ea.gates") && listed.contains("head.logits"), "{listed}");
+    let line = ["probe", "tiny.yaml", "--ids", "ids.json", "--seed", "3", "-o", "in.safetensors"];
+    let said = sandbox.good(&[&line[..], &["--capture", "layers.0.out", "--capture", "*.gates"]].concat());
+    assert!(said.contains("in.safetensors: "), "{said}");
+    let tensors = Tensors::open(&sandbox.path("in.safetensors")).unwrap();
+    let (shape, stream) = tensors.get("layers.0@1.out").unwrap().unwrap();
+    assert_eq!(shape, [2, 3, 16]);
+    assert!(stream.iter().any(|x| *x != 0.0));
+    assert_eq!(tensors.get("losses").unwrap().unwrap().0, [2, 3]);
+    sandbox.good(&["probe", "tiny.yaml", "--ids", "ids.json", "-o", "plain.safetensors", "--seed", "3"]);
+    let plain = Tensors::open(&sandbox.path("plain.safetensors")).unwrap();
+    let logits = |of: &Tensors| of.get("logits").unwrap().unwrap().1;
+    let apart =
+        logits(&tensors).iter().zip(logits(&plain)).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+    assert!(apart < 1e-5, "{apart}");
+
+    let gone = [
+        (&["--capture", "layers.0.ot"][..], 2, "nearest are `layers.0@0.out`"),
+        (&["--patch", "layers.0.out=none.safetensors"], 2, "none.safetensors"),
+        (&["--patch", "layers.0.ea.chosen=in.safetensors"], 2, "lacks `layers.0@0.ea.chosen`"),
+        (&["--patch", "layers.0.out"], 2, "as layers.3.out=a.safetensors"),
+        (
+            &["--patch", "layers.0.out=in.safetensors", "--tokens", "3"],
+            2,
+            "there is no token 3, the last is 2",
+        ),
+        (&["--tokens", "1"], 2, "--tokens and --difference are of --patch"),
+        (&["--capture", "layers.0.out", "--weights"], 2, "cannot be used with"),
+        (&["--linear", "ids.json"], 2, "--capture"),
+        (&["--capture", "layers.0.out", "--linear", "ids.json"], 2, "has 4 classes, and 3 tokens are read"),
+        (&["--text", "abc"], 2, "cannot be used with"),
+    ];
+    for (more, code, problem) in gone {
+        let line = ["probe", "tiny.yaml", "--ids", "ids.json", "-o", "gone.safetensors"];
+        let (found, err) = sandbox.bad(&[&line[..], more].concat());
+        assert!(found == code && err.contains(problem), "{more:?}: {found} {err}");
+        assert!(!sandbox.path("gone.safetensors").exists(), "{more:?}");
+    }
+    let (code, err) = sandbox.bad(&["probe", "tiny.yaml", "--text", "abc", "--lens"]);
+    assert!(code == 2 && err.contains("no tokenizer"), "{err}");
+    let lens = sandbox.good(&["probe", "tiny.yaml", "--ids", "ids.json", "--lens"]);
+    assert!(lens.contains("layers.0@0.out") && lens.contains("100.0 %"), "{lens}");
 }
 
 #[test]

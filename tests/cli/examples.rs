@@ -83,6 +83,8 @@ fn prepared() -> Sandbox {
         sandbox.write(name, &text);
     }
     sandbox.write("prompts.txt", "once upon\na quick\n");
+    sandbox.write("a.json", "[[1, 2, 3, 4, 5, 6, 7], [5, 6, 7, 8, 9, 10, 11]]");
+    sandbox.write("b.json", "[[3, 2, 3, 4, 9, 6, 7], [9, 6, 7, 5, 9, 10, 11]]");
     let row = |i: usize| {
         format!(
             "{{\"question\": \"{i} + 1?\", \"answer\": \"{}\", \"prompt\": \"{i}\", \"text\": \"{i}\"}}\n",

@@ -16,6 +16,7 @@ mod mixers;
 mod multiply_adds;
 mod observation;
 mod optimizers;
+mod probing;
 mod rewriting;
 mod skipping;
 mod tuned;

@@ -157,6 +157,7 @@ pub fn wanted(f: &Function) -> Vec<(Port, Value)> {
         | Binding::Index(_)
         | Binding::Output(_)
         | Binding::Observed
+        | Binding::Patched
         | Binding::Cotangent(_) => 1,
     });
     all
@@ -178,6 +179,7 @@ fn number(binding: Binding) -> Option<&'static str> {
         | Binding::Index(_)
         | Binding::Output(_)
         | Binding::Observed
+        | Binding::Patched
         | Binding::Cotangent(_) => None,
     }
 }

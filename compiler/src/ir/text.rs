@@ -936,6 +936,7 @@ impl<'a> Parser<'a> {
                 None => return self.expected("what the host reads: `loss`, `aux`, `nll`, …"),
             },
             "observed" => Binding::Observed,
+            "patched" => Binding::Patched,
             "cotangent" => {
                 for of in ["stream", "weight", "state", "output"] {
                     if self.accept(of)? {

@@ -114,6 +114,9 @@ impl Lower<'_> {
             };
             let (k, v) = (cache(Part::Keys, k), cache(Part::Values, v));
             self.observe(c, Observation::Queries, q);
+            if self.shape.scores {
+                self.depth_scores(c, &op, [q, k, v, row]);
+            }
             let o = self.b.op(DepthAttention(op), &[q, k, v, row]);
             if marked { self.unmark(o, size) } else { o }
         } else {
@@ -160,18 +163,27 @@ impl Lower<'_> {
                 operands.push(self.token_ints_at(Ints::Given(Input::Segments), around));
             }
             let scale = op.scale;
+            let mut scores = self.shape.scores.then(|| self.scores(&op, &operands));
             let results = self.b.ops(Op::Attention(op), &operands);
-            let (o, lse) = match spread {
-                true => (self.here_again(results[0]), self.here_again(results[1])),
-                false => (results[0], results[1]),
-            };
-            let o = if a.sink { self.sunk(c, o, lse, heads) } else { o };
+            let (mut o, mut lse) = (results[0], results[1]);
+            if spread {
+                (o, lse) = (self.here_again(o), self.here_again(lse));
+                scores = scores.map(|scores| self.here_again(scores));
+            }
+            if a.sink {
+                o = self.sunk(c, o, lse, heads);
+                scores = scores.map(|scores| self.sunk(c, scores, lse, heads));
+            }
             if a.depth_keys {
                 let lse = if a.sink { self.with_sink(c, lse, heads) } else { lse };
-                self.with_depth_keys(c, [q, k, v], (o, lse), scale)
-            } else {
-                o
+                let share;
+                (o, share) = self.with_depth_keys(c, [q, k, v], (o, lse), scale);
+                scores = scores.map(|scores| self.b.mul(scores, share));
             }
+            if let Some(scores) = scores {
+                self.point(c, "scores", scores);
+            }
+            o
         };
         let o = match a.gate {
             Some(gate) => self.gated(c, gate, o, n, asking),
@@ -186,6 +198,7 @@ impl Lower<'_> {
             }
             Some(_) | None => o,
         };
+        self.point(c, "heads", o);
         let mut o = self.b.reshape(o, &with(&self.b.dims(o)[..2], &[queries]));
         if let (Some(index), None) = (asking, &routing)
             && self.b.dims(o)[1] != self.b.dims(index)[1]
@@ -246,7 +259,10 @@ impl Lower<'_> {
             k = k.map(|k| self.rope(k, c, rope, depth));
         }
         for (value, name) in [(Some(q), "q"), (k, "k"), (v, "v")] {
-            value.into_iter().for_each(|value| self.b.call(value, name));
+            if let Some(value) = value {
+                self.b.call(value, name);
+                self.point(c, name, value);
+            }
         }
         (q, k, v)
     }
@@ -547,16 +563,17 @@ impl Lower<'_> {
     /// log-sum-exp, and those that the component's earlier applications made of the same token.
     ///
     /// Depth attention takes the sequence for one key more, in row 0 of the state: in a dimension
-    /// of its own its score is the log-sum-exp, and its weight comes back there.
+    /// of its own its score is the log-sum-exp, and its weight, which is given too, comes back
+    /// there.
     fn with_depth_keys(
         &mut self,
         c: Owner,
         [q, k, v]: [Value; 3],
         (o, lse): (Value, Value),
         scale: f64,
-    ) -> Value {
+    ) -> (Value, Value) {
         let (one, dims) = (self.one(), self.b.dims(k));
-        let Some((&size, heads)) = dims.split_last() else { return o };
+        let Some((&size, heads)) = dims.split_last() else { return (o, lse) };
         let (width, rows) = (self.b.module.size(size), self.architecture.rows_of(c));
         let wide = self.dim_of(c, "marked", width + 1);
         let depths = self.dim_of(c, "depths_behind", rows + 1);
@@ -588,7 +605,7 @@ impl Lower<'_> {
         }
         let share = self.b.reshape(parts[1], &self.b.dims(lse));
         let o = self.b.mul(o, share);
-        self.b.add(o, parts[0])
+        (self.b.add(o, parts[0]), share)
     }
 
     /// Outputs of heads times `sigmoid(W_g n)`. The queries are the tokens of `n`, or those at

@@ -6,7 +6,7 @@ pub(super) fn embed(
     architecture: &Architecture,
     module: &mut Module,
     globals: &mut Vec<Weight>,
-) -> Result<Function, CompileError> {
+) -> Result<(Function, Facts), CompileError> {
     let shape = Shape::default();
     let mut lower = Lower::new(architecture, None, shape, module, EMBED);
     let dims = [lower.dim("vocab", architecture.model.vocab), lower.hidden()];
@@ -19,11 +19,12 @@ pub(super) fn embed(
         Some(EmbedScale::SqrtHidden) => lower.b.scale(x, (architecture.model.hidden as f64).sqrt()),
         Some(EmbedScale::Value(c)) => lower.b.scale(x, c),
     };
+    lower.b.point("out".into(), x);
     let x = wiring(&architecture.model).begin(&mut lower, x);
     lower.b.result(Port::new("x", Binding::Stream), x);
-    let (function, read, _) = lower.finish()?;
+    let (function, read, known) = lower.finish()?;
     globals.extend(read);
-    Ok(function)
+    Ok((function, known))
 }
 
 /// `Σ_pools λ·ReLU(mean - c*)`.
@@ -54,7 +55,9 @@ pub(super) fn head(
     lower.form = form;
     let rows = lower.stream_rows();
     let x = lower.stream();
+    lower.b.point("stream".into(), x);
     let x = wiring(&architecture.model).end(&mut lower, x);
+    lower.b.point("in".into(), x);
     if let Some(Places { every: false, .. }) = shape.cache {
         let one = [rows[0], lower.dim("asked", 1)];
         let asked = lower.b.param(Input::Asked.name(), Binding::Batch(Input::Asked), Type::i32(&one));
@@ -102,6 +105,7 @@ impl Lower<'_> {
         if architecture.final_norm {
             x = self.norm(x, Owner::Stream, Part::FinalNorm, 1);
         }
+        self.b.point("norm".into(), x);
         let (owner, kind) = if model.tie {
             (Owner::Embedding, TensorKind::Embedding)
         } else {
@@ -111,6 +115,8 @@ impl Lower<'_> {
         let w = self.weight(owner, Part::Table, &[vocab, hidden], kind, None);
         let logits = self.b.contract(x, w, &[hidden]);
         let logits = self.b.scaled(logits, model.logit_scale);
-        (self.b.softcap(logits, model.logit_softcap), vocab)
+        let logits = self.b.softcap(logits, model.logit_softcap);
+        self.b.point("logits".into(), logits);
+        (logits, vocab)
     }
 }

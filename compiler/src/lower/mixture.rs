@@ -158,8 +158,10 @@ impl Lower<'_> {
             gates = self.b.div(gates, sum);
         }
         gates = self.b.scale(gates, router.scale);
-        self.b.call(chosen, "chosen");
-        self.b.call(gates, "gates");
+        for (value, name) in [(chosen, "chosen"), (gates, "gates")] {
+            self.b.call(value, name);
+            self.point(c, name, value);
+        }
         // Gathered tokens are not those of the stream.
         if self.shape.observe && !self.gathered() {
             self.observe(c, Observation::Chosen, if round.is_some() { chosen } else { grouped });
@@ -367,6 +369,7 @@ impl Lower<'_> {
         let gate = activation.gated().then(|| product(self, gate));
         let up = product(self, up);
         let a = self.activate(activation, gate, up);
+        self.point(c, "act", a);
         let init = self.output_init();
         self.matrix(c, down, a, [h, i], init)
     }

@@ -23,6 +23,7 @@ mod exit;
 mod mixture;
 mod observe;
 mod pass;
+mod points;
 mod skip;
 mod statement;
 mod stream;
@@ -67,6 +68,8 @@ pub struct Shape {
     /// Whether layers return what routers choose and what depth attention asks for, see
     /// [`Observation`].
     pub observe: bool,
+    /// Whether attentions make their probabilities, for [`crate::probe`].
+    pub scores: bool,
     /// Weight of `mean(logsumexp(logits)²)` in the loss.
     pub z_loss: f64,
     /// A token leaves its loop where this share of it has, see [`Options`](crate::Options).
@@ -99,7 +102,16 @@ impl Places {
 /// One token without caches.
 impl Default for Shape {
     fn default() -> Self {
-        Shape { batch: 1, sequence: 1, segments: false, cache: None, observe: false, z_loss: 0.0, exit: None }
+        Shape {
+            batch: 1,
+            sequence: 1,
+            segments: false,
+            cache: None,
+            observe: false,
+            scores: false,
+            z_loss: 0.0,
+            exit: None,
+        }
     }
 }
 
@@ -279,7 +291,9 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
     let mut functions = vec![];
     let (mut weights, mut foreign) = (vec![], vec![]);
     let (mut globals, mut facts) = (vec![], Facts::default());
-    functions.push(ends::embed(architecture, &mut module, &mut globals)?);
+    let (embed, known) = ends::embed(architecture, &mut module, &mut globals)?;
+    functions.push(embed);
+    facts.extend(known);
     for body in &architecture.bodies {
         let mut lower = Lower::new(architecture, Some(body), shape, &mut module, &body.name);
         lower.form = form;
@@ -623,6 +637,7 @@ impl<'a> Lower<'a> {
 
     fn layer(&mut self, body: &Body, expr: &Expr) -> Result<(), CompileError> {
         let x = self.stream();
+        self.b.point("in".into(), x);
         self.staying = self.tokens_staying();
         let wiring = wiring(&self.architecture.model);
         let mut y = wiring.layer(self, x, expr)?;
@@ -630,6 +645,7 @@ impl<'a> Lower<'a> {
             y = self.norm(y, Owner::Stream, Part::ResidualNorm, 1);
         }
         let y = self.of_staying(x, y);
+        self.b.point("out".into(), y);
         self.b.result(Port::new("y", Binding::Stream), y);
         if let Some(sum) =
             self.auxiliary.drain(..).collect::<Vec<_>>().into_iter().reduce(|a, c| self.b.add(a, c))
@@ -695,8 +711,11 @@ impl<'a> Lower<'a> {
     fn output_of(&mut self, c: Owner, component: &spec::Component, x: Value) -> Result<Value, CompileError> {
         let (pre_norm, post_norm) = component.norms();
         let n = if pre_norm { self.norm(x, c, Part::Norm, 1) } else { x };
+        self.point(c, "in", n);
         let y = with_component!(component, keys => keys.lower(self, c, component.kind(), n))?;
         let y = if post_norm { self.norm(y, c, Part::PostNorm, 1) } else { y };
-        Ok(self.b.scaled(y, self.architecture.model.output_scale))
+        let y = self.b.scaled(y, self.architecture.model.output_scale);
+        self.point(c, "out", y);
+        Ok(y)
     }
 }

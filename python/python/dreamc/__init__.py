@@ -14,19 +14,23 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, Union
 
 from . import _dreamc
 from ._dreamc import DreamcError, SpecError, __version__
+from .exam import Exam, exam, rank_correlation
 from .runs import Run, runs
 
 __all__ = [
     "Checked",
     "DreamcError",
+    "Exam",
     "Model",
     "Run",
     "SpecError",
     "__version__",
     "check",
     "count",
+    "exam",
     "load",
     "match",
+    "rank_correlation",
     "runs",
     "train",
 ]
@@ -75,6 +79,13 @@ def _rows(ids: Any) -> list:
     """Rows of token ids of an array, a list of rows, or one row."""
     rows = ids.tolist() if hasattr(ids, "tolist") else [r.tolist() if hasattr(r, "tolist") else r for r in ids]
     return [rows] if rows and not isinstance(rows[0], (list, tuple)) else [list(row) for row in rows]
+
+
+def _floats(value: Any):
+    """A value as an array of f32; one that is that already is not copied."""
+    import numpy
+
+    return numpy.asarray(value, dtype=numpy.float32)
 
 
 class Model:
@@ -130,6 +141,25 @@ class Model:
     def hidden(self, ids: Any):
         """The stream before each layer and behind the last, `[depth + 1, rows, tokens, hidden]`."""
         return self._model.hidden(_rows(ids))
+
+    def run(
+        self,
+        ids: Any,
+        capture: str | Sequence[str] = (),
+        patch: Mapping[str, Any] | None = None,
+        tokens: Sequence[int] | None = None,
+    ) -> dict:
+        """`logits`, and values inside the model that names or patterns mean, as arrays by name.
+
+        `patch` gives values of these names other numbers, at `tokens` or at all of them.
+        """
+        patterns = [capture] if isinstance(capture, str) else list(capture)
+        given = [(name, _floats(value)) for name, value in (patch or {}).items()]
+        return self._model.run(_rows(ids), patterns, given, None if tokens is None else list(tokens))
+
+    def points(self, rows: int = 1, tokens: int = 1) -> dict:
+        """What `run` can capture: dimensions and shape by name, for so many rows of tokens."""
+        return {name: (tuple(dims), tuple(shape)) for name, dims, shape in self._model.points(rows, tokens)}
 
     def weights(self) -> dict:
         """Every tensor by name, in f32."""

@@ -8,6 +8,7 @@
 //! tokens of documents with targets count, padding does not.
 
 pub mod experts;
+pub mod probe;
 pub mod routing;
 pub mod skips;
 pub mod streams;

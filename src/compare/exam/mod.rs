@@ -10,10 +10,12 @@
 //! | `exam.json` | [`Manifest`] |
 //! | `{task}.suite.yaml` | the suite of a task |
 //! | `{task}/` | its comparison, see [`super::study`]; that of rates in [`super::ladder`] |
+//! | `{task}.inside.json` | heads and passes of its arms, see [`inside`] |
 //! | `report.html`, `report.md`, `figures/` | the report, see [`page`] |
 
 pub mod battery;
 pub mod cost;
+pub mod inside;
 pub mod page;
 
 use super::arms::{self, Arm, Matching, check_name};
@@ -407,6 +409,7 @@ fn sit(a: &Arguments, folder: &Path, manifest: &Manifest) -> Done {
             Err(other) => return Err(other),
         }
     }
+    inside::look(a, folder, manifest)?;
     let exam = page::Exam::read(folder)?;
     page::page(&exam).write(folder, "report")?;
     say!("\n{}\n", page::summary(&exam))?;

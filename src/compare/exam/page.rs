@@ -4,6 +4,7 @@
 //! mean over difficulties of the share of held-out problems that a run answers exactly; a score
 //! that no run determines is a dash; an interval is of seeds, and needs two.
 
+use super::inside::{self, Head, Inside, Passes};
 use super::{Manifest, Sat};
 use crate::compare::page::{asked, conclusion, difficulties, name, p_value, shares, test};
 use crate::compare::study::{Arm, Study};
@@ -25,6 +26,8 @@ pub struct Exam {
     name: String,
     /// The comparison of each task; `None` where it has not begun.
     studies: Vec<Option<Study>>,
+    /// The inside of the arms of each task, where it was looked into.
+    inside: Vec<Vec<Inside>>,
 }
 
 /// Which problems a score is of.
@@ -47,8 +50,10 @@ impl Exam {
             if at.join("compare.json").is_file() { Study::read(&at).map(Some) } else { Ok(None) }
         };
         let studies = manifest.tasks.iter().map(read).collect::<Result<_, _>>()?;
+        let inside =
+            manifest.tasks.iter().map(|task| inside::read(folder, task)).collect::<Result<_, _>>()?;
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Exam { manifest, name, studies })
+        Ok(Exam { manifest, name, studies, inside })
     }
 
     fn each(&self) -> impl Iterator<Item = (&Sat, &Study)> {
@@ -165,6 +170,8 @@ pub fn page(exam: &Exam) -> Page {
     capabilities(&mut page, exam);
     paired(&mut page, exam);
     by_difficulty(&mut page, exam);
+    heads(&mut page, exam);
+    passes(&mut page, exam);
     costs(&mut page, exam);
     page.heading("The architectures");
     let drawn = exam.arms().iter().map(|arm| draw::figure(&arm.name, &arm.spec.model));
@@ -303,6 +310,80 @@ fn by_difficulty(page: &mut Page, exam: &Exam) {
     page.heading("By difficulty");
     page.add(Block::Figures(figures));
     tables.into_iter().for_each(|table| page.add(Block::Table(table)));
+}
+
+/// Heads that a table shows of an arm.
+const SHOWN: usize = 3;
+
+/// Which heads answer: exact match without each, the three that cost the most.
+fn heads(page: &mut Page, exam: &Exam) {
+    let percent = |x: f64| format!("{:.1} %", 100.0 * x);
+    let mut rows: Vec<Vec<Cell>> = vec![];
+    for (task, inside) in exam.manifest.tasks.iter().zip(&exam.inside) {
+        for found in inside {
+            let mut heads: Vec<&Head> = found.heads.iter().collect();
+            heads.sort_by(|a, b| a.exact.total_cmp(&b.exact));
+            let said = |head: &&Head| {
+                let points = 100.0 * (head.exact - found.exact);
+                format!("`{}` {} ({points:+.1})", head.name, head.number)
+            };
+            let first: Vec<String> = heads.iter().take(SHOWN).map(said).collect();
+            let said = match (found.all_heads, first.is_empty()) {
+                (0, _) => "no attention".into(),
+                (_, true) => "too many to take out each".into(),
+                (_, false) => first.join(", "),
+            };
+            let all = found.all_heads.to_string();
+            rows.push(
+                [format!("`{}`", task.name), format!("`{}`", found.arm), percent(found.exact), all, said]
+                    .map(Cell::from)
+                    .to_vec(),
+            );
+        }
+    }
+    if rows.is_empty() {
+        return;
+    }
+    page.heading("Which heads answer");
+    page.add(Block::Table(Table {
+        caption: "Exact match of the first seed, and the heads without which it falls the most, in points"
+            .into(),
+        head: ["task", "arm", "whole", "heads", "without one head"].map(String::from).to_vec(),
+        rows,
+        text: vec![1, 4],
+    }));
+    page.note(
+        "The output of one head of one application is zero (`dreamc probe --ablate heads` does the same to losses); problems are as hard as those \
+         learned from. Heads that stand in for one another cost little one by one.",
+    );
+}
+
+/// Which passes of a loop solve which difficulty.
+fn passes(page: &mut Page, exam: &Exam) {
+    let mut tables = vec![];
+    for (task, inside) in exam.manifest.tasks.iter().zip(&exam.inside) {
+        for found in inside.iter().filter(|found| !found.passes.is_empty()) {
+            let steps: Vec<u64> = found.passes[0].by.iter().map(|(steps, _)| *steps).collect();
+            let mut head = vec!["passes".to_string()];
+            head.extend(steps.iter().map(|steps| format!("{steps} {}", task.steps_are)));
+            let row = |passes: &Passes| {
+                let shares = passes.by.iter().map(|(_, share)| format!("{:.0} %", 100.0 * share));
+                std::iter::once(passes.count.to_string()).chain(shares).map(Cell::from).collect()
+            };
+            let rows = found.passes.iter().map(row).collect();
+            let caption = format!(
+                "`{}`, `{}`: exact match with the first passes of its loop alone",
+                task.name, found.arm
+            );
+            tables.push(Table { caption, head, rows, text: vec![] });
+        }
+    }
+    if tables.is_empty() {
+        return;
+    }
+    page.heading("Which passes solve which depth");
+    tables.into_iter().for_each(|table| page.add(Block::Table(table)));
+    page.note("The first seed, evaluated with fewer passes than it was trained with; the last row is the model itself.");
 }
 
 /// Costs of every task, as foreseen and as they were.

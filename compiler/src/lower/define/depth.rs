@@ -32,8 +32,12 @@ impl Lower<'_> {
         };
         let (k, v) = (cache("depth_keys", k), cache("depth_values", v));
         let op = ir::Attention { scale: scale.abs(), ..ir::Attention::default() };
+        if self.shape.scores {
+            self.depth_scores(c, &op, [q, k, v, row]);
+        }
         let o = self.b.op(DepthAttention(op), &[q, k, v, row]);
         let o = if marked { self.unmark(o, size) } else { o };
+        self.point(c, "heads", o);
         Ok(self.of_heads(d, node, &heads, o))
     }
 

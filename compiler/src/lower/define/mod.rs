@@ -142,6 +142,7 @@ impl Lower<'_> {
             let value = self.defined_node(&mut d, node, ValueId(i as u32))?;
             if let Some(name) = &node.name {
                 self.b.call(value, name);
+                self.point(c, name, value);
             }
             d.values.push(value);
         }

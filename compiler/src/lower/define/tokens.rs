@@ -218,6 +218,7 @@ impl Lower<'_> {
             operands.extend(read);
             op.program = Some(std::sync::Arc::new(program));
         }
+        let mut scores = self.shape.scores.then(|| self.scores(&op, &operands));
         let results = self.b.ops(Op::Attention(op), &operands);
         let (mut o, lse) = (results[0], results[1]);
         if let Some(sink) = a.sink {
@@ -228,7 +229,12 @@ impl Lower<'_> {
             let above = self.b.sub(lse, sink);
             let share = self.b.unary(Unary::Sigmoid, above);
             o = self.b.mul(o, share);
+            scores = scores.map(|scores| self.b.mul(scores, share));
         }
+        if let Some(scores) = scores {
+            self.point(d.owner, "scores", scores);
+        }
+        self.point(d.owner, "heads", o);
         Ok(self.of_heads(d, node, &heads, o))
     }
 }

@@ -1,4 +1,7 @@
-//! `dreamc probe`: logits, loss and gradients for given tokens, to compare with another framework.
+//! `dreamc probe`: logits, loss and gradients for given tokens, to compare with another framework;
+//! and what is inside a model, see [`inside`].
+
+mod inside;
 
 use crate::device::{Arithmetic, DeviceArguments};
 use crate::failure::{Done, Failure};
@@ -8,17 +11,20 @@ use crate::spec::{SpecArguments, is_specification};
 use clap::{Args, value_parser};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::precision::Narrow;
-use dreamc_compiler::{Options, compile};
+use dreamc_compiler::rewrite::Rewriting;
+use dreamc_compiler::{CompileError, Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Precision;
 use dreamc_runtime::checkpoint::safetensors::{self, Entry};
 use dreamc_runtime::data::Batch;
+use dreamc_runtime::device::Device;
 use dreamc_runtime::files::write_named;
 use dreamc_runtime::model::{Model, Scale};
 use dreamc_runtime::train::prepare;
 use std::path::{Path, PathBuf};
 
-/// Write logits, loss and gradients for given token ids, under the names every checkpoint has
+/// Write logits, loss and gradients for given tokens, or look into a model and change what it
+/// computes
 #[derive(Args)]
 #[command(after_help = "\
 The ids are a JSON list of equally long lists. A row of n+1 ids is n positions: the first n are the input, each next one
@@ -26,10 +32,19 @@ the target. The result holds `logits` [rows, n, vocab], `loss` [1], `gradients.N
 `weights.NAME`, all f32. Where training measures otherwise than evaluation (top-k with `causal`, rounded experts, `exit`), `logits` and
 `loss.evaluation` are those of evaluation, `logits.training`, `loss` and gradients those of training.
 
+With --list, --capture, --patch, --lens, --linear or --ablate nothing is differentiated: values inside the model are listed, written,
+changed, read by the head, read by a linear map, or taken out, by the names that --list has. In a pattern `*` stands for any letters.
+`layers.1` without `@` is every pass of a loop, `layers.1@2` the third.
+
 Examples:
   echo '[[1, 2, 3, 4], [5, 6, 7, 8]]' > ids.json
   dreamc probe model.yaml --ids ids.json -o probe.safetensors --seed 0 --weights
-  dreamc probe runs/quickstart-001 --ids ids.json -o probe.safetensors")]
+  dreamc probe runs/quickstart-001 --ids ids.json -o probe.safetensors
+  dreamc probe runs/quickstart-001 --list
+  dreamc probe runs/quickstart-001 --ids a.json --capture 'layers.*.out' --capture layers.0.sa.scores -o a.safetensors
+  dreamc probe runs/quickstart-001 --ids b.json --patch layers.0@1.out=a.safetensors --tokens 5
+  dreamc probe runs/quickstart-001 --ids ids.json --lens
+  dreamc probe runs/quickstart-001 --ids ids.json --ablate heads")]
 pub struct Arguments {
     /// A specification (weights are drawn from the seed), a run folder, a checkpoint or a
     /// .safetensors file
@@ -37,12 +52,18 @@ pub struct Arguments {
     model: PathBuf,
 
     /// Token ids
-    #[arg(long, value_name = "FILE.json")]
-    ids: PathBuf,
+    #[arg(long, value_name = "FILE.json", required_unless_present_any = ["list", "text"])]
+    ids: Option<PathBuf>,
+
+    /// A text in the place of ids, all of which is read; may be given several times, for rows of as
+    /// many tokens
+    #[arg(long, value_name = "TEXT", conflicts_with = "ids")]
+    text: Vec<String>,
 
     /// Where the result goes
-    #[arg(short, long, value_name = "OUT.safetensors")]
-    out: PathBuf,
+    #[arg(short, long, value_name = "OUT.safetensors",
+        required_unless_present_any = ["list", "patch", "lens", "linear", "ablate"])]
+    out: Option<PathBuf>,
 
     /// Seed of the weights of a specification; its own `train.seed` by default
     #[arg(long, value_name = "N")]
@@ -69,6 +90,9 @@ pub struct Arguments {
     depth: Option<u64>,
 
     #[command(flatten)]
+    look: inside::Look,
+
+    #[command(flatten)]
     base: BaseArguments,
 
     #[command(flatten)]
@@ -78,37 +102,106 @@ pub struct Arguments {
     device: DeviceArguments,
 }
 
+/// The model that is asked for.
+struct Subject {
+    spec: Spec,
+    /// Its weights and tokenizer; a specification has none, and draws its weights.
+    trained: Option<Trained>,
+    rewrite: Rewriting,
+    narrow: Narrow,
+}
+
+impl Subject {
+    fn open(a: &Arguments, device: &dyn Device) -> Result<Self, Failure> {
+        let rewrite = a.rewriting.on(device)?;
+        let (spec, trained) = if is_specification(&a.model) {
+            (SpecArguments { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
+        } else {
+            let trained = Trained::open(&a.model, &a.base, &a.set, rewrite.clone())?;
+            (trained.spec.clone(), Some(trained))
+        };
+        let narrow = device.narrow(match a.precision {
+            Some(Arithmetic::Bf16) => Precision::Bf16,
+            Some(Arithmetic::F32) | None => Precision::F32,
+        });
+        Ok(Subject { spec, trained, rewrite, narrow })
+    }
+
+    /// The model compiled, with its weights.
+    fn load(&self, a: &Arguments, device: &dyn Device, options: &Options) -> Result<Model, Failure> {
+        let mut model = Model::load(device, compile(&self.spec, options).map_err(named)?)?;
+        match &self.trained {
+            Some(trained) => model.restore(&trained.tensors)?,
+            None => model.initialise(a.seed.unwrap_or(self.spec.train.seed))?,
+        }
+        Ok(model)
+    }
+
+    /// The rows that are read.
+    fn batch(&self, a: &Arguments) -> Result<Batch, Failure> {
+        match &a.ids {
+            Some(ids) => read_ids(ids, &self.spec),
+            None => self.texts(&a.text),
+        }
+    }
+
+    /// Texts as rows; behind the last token of each stands the end token, which is its target
+    /// alone.
+    fn texts(&self, texts: &[String]) -> Result<Batch, Failure> {
+        let Some(trained) = &self.trained else {
+            let what = "a specification has no tokenizer: give --ids, or a run, a checkpoint or an import";
+            return Err(Failure::Usage(what.into()));
+        };
+        let tokenizer = trained.tokenizer()?;
+        let mut rows: Vec<Vec<u64>> = vec![];
+        for text in texts {
+            let mut row: Vec<u64> = trained.prompt(&tokenizer, text)?.into_iter().map(u64::from).collect();
+            row.push(tokenizer.end().into());
+            rows.push(row);
+        }
+        if let Some((i, row)) = rows.iter().enumerate().find(|(_, row)| row.len() != rows[0].len()) {
+            return Err(Failure::Usage(format!(
+                "--text {:?} has {} tokens and --text {:?} has {}: rows must be equally long",
+                texts[i],
+                row.len() - 1,
+                texts[0],
+                rows[0].len() - 1
+            )));
+        }
+        batch_of(&rows, &self.spec).map_err(|what| Failure::Usage(format!("--text: {what}")))
+    }
+}
+
+/// A wrong name is a mistake of the command line.
+fn named(error: CompileError) -> Failure {
+    match error {
+        CompileError::Point { .. } | CompileError::Fixed { .. } => Failure::Usage(error.to_string()),
+        error => error.into(),
+    }
+}
+
 pub fn run(a: Arguments) -> Done {
     let device = a.device.open()?;
-    let rewrite = a.rewriting.on(device.as_ref())?;
-    let specification = is_specification(&a.model);
-    let (mut spec, tensors) = if specification {
-        (SpecArguments { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
-    } else {
-        let trained = Trained::open(&a.model, &a.base, &a.set, rewrite.clone())?;
-        (trained.spec, Some(trained.tensors))
-    };
-    let batch = read_ids(&a.ids, &spec)?;
+    let mut subject = Subject::open(&a, device.as_ref())?;
+    if a.look.looks() {
+        return inside::run(&a, &subject, device.as_ref());
+    }
+    if !a.look.tokens.is_empty() || a.look.difference.is_some() {
+        return Err(Failure::Usage("--tokens and --difference are of --patch".into()));
+    }
+    let Some(out) = &a.out else { return Err(Failure::Usage("name the file of the result: -o".into())) };
+    let batch = subject.batch(&a)?;
+    let (spec, narrow) = (&mut subject.spec, subject.narrow);
     // Every gradient is wanted, whatever training would leave out.
     spec.train.only.clear();
     spec.train.freeze.clear();
     let shape = prepare::forward(batch.rows() as u64, batch.sequence as u64);
-    let narrow = device.narrow(match a.precision {
-        Some(Arithmetic::Bf16) => Precision::Bf16,
-        Some(Arithmetic::F32) | None => Precision::F32,
-    });
+    let rewrite = subject.rewrite.clone();
     let evaluating = Options { logits: !a.no_logits, depth: a.depth, rewrite, narrow, ..shape };
-    let load = |options: &Options| -> Result<Model, Failure> {
-        let mut model = Model::load(device.as_ref(), compile(&spec, options)?)?;
-        match &tensors {
-            Some(tensors) => model.restore(tensors)?,
-            None => model.initialise(a.seed.unwrap_or(spec.train.seed))?,
-        }
-        Ok(model)
-    };
+    let load = |options: &Options| subject.load(&a, device.as_ref(), options);
     let mut model = load(&Options { train: true, ..evaluating.clone() })?;
     let mut found = Found::default();
-    let two_rules = Architecture::new(&spec.model, a.depth)?.measures_otherwise();
+    let two_rules = Architecture::new(&subject.spec.model, a.depth)?.measures_otherwise();
     if two_rules || !a.no_logits {
         let losses = model.evaluate(&batch)?;
         if !a.no_logits {
@@ -128,7 +221,7 @@ pub fn run(a: Arguments) -> Done {
     model.begin_step()?;
     let scale = Scale { loss: 1.0 / batch.learned() as f32, auxiliary: 1.0 };
     model.backward(&batch, scale, None)?;
-    write(&a, &model, &batch, &found, narrow)
+    write(&a, out, &model, &batch, &found, narrow)
 }
 
 /// Findings beside loss and gradients.
@@ -140,7 +233,7 @@ struct Found {
     evaluated: Option<f32>,
 }
 
-fn write(a: &Arguments, model: &Model, batch: &Batch, found: &Found, narrow: Narrow) -> Done {
+fn write(a: &Arguments, out: &Path, model: &Model, batch: &Batch, found: &Found, narrow: Narrow) -> Done {
     let (b, n) = (batch.rows() as u64, batch.sequence as u64);
     let mut entries: Vec<Entry> = vec![];
     let of = |logits: &[f32]| vec![b, n, logits.len() as u64 / (b * n)];
@@ -154,7 +247,7 @@ fn write(a: &Arguments, model: &Model, batch: &Batch, found: &Found, narrow: Nar
         entries.extend(tensors.iter().map(|t| (format!("weights.{}", t.name), t.shape.clone())));
     }
     let metadata = [("format", "dreamc probe")];
-    write_named(&a.out, |out| {
+    write_named(out, |out| {
         safetensors::write(out, &metadata, &entries, |i| {
             let name = entries[i].0.as_str();
             if let Some(name) = name.strip_prefix("gradients.") {
@@ -181,7 +274,7 @@ fn write(a: &Arguments, model: &Model, batch: &Batch, found: &Found, narrow: Nar
         .map_or(String::new(), |loss| format!(" by the rule of training, {loss:.6} by that of evaluation,"));
     crate::say!(
         "{}: {} tensors, loss {:.6}{also} in {precision}",
-        a.out.display(),
+        out.display(),
         entries.len(),
         model.loss()?
     )?;
@@ -190,32 +283,33 @@ fn write(a: &Arguments, model: &Model, batch: &Batch, found: &Found, narrow: Nar
 
 /// The rows of a file of ids as inputs and targets.
 fn read_ids(path: &Path, spec: &Spec) -> Result<Batch, Failure> {
-    let refuse = |what: String| Err(Failure::Usage(format!("{}: {what}", path.display())));
+    let refuse = |what: String| Failure::Usage(format!("{}: {what}", path.display()));
     let text = dreamc_runtime::files::read_text(path).map_err(|e| dreamc_runtime::files::about(path, e))?;
-    let rows: Vec<Vec<u64>> = match serde_json::from_str(&text) {
-        Ok(rows) => rows,
-        Err(e) => return refuse(format!("not a JSON list of lists of ids, as [[1, 2, 3], [4, 5, 6]]: {e}")),
-    };
+    let rows: Vec<Vec<u64>> = serde_json::from_str(&text)
+        .map_err(|e| refuse(format!("not a JSON list of lists of ids, as [[1, 2, 3], [4, 5, 6]]: {e}")))?;
+    batch_of(&rows, spec).map_err(refuse)
+}
+
+/// Rows as inputs and targets.
+fn batch_of(rows: &[Vec<u64>], spec: &Spec) -> Result<Batch, String> {
     let length = rows.first().map_or(0, Vec::len);
     if length < 2 {
-        return refuse(
-            "needs at least one row of at least two ids: inputs, and the target of the last".into(),
-        );
+        return Err("needs at least one row of at least two ids: inputs, and the target of the last".into());
     }
     if let Some(i) = rows.iter().position(|r| r.len() != length) {
-        return refuse(format!(
+        return Err(format!(
             "row {} has {} ids and row 1 has {length}; all must be equally long",
             i + 1,
             rows[i].len()
         ));
     }
     if length as u64 - 1 > spec.model.context {
-        return refuse(format!("{} positions exceed the model's context {}", length - 1, spec.model.context));
+        return Err(format!("{} positions exceed the model's context {}", length - 1, spec.model.context));
     }
     let mut batch = Batch::new(length - 1);
     for (r, row) in rows.iter().enumerate() {
         if let Some(c) = row.iter().position(|&id| id >= spec.model.vocab) {
-            return refuse(format!(
+            return Err(format!(
                 "id {} of row {}, place {} is not below vocab {}",
                 row[c],
                 r + 1,
