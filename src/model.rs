@@ -251,7 +251,7 @@ impl Trained {
     }
 
     /// Storage of all numbers, on a device.
-    fn storing(&self, device: &dyn Device) -> Storing {
+    pub fn storing(&self, device: &dyn Device) -> Storing {
         Storing { narrow: self.narrow(device), formats: self.formats(device) }
     }
 
@@ -263,6 +263,14 @@ impl Trained {
     /// Loaded to measure losses of whole rows, in the precision and by the program of the run.
     pub fn measurer(&self, device: &dyn Device, depth: Option<u64>) -> Result<Model, Failure> {
         let compiled = prepare::measurer(&self.spec, depth, &self.rewriting, self.storing(device))?;
+        let mut model = Model::load(device, compiled)?;
+        model.restore(&self.tensors)?;
+        Ok(model)
+    }
+
+    /// Loaded to compare its losses and logits with another's.
+    pub fn comparer(&self, device: &dyn Device, depth: Option<u64>) -> Result<Model, Failure> {
+        let compiled = prepare::comparer(&self.spec, depth, &self.rewriting, self.storing(device))?;
         let mut model = Model::load(device, compiled)?;
         model.restore(&self.tensors)?;
         Ok(model)
@@ -297,7 +305,7 @@ impl Trained {
         device: &dyn Device,
         depth: Option<u64>,
     ) -> Result<Option<Compiled>, Failure> {
-        Ok(prepare::health_observer(&self.spec, depth, &self.rewriting, self.narrow(device))?)
+        Ok(prepare::health_observer(&self.spec, depth, &self.rewriting, self.storing(device))?)
     }
 
     /// The tokens of a prompt.

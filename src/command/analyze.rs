@@ -159,7 +159,7 @@ fn inside(a: &Inside, path: &Path) -> Done {
     let spec = &trained.spec;
     let mut model = Model::load(
         device.as_ref(),
-        prepare::observer(spec, &trained.rewriting, trained.narrow(device.as_ref()))?,
+        prepare::observer(spec, &trained.rewriting, trained.storing(device.as_ref()))?,
     )?;
     if model.compiled().observed.is_empty() && recurrence(spec).is_none() {
         let what =

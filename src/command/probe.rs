@@ -7,6 +7,7 @@ use crate::rewriting::RewriteArguments;
 use crate::spec::{SpecArguments, is_specification};
 use clap::{Args, value_parser};
 use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::format::Formats;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spec;
@@ -97,7 +98,11 @@ pub fn run(a: Arguments) -> Done {
         Some(Arithmetic::Bf16) => Precision::Bf16,
         Some(Arithmetic::F32) | None => Precision::F32,
     });
-    let evaluating = Options { logits: !a.no_logits, depth: a.depth, rewrite, narrow, ..shape };
+    let formats = match &tensors {
+        Some(tensors) if device.maps() => tensors.formats(),
+        Some(_) | None => Formats::default(),
+    };
+    let evaluating = Options { logits: !a.no_logits, depth: a.depth, rewrite, narrow, formats, ..shape };
     let load = |options: &Options| -> Result<Model, Failure> {
         let mut model = Model::load(device.as_ref(), compile(&spec, options)?)?;
         match &tensors {
@@ -106,7 +111,7 @@ pub fn run(a: Arguments) -> Done {
         }
         Ok(model)
     };
-    let mut model = load(&Options { train: true, ..evaluating.clone() })?;
+    let mut model = load(&Options { train: true, steps: false, ..evaluating.clone() })?;
     let mut found = Found::default();
     let two_rules = Architecture::new(&spec.model, a.depth)?.measures_otherwise();
     if two_rules || !a.no_logits {

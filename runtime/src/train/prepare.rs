@@ -158,12 +158,33 @@ pub fn measurer(
     Ok(compile(spec, &Options { segments, depth, rewrite, narrow, formats, ..with })?)
 }
 
+/// Compiles a specification for the losses and the logits of whole rows, as many at once as
+/// [`MOST_LOGITS`] allows.
+pub fn comparer(
+    spec: &Spec,
+    depth: Option<u64>,
+    rewrite: &Rewriting,
+    storing: impl Into<Storing>,
+) -> Result<Compiled, TrainError> {
+    let Storing { narrow, formats } = storing.into();
+    let row = sequence(spec).saturating_mul(spec.model.vocab).max(1);
+    let rows = (MOST_LOGITS / row).clamp(1, MOST_ROWS);
+    let (segments, rewrite) = (masked(spec), rewrite.clone());
+    let with = forward(rows, sequence(spec));
+    Ok(compile(spec, &Options { logits: true, segments, depth, rewrite, narrow, formats, ..with })?)
+}
+
 /// Tokens observed at once.
 const OBSERVED_TOKENS: u64 = 1 << 15;
 
 /// Compiles a specification for [`crate::analysis::observe`].
-pub fn observer(spec: &Spec, rewriting: &Rewriting, narrow: Narrow) -> Result<Compiled, TrainError> {
-    Ok(compile(spec, &observing(spec, rewriting, narrow, OBSERVED_TOKENS))?)
+pub fn observer(
+    spec: &Spec,
+    rewriting: &Rewriting,
+    storing: impl Into<Storing>,
+) -> Result<Compiled, TrainError> {
+    let Storing { narrow, formats } = storing.into();
+    Ok(compile(spec, &Options { formats, ..observing(spec, rewriting, narrow, OBSERVED_TOKENS) })?)
 }
 
 /// Compiles a model, at another depth where one is given, for
@@ -173,12 +194,13 @@ pub fn health_observer(
     spec: &Spec,
     depth: Option<u64>,
     rewriting: &Rewriting,
-    narrow: Narrow,
+    storing: impl Into<Storing>,
 ) -> Result<Option<Compiled>, TrainError> {
     if !looked_at(spec) {
         return Ok(None);
     }
-    Ok(Some(compile(spec, &Options { depth, ..observing(spec, rewriting, narrow, health::AT_ONCE) })?))
+    let Storing { narrow, formats } = storing.into();
+    Ok(Some(compile(spec, &Options { depth, formats, ..observing(spec, rewriting, narrow, health::AT_ONCE) })?))
 }
 
 /// Options of an observation of so many tokens at once.

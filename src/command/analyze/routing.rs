@@ -70,7 +70,7 @@ fn depths(text: &str) -> Result<RangeInclusive<u64>, String> {
 pub fn run(a: Arguments) -> Done {
     let Opened { device, trained, dataset, mut held } = a.common.open(&a.model)?;
     let (spec, tokenizer) = (&trained.spec, trained.tokenizer()?);
-    let compiled = prepare::observer(spec, &trained.rewriting, trained.narrow(device.as_ref()))?;
+    let compiled = prepare::observer(spec, &trained.rewriting, trained.storing(device.as_ref()))?;
     if !compiled.observed.iter().any(|o| matches!(o.owner, Owner::Skip(_))) {
         let what = "no part of the model is wrapped in skip(…): there is no routing of tokens to analyse";
         return Err(Failure::Usage(what.into()));
