@@ -154,17 +154,12 @@ pub fn against(
             sums.loss += f64::from(own[i]);
             sums.other_loss += f64::from(theirs[i]);
             sums.divergence += divergence(p, q);
-            sums.flips += u64::from(likeliest(p) != likeliest(q));
+            sums.flips += u64::from(argmax(p) != argmax(q));
         }
     }
     let n = sums.targets.max(1) as f64;
     let (loss, other_loss) = (sums.loss / n, sums.other_loss / n);
     Ok(Some(Against { loss, other_loss, divergence: sums.divergence / n, ..sums }))
-}
-
-/// The place of the largest of some logits, the first of equal ones.
-fn likeliest(logits: &[f32]) -> usize {
-    logits.iter().enumerate().fold(0, |best, (i, x)| if *x > logits[best] { i } else { best })
 }
 
 /// `Σ p ln (p / q)` of the distributions of two rows of logits, in f64.
@@ -395,6 +390,15 @@ mod tests {
         assert_eq!((loss.nats, loss.targets, loss.bytes), (3.0, 2, 1));
         assert!((loss.bits_per_byte().unwrap() - 3.0 / std::f64::consts::LN_2).abs() < 1e-12);
         assert_eq!(Loss::default().bits_per_byte(), None);
+    }
+
+    #[test]
+    fn divergence_is_that_of_the_definition() {
+        let (p, q) = ([0.0, 3f32.ln()], [1.0, 1.0]);
+        // p is a quarter and three quarters, q a half and a half.
+        let right = 0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln();
+        assert!((divergence(&p, &q) - right).abs() < 1e-7);
+        assert_eq!(divergence(&p, &p), 0.0);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod imported;
 mod ladder;
 mod lsp;
 mod ranks;
+mod quantize;
 mod refusals;
 mod router_tuning;
 mod serve;

@@ -470,8 +470,10 @@ fn unpacked(text: &str, index: &mut [Ranged], places: &HashMap<String, usize>) -
                 "tensor {name} is packed as {format} and has rows of {bytes} bytes, no multiple of {size}"
             ));
         }
+        let numbers = (bytes / packed.bytes() as u64).checked_mul(packed.unit() as u64);
+        let Some(numbers) = numbers else { return Err(format!("tensor {name} has too many numbers")) };
         if let Some(last) = tensor.shape.last_mut() {
-            *last = bytes / packed.bytes() as u64 * packed.unit() as u64;
+            *last = numbers;
         }
         (tensor.packed, tensor.dtype) = (Some(packed), Dtype::F32);
     }
