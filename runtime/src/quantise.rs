@@ -203,7 +203,8 @@ pub fn quantise(
         };
         if let Some(packed) = stored.packed {
             let (name, format) = (&tensor.name, packed.name());
-            let problem = format!("tensor {name} is {format} already; quantise the model that it was made of");
+            let problem =
+                format!("tensor {name} is {format} already; quantise the model that it was made of");
             return Err(corrupt(problem).into());
         }
         let numbers = tensor.elements();
@@ -239,10 +240,7 @@ pub fn quantise(
     };
     let mut files: Vec<(&str, sums::Fill)> = vec![
         ("spec.yaml", Box::new(|out: &mut dyn Write| out.write_all(text.as_bytes()))),
-        (
-            "model.safetensors",
-            Box::new(|out: &mut dyn Write| write_stored(out, &metadata, &entries, fill)),
-        ),
+        ("model.safetensors", Box::new(|out: &mut dyn Write| write_stored(out, &metadata, &entries, fill))),
     ];
     for (name, bytes) in beside {
         files.push((*name, Box::new(move |out: &mut dyn Write| out.write_all(bytes))));
@@ -288,7 +286,9 @@ mod tests {
         assert_eq!(choice.format, Some("q8_0"));
         assert_eq!(choice.parts, [("experts".into(), Some("q4_0")), ("head".into(), None)]);
         let said = |format: &str, parts| Choice::new(format, parts).unwrap_err().to_string();
-        assert!(said("q5", None).starts_with("there is no format `q5`; f16, int8, q8_0, q4_0, mxfp4 are built"));
+        assert!(
+            said("q5", None).starts_with("there is no format `q5`; f16, int8, q8_0, q4_0, mxfp4 are built")
+        );
         assert!(said("q4_k", None).starts_with("the format `q4_k` is not built yet"));
         assert!(said("q8_0", Some("experts q4_0")).starts_with("`experts q4_0` is not `part: format`"));
     }

@@ -278,7 +278,12 @@ fn table(report: &Report) -> String {
         &decimal_bytes(m.sequence_cache_context),
     );
     if let Some(stored) = &report.stored {
-        line(&mut t, "bytes, weights in their file", stored.bytes.into(), &decimal_bytes(stored.bytes.into()));
+        line(
+            &mut t,
+            "bytes, weights in their file",
+            stored.bytes.into(),
+            &decimal_bytes(stored.bytes.into()),
+        );
         for (format, numbers) in &stored.numbers {
             line(&mut t, &format!("    numbers in {format}"), u128::from(*numbers), "");
         }

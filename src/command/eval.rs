@@ -435,7 +435,11 @@ fn print(r: &Report) -> Done {
     }
     if let Some(x) = &r.against {
         let n = grouped(x.targets.into());
-        rows.push(vec!["loss of the other".into(), format!("{:.4}", x.other_loss), format!("of {n} targets")]);
+        rows.push(vec![
+            "loss of the other".into(),
+            format!("{:.4}", x.other_loss),
+            format!("of {n} targets"),
+        ]);
         rows.push(vec!["loss above it".into(), format!("{:+.4}", x.loss - x.other_loss), String::new()]);
         rows.push(vec!["KL divergence".into(), format!("{:.5}", x.divergence), "nats a token".into()]);
         rows.push(vec!["other likeliest token".into(), percent(x.flips, x.targets), format!("of {n}")]);

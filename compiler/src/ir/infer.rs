@@ -102,7 +102,10 @@ impl Operands<'_> {
     }
 
     pub fn same_dtype(&self, a: usize, b: usize) -> Result<(), TypeError> {
-        self.check(!matches!(self[a].dtype, DType::Packed(_)), "packed numbers are read as a matmul's second operand")?;
+        self.check(
+            !matches!(self[a].dtype, DType::Packed(_)),
+            "packed numbers are read as a matmul's second operand",
+        )?;
         self.check(self[a].dtype == self[b].dtype, "operands have different dtypes; cast one")
     }
 

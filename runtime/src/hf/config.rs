@@ -13,8 +13,8 @@ use super::family::{
 use super::fields::{Fields, Result, harmless};
 use crate::checkpoint::safetensors::Dtype;
 use dreamc_dsl::spec::{
-    Activation, Attention, Balance, BalanceLaw, BalanceTarget, Component, Defined, EmbedScale, Exit, Experts, Expr, Item,
-    Known, Looping, Mlp, Model, Rope, RopeScaling, Setting, Statement,
+    Activation, Attention, Balance, BalanceLaw, BalanceTarget, Component, Defined, EmbedScale, Exit, Experts,
+    Expr, Item, Known, Looping, Mlp, Model, Rope, RopeScaling, Setting, Statement,
 };
 use dreamc_dsl::{Diagnostics, Spec, Spelling};
 use serde_json::{Map, Value, json};

@@ -200,7 +200,10 @@ pub fn health_observer(
         return Ok(None);
     }
     let Storing { narrow, formats } = storing.into();
-    Ok(Some(compile(spec, &Options { depth, formats, ..observing(spec, rewriting, narrow, health::AT_ONCE) })?))
+    Ok(Some(compile(
+        spec,
+        &Options { depth, formats, ..observing(spec, rewriting, narrow, health::AT_ONCE) },
+    )?))
 }
 
 /// Options of an observation of so many tokens at once.

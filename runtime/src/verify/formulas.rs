@@ -1283,7 +1283,9 @@ impl<'a> Formulas<'a> {
             }
             Activation::Swiglu => gate.iter().zip(up).map(|(g, u)| g * sigmoid(*g) * u).collect(),
             Activation::Geglu => gate.iter().zip(up).map(|(g, u)| gelu(*g) * u).collect(),
-            Activation::GegluErf => gate.iter().zip(up).map(|(g, u)| gelu_by_error_function(*g) * u).collect(),
+            Activation::GegluErf => {
+                gate.iter().zip(up).map(|(g, u)| gelu_by_error_function(*g) * u).collect()
+            }
             Activation::Gelu => up.into_iter().map(gelu).collect(),
             Activation::Relu => self.relu(up),
             Activation::Relu2 => self.relu(up).into_iter().map(|a| a * a).collect(),
@@ -1877,8 +1879,7 @@ fn gelu(x: f64) -> f64 {
 fn gelu_by_error_function(x: f64) -> f64 {
     let z = x.abs() / 2f64.sqrt();
     let t = 1.0 / (1.0 + 0.3275911 * z);
-    let p = t
-        * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
+    let p = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
     // `(1 - p e^-z²)` of the error function, without its cancellation far below 0.
     x.max(0.0) - x.abs() * p * (-z * z).exp() / 2.0
 }
