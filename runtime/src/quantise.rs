@@ -32,19 +32,19 @@ pub enum QuantiseError {
     /// There is no such format.
     #[error("there is no format `{name}`; {} are built, and `keep` leaves a part as it is", Packed::NAMES.join(", "))]
     Format {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
     },
     /// A format of the field that is not built.
     #[error("the format `{name}` is not built yet; {} are", Packed::NAMES.join(", "))]
     Unbuilt {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
     },
     /// There is no such part.
     #[error("the model has no part `{name}` with matrices; its parts are {known}")]
     Part {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
         /// Those it has.
         known: String,
@@ -52,7 +52,7 @@ pub enum QuantiseError {
     /// Something else than `part: format`.
     #[error("`{text}` is not `part: format`, as in `experts: q4_0, head: q8_0`")]
     Parts {
-        /// What was written.
+        /// The text.
         text: String,
     },
     /// Nothing would be packed.

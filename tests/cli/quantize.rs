@@ -1,4 +1,4 @@
-//! Models in fewer bits: quantised, measured beside what they were made of, read where they lie.
+//! Models in fewer bits: quantised, measured beside their own, read in their file.
 
 use crate::support::root;
 use crate::support::sandbox::Sandbox;

@@ -232,7 +232,8 @@ fn gradients_go_through_weights_in_their_file() {
     }
 }
 
-/// What cannot be packed, or is no model's, is an error at its tensor, and leaves nothing behind.
+/// A number that cannot be packed, or a wrong file, is an error at its tensor, and leaves nothing
+/// behind.
 #[test]
 fn what_cannot_be_packed_is_an_error_at_its_tensor() {
     let folder = tempfile::tempdir().unwrap();
@@ -252,7 +253,7 @@ fn what_cannot_be_packed_is_an_error_at_its_tensor() {
     );
     let error = say(&weights, "keep", None);
     assert!(error.contains("all parts are kept"), "{error}");
-    // A number that is none, in the middle of a matrix.
+    // NaN in the middle of a matrix.
     let (_, place) = weights.mapped("layers.1.mlp.up.weight").unwrap().unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
     let at = place.start as usize + 4 * 100;
@@ -268,7 +269,7 @@ fn what_cannot_be_packed_is_an_error_at_its_tensor() {
     let once = packed(folder.path(), &spec, &weights, "q8_0");
     let error = say(&once, "q4_0", None);
     assert!(error.contains("is q8_0 already"), "{error}");
-    // A scale that is none, in the file: at its tensor, when it is read.
+    // A scale that is NaN, in the file: at its tensor, when it is read.
     let file = folder.path().join("q8_0/model.safetensors");
     let (_, place) = once.mapped("layers.1.mlp.up.weight").unwrap().unwrap();
     let mut bytes = std::fs::read(&file).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! *In*: f32 numbers, or the bytes of blocks. *Out*: the other. *Promise*: the layouts are those of
 //! llama.cpp (`ggml-common.h`), numbers are rounded to the nearest that a block has, and a block
-//! unpacks to `scale · q` in f32, rounded once. What a block cannot hold is an error.
+//! unpacks to `scale · q` in f32, rounded once. A number that a block cannot hold is an error.
 //!
 //! | format | a block | bytes | numbers |
 //! |---|---|---|---|
@@ -246,7 +246,7 @@ mod tests {
             for (x, y) in from.iter().zip(&to) {
                 assert!((x - y).abs() <= bound, "{format:?}: {x} became {y}");
             }
-            // What was unpacked is packed again to the same numbers.
+            // Numbers that were unpacked is packed again to the same numbers.
             let (mut again, mut back) = (vec![], vec![0.0; 256]);
             format.pack(&to, &mut again).unwrap();
             format.unpack(&again, &mut back);

@@ -13,10 +13,10 @@
 //!
 //! Operands are f32 or bf16 ([`Stored`]), both the same, or the right one bf16 that is widened as
 //! it is read ([`Widened`]: a weight as its file holds it) beside f32, or packed ([`mod@packed`]);
-//! results are f32 or bf16, sums f32. A panel is made of *words* of 32 bits: a word is one step of f32, or two steps of bf16
-//! where the processor multiplies and adds pairs (AVX512-BF16: each product of a pair is exact, the
-//! sums are f32; on aarch64 FEAT_BF16, which rounds to odd). Where it does not, bf16 is widened as
-//! it is packed.
+//! results are f32 or bf16, sums f32. A panel is made of *words* of 32 bits: a word is one step of
+//! f32, or two steps of bf16 where the processor multiplies and adds pairs (AVX512-BF16: each
+//! product of a pair is exact, the sums are f32; on aarch64 FEAT_BF16, which rounds to odd). Where
+//! it does not, bf16 is widened as it is packed.
 //!
 //! Where the processor has tile registers, products of bf16 are made in them ([`amx`]), whose sums
 //! have an order of their own.

@@ -26,7 +26,7 @@ pub(crate) struct Numbers<'a> {
 }
 
 impl<'a> Numbers<'a> {
-    /// Numbers of this format at an address; `bad` is set where a scale of them is none.
+    /// Numbers of this format at an address; `bad` is set where a scale of them is NaN or infinite.
     pub(crate) fn new(format: Packed, start: Pointer<u8>, bad: &'a AtomicBool) -> Self {
         Numbers { format, start, bad }
     }
