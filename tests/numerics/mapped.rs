@@ -221,7 +221,7 @@ fn gradients_go_through_weights_in_their_file() {
         assert_eq!(owned, mapped, "{format}");
         // Frozen matrices stay in the file; those that steps move are owned.
         let mut frozen = spec.clone();
-        frozen.train.freeze = vec!["ea".into()];
+        frozen.train.freeze = vec!["*.ea.*".into()];
         let options = Options { sequence: 8, train: true, formats: packed.formats(), ..Options::default() };
         let compiled = compile(&frozen, &options).unwrap();
         for t in compiled.tensors.iter().filter(|t| t.shape.len() > 1) {
