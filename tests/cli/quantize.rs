@@ -115,7 +115,8 @@ fn the_lines_of_the_page_run() {
     for line in block.lines() {
         let mut words = words(line.strip_prefix("dreamc ").unwrap());
         if words[0] == "train" {
-            words.extend(["--set", "train.steps=2", "--set", "eval.examples=1"].map(String::from));
+            let short = ["train.steps=2", "train.batch=8", "eval.examples=1", "train.evaluate.batches=1"];
+            words.extend(short.iter().flat_map(|field| ["--set".to_string(), field.to_string()]));
         }
         sandbox.good(&words.iter().map(String::as_str).collect::<Vec<_>>());
     }
