@@ -229,6 +229,7 @@ kernel_fn! {
     }
 
     /// Blocks of q8_0; says whether a scale is no number.
+    #[allow(clippy::needless_range_loop)]
     fn blocks_of_eight(from: &[u8], to: &mut [f32]) -> bool {
         let mut bad = false;
         for (from, to) in from.as_chunks::<34>().0.iter().zip(to.as_chunks_mut::<32>().0) {
@@ -243,6 +244,7 @@ kernel_fn! {
     }
 
     /// Blocks of q4_0; says whether a scale is no number.
+    #[allow(clippy::needless_range_loop)]
     fn blocks_of_four(from: &[u8], to: &mut [f32]) -> bool {
         let mut bad = false;
         for (from, to) in from.as_chunks::<18>().0.iter().zip(to.as_chunks_mut::<32>().0) {
@@ -258,6 +260,7 @@ kernel_fn! {
     }
 
     /// Blocks of mxfp4; says whether a scale is no number.
+    #[allow(clippy::needless_range_loop)]
     fn blocks_of_e2m1(from: &[u8], to: &mut [f32]) -> bool {
         let mut bad = false;
         for (from, to) in from.as_chunks::<17>().0.iter().zip(to.as_chunks_mut::<32>().0) {
