@@ -268,6 +268,14 @@ impl Trained {
         Ok(model)
     }
 
+    /// Loaded to compare its losses and logits with another's.
+    pub fn comparer(&self, device: &dyn Device, depth: Option<u64>) -> Result<Model, Failure> {
+        let compiled = prepare::comparer(&self.spec, depth, &self.rewriting, self.storing(device))?;
+        let mut model = Model::load(device, compiled)?;
+        model.restore(&self.tensors)?;
+        Ok(model)
+    }
+
     /// Loaded to score whole rows by their logits.
     pub fn scoring(&self, device: &dyn Device, depth: Option<u64>) -> Result<Model, Failure> {
         let compiled = self.scorer(device, PassArguments { depth, exit: None }, None)?;

@@ -5,8 +5,8 @@
 
 Writes a folder as `transformers` does (2.5 GB; numbers are repeated, which no matmul notices), imports it, and prints for each command
 the seconds, the most memory that was resident (`VmHWM`), and how much of it is the process's own: what is left without the pages of files,
-which other processes share. The file is read once before, so that it is in the page cache. Needs Linux and a Python without packages; the
-tokenizer has 256 bytes and no more.
+which other processes share. The file is read once before, so that it is in the page cache. `--formats q8_0 q4_0` quantises it and measures
+the same of each. Needs Linux and a Python without packages; the tokenizer has 256 bytes and no more.
 """
 
 import argparse
@@ -106,6 +106,7 @@ def main():
     a.add_argument("--dreamc", default="target/release/dreamc")
     a.add_argument("--place", type=pathlib.Path, required=True, help="a folder for 5 GB, kept for the next time")
     a.add_argument("--tokens", type=int, default=3)
+    a.add_argument("--formats", nargs="*", default=[], help="formats of `dreamc quantize`, some 1.3 and 0.7 GB more")
     a = a.parse_args()
     theirs, ours = a.place / "transformers", a.place / "model"
     if not (theirs / "model.safetensors").exists():
@@ -116,6 +117,16 @@ def main():
         print(json.dumps({"import": measured([a.dreamc, "import", "hf", str(theirs), "-o", str(ours)])}))
     text = a.place / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 2 + "abcdefgh\n")
+    measure(a, "bf16", ours, text)
+    for form in a.formats:
+        packed = a.place / form
+        if not packed.exists():
+            command = [a.dreamc, "quantize", str(ours), "--format", form, "-o", str(packed)]
+            print(json.dumps({f"quantize to {form}": measured(command)}), flush=True)
+        measure(a, form, packed, text)
+
+
+def measure(a, form, ours, text):
     with open(ours / "model.safetensors", "rb") as file:
         while file.read(1 << 24):
             pass
@@ -127,7 +138,7 @@ def main():
         ("generate, one token", [*generate, "1"]),
         ("eval of 100 tokens", [a.dreamc, "eval", str(ours), "--data", str(text), "--sequence", "128"]),
     ):
-        print(json.dumps({name: measured(command)}), flush=True)
+        print(json.dumps({f"{form}: {name}": measured(command)}), flush=True)
 
 
 if __name__ == "__main__":

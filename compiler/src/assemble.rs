@@ -669,7 +669,7 @@ impl<'a> Assembly<'a> {
             let f = &forms.forward.0;
             let saved = f.results.iter().filter(|(port, _)| port.binding == Binding::Saved);
             let one: u64 = saved
-                .map(|(_, v)| module.elements(&f.ty(*v).dims) * f.ty(*v).dtype.bytes())
+                .map(|(_, v)| f.ty(*v).dtype.room(module.elements(&f.ty(*v).dims)))
                 .fold(0, u64::saturating_add);
             let bytes = one.saturating_mul(body.kept.saturating_sub(1));
             let mut ports = f.params.iter().chain(f.results.iter().map(|(port, _)| port));

@@ -300,7 +300,7 @@ pub fn partition(module: &Module, joint: &Function, forward: &Function) -> (Func
     let defined = joint.definitions();
     let first_backward = forward.nodes.len();
     let is_forward = |v: Value| defined[v.index()].is_some_and(|n| n < first_backward);
-    let bytes = |v: Value| module.elements(&joint.ty(v).dims) * joint.ty(v).dtype.bytes();
+    let bytes = |v: Value| joint.ty(v).dtype.room(module.elements(&joint.ty(v).dims));
 
     // The final value of a state is in the state's place when the way back begins, and so are the
     // rows of those before it that anybody reads of them: a row is read when it is complete.

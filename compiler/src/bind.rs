@@ -545,11 +545,11 @@ pub enum Part {
     SharedDown,
     /// The vector whose product with the input gates what shared experts give.
     SharedWeight,
-    /// The bias of each expert's gate.
+    /// The bias of the gate of an MLP, or of each expert's.
     GateBias,
-    /// The bias of each expert's first matrix.
+    /// The bias of their first matrix.
     UpBias,
-    /// The bias of each expert's last matrix.
+    /// The bias of their last matrix.
     DownBias,
     /// The bias of a router's logits.
     LogitBias,

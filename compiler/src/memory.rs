@@ -152,7 +152,7 @@ impl Assembly<'_> {
         let bytes = shape
             .iter()
             .try_fold(instances, |n, &d| n.checked_mul(d))
-            .and_then(|n| n.checked_mul(dtype.bytes()))
+            .and_then(|n| Format { dtype }.bytes(n))
             .and_then(|n| n.checked_next_multiple_of(alignment))
             .ok_or(CompileError::Overflow("a tensor"))?;
         let offset = self.plan.arena.checked_next_multiple_of(alignment);
@@ -184,11 +184,13 @@ impl Assembly<'_> {
         Ok(BufferId(self.plan.buffers.len() as u32 - 1))
     }
 
-    /// Storage of the weights of a buffer, by the names of its tensors. Matrices alone stay in
-    /// files: all else is small, and read by row kernels.
-    fn storage(&self, shape: &[u64], names: &[String]) -> Stored {
+    /// Storage of the weights of a buffer, by the names of its tensors and how they move. Matrices
+    /// alone stay in files, where no step moves them: all else is small, and read by row kernels.
+    fn storage(&self, shape: &[u64], names: &[String], recipes: &[Recipe]) -> Stored {
+        let moves = self.options.train && self.options.steps && recipes.iter().any(Option::is_some);
         match shape.len() {
             0 | 1 => Stored::default(),
+            _ if moves => Stored::default(),
             _ => self.options.formats.of(names.iter().map(String::as_str)),
         }
     }
@@ -237,7 +239,7 @@ impl Assembly<'_> {
         for w in &lowered.globals {
             let shape = size(w);
             let recipes = vec![self.rule(&w.name, w, &shape)];
-            let stored = self.storage(&shape, std::slice::from_ref(&w.name));
+            let stored = self.storage(&shape, std::slice::from_ref(&w.name), &recipes);
             entries.push(Entry { key: (None, w.name.clone()), shape, instances: 1, recipes, stored });
         }
         let mut sets_of = vec![vec![]; architecture.bodies.len()];
@@ -255,7 +257,7 @@ impl Assembly<'_> {
                 }
                 let names: Vec<String> =
                     sets_of[b].iter().map(|(prefix, _)| format!("{prefix}.{}", w.name)).collect();
-                let stored = self.storage(&shape, &names);
+                let stored = self.storage(&shape, &names, &recipes);
                 let (key, instances) = ((Some(b), w.name.clone()), recipes.len() as u64);
                 entries.push(Entry { key, shape, instances, recipes, stored });
             }
@@ -295,7 +297,8 @@ impl Assembly<'_> {
                 let id = self.buffer_at(name, Space::Gradients, DType::F32, dims, wide)?;
                 self.gradients.insert((e.key.0, cotangent(&e.key.1)), id);
             }
-            let Some(base) = self.gradients.values().next().map(|id| self.plan.buffer(*id).offset) else {
+            let base = self.gradients.values().next().map(|id| self.plan.buffer(*id).offset);
+            let Some(base) = base.filter(|_| self.options.steps) else {
                 return self.list(lowered, &states);
             };
             let start_of = |a: &Self, e: &Entry| {

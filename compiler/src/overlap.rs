@@ -177,8 +177,7 @@ impl Assembly<'_> {
         };
         let grows = instance.terms.iter().map(|&(v, f)| f * (counts[v as usize].saturating_sub(1)));
         let (low, high) = (instance.base, instance.base + grows.sum::<u64>());
-        let place =
-            |instance: u64, element: u64| b.offset + (instance * b.elements() + element) * b.dtype.bytes();
+        let place = |instance: u64, element: u64| b.offset + b.dtype.room(instance * b.elements() + element);
         let elements = *offset..offset + span;
         let bytes = place(low, elements.start)..place(high, elements.end);
         (span > 0).then_some(Reach { buffer: *buffer, instance, elements, bytes })

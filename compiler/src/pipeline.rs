@@ -13,7 +13,7 @@ use crate::assemble::Assembly;
 use crate::compiled::{Compiled, Entry};
 use crate::format::Formats;
 use crate::forms::{Forms, ModelForms, StoredOf};
-use crate::ir::{DType, Port};
+use crate::ir::Port;
 use crate::lower::{self, Lowered, Shape, Weight, lower, lower_evaluation};
 use crate::passes::{Pass, Passes, Timing, Watch};
 use crate::precision::Narrow;
@@ -60,7 +60,10 @@ pub struct Options {
     pub rewrite: Rewriting,
     /// Values stored in bf16.
     pub narrow: Narrow,
-    /// Storage of weights that are not owned f32. [`CompileError::Exclude`] with `train`.
+    /// Whether a plan that trains takes steps: it then has an optimizer, and owns all that it
+    /// moves. Otherwise there are gradients alone.
+    pub steps: bool,
+    /// Storage of weights that are not owned f32, but for those that a plan moves.
     pub formats: Formats,
     /// Ranks whose gradients and counts are summed before a step; of one, nothing is.
     pub ranks: u64,
@@ -92,6 +95,7 @@ impl Default for Options {
             as_trained: false,
             rewrite: Rewriting::default(),
             narrow: Narrow::Nothing,
+            steps: true,
             formats: Formats::default(),
             ranks: 1,
             rank: 0,
@@ -108,7 +112,6 @@ impl Options {
         let pairs = [
             (self.train && cached, ("train", "cache")),
             (self.train && leaves, ("train", "exit")),
-            (self.train && self.formats != Formats::default(), ("train", "formats")),
             (self.observe && self.train, ("observe", "train")),
             (self.observe && cached, ("observe", "cache")),
             (!self.probe.is_empty() && self.train, ("probe", "train")),
@@ -118,8 +121,12 @@ impl Options {
         ];
         let broken = pairs.into_iter().find(|(both, _)| *both);
         broken.map_or(Ok(()), |(_, (one, other))| Err(CompileError::Exclude(one, other)))?;
-        let training =
-            [(!self.depths.is_empty(), "depths"), (self.again > 0, "again"), (self.shard, "shard")];
+        let training = [
+            (!self.depths.is_empty(), "depths"),
+            (self.again > 0, "again"),
+            (self.shard, "shard"),
+            (!self.steps, "steps: false"),
+        ];
         match training.into_iter().find(|(asked, _)| *asked && !self.train) {
             Some((_, what)) => Err(CompileError::Exclude(what, "train: false")),
             None => Ok(()),
@@ -381,8 +388,11 @@ fn rows<'a>(
                 passes.run(Pass::Assemble, || assembly.backward(&whole.module, &forms))?
             } else {
                 let mut other = lowered(passes, || lower(deep, trained(options, spec)))?;
-                let with = (options, &trained_storage as StoredOf);
-                let forms = ModelForms::new(deep, &mut other, &has_gradient, with, optimiser, passes)?;
+                let forms = {
+                    let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);
+                    let with = (options, &stored as StoredOf);
+                    ModelForms::new(deep, &mut other, &has_gradient, with, optimiser, passes)?
+                };
                 passes.run(Pass::Assemble, || assembly.backward(&other.module, &forms))?
             };
             if options.ranks > 1 {
@@ -392,10 +402,12 @@ fn rows<'a>(
             assembly.add(&name, program);
         }
         assembly.architecture = architecture;
-        let program = passes.run(Pass::Assemble, || assembly.norm())?;
-        assembly.add("norm", program);
-        let program = passes.run(Pass::Assemble, || assembly.update())?;
-        assembly.add("update", program);
+        if options.steps {
+            let program = passes.run(Pass::Assemble, || assembly.norm())?;
+            assembly.add("norm", program);
+            let program = passes.run(Pass::Assemble, || assembly.update())?;
+            assembly.add("update", program);
+        }
     }
     let deciding = if anew {
         let make = || lower_evaluation(architecture, shape(options, options.sequence, None));
@@ -419,9 +431,4 @@ fn rows<'a>(
     })?;
     assembly.add("evaluate", program);
     Ok(())
-}
-
-/// Storage of weights that are trained.
-fn trained_storage(_: Option<usize>, _: &Port) -> DType {
-    DType::F32
 }

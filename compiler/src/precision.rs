@@ -8,9 +8,9 @@
 //! caches, losses. Caches of attention along the sequence are bf16 as what they are made of and
 //! read for.
 //!
-//! Weights that a file holds in bf16 ([`Formats`](crate::format::Formats)) are parameters in bf16.
-//! Matmuls and embeddings read them as they are, beside f32 or bf16; whatever else reads them reads
-//! casts, which are exact.
+//! Weights that a file holds in bf16, or packed ([`Formats`](crate::format::Formats)), are
+//! parameters of that type. Matmuls and embeddings read them as they are, beside f32 (bf16 beside
+//! bf16, too); whatever else reads them reads casts, which are exact.
 //!
 //! A cast rounds to nearest even where its value goes to memory. Within a kernel it rounds nothing:
 //! there numbers are f32.
@@ -20,7 +20,7 @@ use crate::ir::{Binding, DType, Dim, Function, Lifetime, Module, Node, Op, PerTo
 use crate::op::{Bf16, Cast, Class};
 use crate::rewrite::hoist::sources;
 use crate::rewrite::language::Source;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 /// How much is stored in bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,7 +51,8 @@ pub fn narrow(
 ) -> Result<Function, CompileError> {
     let mut g = Function::new(f.name.clone());
     let params = (0..f.params.len() as u32).map(Value);
-    let weights: HashSet<Value> = params.filter(|v| stored(&f.params[v.index()]) == DType::Bf16).collect();
+    let own = |v: Value| Some((v, stored(&f.params[v.index()]))).filter(|(_, dtype)| *dtype != DType::F32);
+    let weights: HashMap<Value, DType> = params.filter_map(own).collect();
     if how == Narrow::Nothing && weights.is_empty() {
         return Ok(f.clone());
     }
@@ -66,8 +67,12 @@ pub fn narrow(
     for (i, (p, ty)) in f.params.iter().zip(&f.types).enumerate() {
         let v = Value(i as u32);
         let mut ty = ty.clone();
-        if weights.contains(&v) || how == Narrow::Storage && cache(v) {
+        if let Some(&dtype) = weights.get(&v) {
+            ty.dtype = dtype;
+        } else if how == Narrow::Storage && cache(v) {
             ty.dtype = DType::Bf16;
+        }
+        if ty.dtype == DType::Bf16 {
             narrow.insert(v, v);
         }
         g.param(p.name.clone(), p.binding, ty);
@@ -82,9 +87,11 @@ pub fn narrow(
         logits: logits(f),
         wide: (0..f.params.len() as u32).map(Value).collect(),
         narrow,
+        packed: HashMap::new(),
         weights,
     };
-    for v in (0..f.params.len() as u32).map(Value).filter(|v| pass.weights.contains(v)).collect::<Vec<_>>() {
+    let stored = (0..f.params.len() as u32).map(Value).filter(|v| pass.weights.contains_key(v));
+    for v in stored.collect::<Vec<_>>() {
         pass.wide[v.index()] = pass.one(Cast(DType::F32), &[v])?;
     }
     for i in 0..f.nodes.len() {
@@ -131,8 +138,10 @@ struct Pass<'a> {
     wide: Vec<Value>,
     /// Values of `f` in `g` as bf16, where there is one.
     narrow: HashMap<Value, Value>,
-    /// Weights that are stored in bf16.
-    weights: HashSet<Value>,
+    /// Views of packed weights of `f` in `g`.
+    packed: HashMap<Value, Value>,
+    /// Weights that are stored in another type than f32.
+    weights: HashMap<Value, DType>,
 }
 
 impl Pass<'_> {
@@ -173,11 +182,50 @@ impl Pass<'_> {
         Ok(n)
     }
 
-    /// Whether a value is a weight stored in bf16, or a view of one.
+    /// The view that a value is.
+    fn view(&self, v: Value) -> Option<&Node> {
+        let node = &self.f.nodes[self.defined[v.index()]?];
+        matches!(node.op.class(), Class::View { .. }).then_some(node)
+    }
+
+    /// The type of a weight stored in another than f32, of itself or of a view of it. A view of
+    /// packed numbers has their rows: blocks are whole.
+    fn stored(&self, v: Value) -> Option<DType> {
+        if let Some(&dtype) = self.weights.get(&v) {
+            return Some(dtype);
+        }
+        let of = self.view(v)?.inputs[0];
+        let dtype = self.stored(of)?;
+        let last = |v: Value| self.f.ty(v).dims.last().map(|d| self.module.size(*d));
+        let whole = !matches!(dtype, DType::Packed(_)) || last(v) == last(of);
+        whole.then_some(dtype)
+    }
+
     fn is_stored(&self, v: Value) -> bool {
-        let view = |n: &&Node| matches!(n.op.class(), Class::View { .. });
-        let of = self.defined[v.index()].map(|n| &self.f.nodes[n]).filter(view);
-        self.weights.contains(&v) || of.is_some_and(|n| self.is_stored(n.inputs[0]))
+        self.stored(v).is_some()
+    }
+
+    fn is_packed(&self, v: Value) -> bool {
+        matches!(self.stored(v), Some(DType::Packed(_)))
+    }
+
+    /// A stored weight, or a view of one, as it is stored.
+    fn as_it_is(&mut self, v: Value) -> Result<Value, CompileError> {
+        if !self.is_packed(v) {
+            return self.narrowed(v);
+        }
+        if self.weights.contains_key(&v) {
+            return Ok(v);
+        }
+        if let Some(&made) = self.packed.get(&v) {
+            return Ok(made);
+        }
+        let Some(node) = self.view(v).cloned() else { return self.narrowed(v) };
+        let mut inputs: Vec<Value> = node.inputs.iter().map(|i| self.wide[i.index()]).collect();
+        inputs[0] = self.as_it_is(node.inputs[0])?;
+        let results = self.add(node.op.clone(), &inputs)?;
+        self.packed.extend(node.results().zip(results.iter().copied()));
+        Ok(results[(v.0 - node.first.0) as usize])
     }
 
     /// Operands of a node that are read as they are stored where activations are f32: the second of
@@ -223,6 +271,17 @@ impl Pass<'_> {
         let (narrow, rounds): (&[usize], bool) = match node.op.signature().bf16 {
             _ if self.how == Narrow::Nothing => (self.as_stored(node), false),
             Bf16::Stored(_) => (self.as_stored(node), false),
+            // Packed weights are read beside f32.
+            Bf16::Product | Bf16::Slots | Bf16::Head
+                if self.is_packed(node.inputs[1]) && !self.as_stored(node).is_empty() =>
+            {
+                let rounds = match node.op.signature().bf16 {
+                    Bf16::Product => f.ty(node.first).has(BATCH) && !self.logits[i],
+                    Bf16::Slots => !self.logits[i],
+                    Bf16::Head | Bf16::Stored(_) | Bf16::Own | Bf16::Follows(_) | Bf16::Reads(_) => false,
+                };
+                (self.as_stored(node), rounds)
+            }
             // A product of weights alone makes weights, one over tokens gradients.
             Bf16::Product if self.source[node.first.index()] != Source::Data => (&[], false),
             Bf16::Product => (&[0, 1], f.ty(node.first).has(BATCH) && !self.logits[i]),
@@ -235,7 +294,11 @@ impl Pass<'_> {
         };
         let mut inputs = vec![];
         for (k, &v) in node.inputs.iter().enumerate() {
-            inputs.push(if narrow.contains(&k) { self.narrowed(v)? } else { self.wide[v.index()] });
+            inputs.push(match narrow.contains(&k) {
+                true if self.is_stored(v) && self.as_stored(node).contains(&k) => self.as_it_is(v)?,
+                true => self.narrowed(v)?,
+                false => self.wide[v.index()],
+            });
         }
         let mut results = match narrow {
             [] => {

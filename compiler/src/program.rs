@@ -87,7 +87,7 @@ impl Buffer {
 
     /// Bytes of all instances.
     pub fn bytes(&self) -> u64 {
-        self.elements() * self.instances * self.dtype.bytes()
+        self.dtype.room(self.elements() * self.instances)
     }
 }
 

@@ -532,6 +532,8 @@ fn alone(
                 let values: Vec<half::bf16> = values.map(half::bf16::from_f32).collect();
                 session.write_at(BufferId(i), 0, 0, &values)?;
             }
+            // Weights of files have no buffers here.
+            DType::Packed(_) => {}
             DType::F32 | DType::I32 => session.write_at(BufferId(i), 0, 0, &values.collect::<Vec<f32>>())?,
         }
     }

@@ -118,6 +118,64 @@ pub fn shared(
     Ok(Some(all))
 }
 
+/// A model beside one that it was made of, over the same targets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Against {
+    /// Targets, end tokens included.
+    pub targets: u64,
+    /// Mean loss of the model, in nats.
+    pub loss: f64,
+    /// Mean loss of the other.
+    pub other_loss: f64,
+    /// Mean of `Σ p ln (p / q)`, `p` of the other model and `q` of this one, in nats.
+    pub divergence: f64,
+    /// Targets at which the likeliest token is another.
+    pub flips: u64,
+}
+
+/// Compares two models on so many held-out rows at most; both keep logits, for batches of one
+/// shape. `None` where nothing is held out.
+pub fn against(
+    model: &mut Model,
+    other: &mut Model,
+    dataset: &Dataset,
+    rows: u64,
+) -> Result<Option<Against>, EvaluateError> {
+    let Some(mut held) = dataset.drawn(rows)? else { return Ok(None) };
+    let mut sums = Against::default();
+    while let Some(batch) = held.take(model.batch())? {
+        let own = model.evaluate(&batch)?;
+        let theirs = other.evaluate(&batch)?;
+        let (q, p) = (model.all_logits()?, other.all_logits()?);
+        let vocab = q.len() / batch.targets.len().max(1);
+        for (i, _) in batch.targets.iter().enumerate().filter(|(_, target)| **target >= 0) {
+            let (q, p) = (&q[i * vocab..][..vocab], &p[i * vocab..][..vocab]);
+            sums.targets += 1;
+            sums.loss += f64::from(own[i]);
+            sums.other_loss += f64::from(theirs[i]);
+            sums.divergence += divergence(p, q);
+            sums.flips += u64::from(argmax(p) != argmax(q));
+        }
+    }
+    let n = sums.targets.max(1) as f64;
+    let (loss, other_loss) = (sums.loss / n, sums.other_loss / n);
+    Ok(Some(Against { loss, other_loss, divergence: sums.divergence / n, ..sums }))
+}
+
+/// `Σ p ln (p / q)` of the distributions of two rows of logits, in f64.
+fn divergence(p: &[f32], q: &[f32]) -> f64 {
+    let log_sum = |x: &[f32]| {
+        let most = x.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+        most + x.iter().map(|x| (f64::from(*x) - most).exp()).sum::<f64>().ln()
+    };
+    let (all_p, all_q) = (log_sum(p), log_sum(q));
+    let each = p.iter().zip(q).map(|(p, q)| {
+        let (p, q) = (f64::from(*p) - all_p, f64::from(*q) - all_q);
+        p.exp() * (p - q)
+    });
+    each.sum()
+}
+
 /// Held-out rows of an evaluation during training.
 pub fn asked_rows(train: &Train) -> u64 {
     train.evaluate.batches.saturating_mul(train.batch)
@@ -332,6 +390,15 @@ mod tests {
         assert_eq!((loss.nats, loss.targets, loss.bytes), (3.0, 2, 1));
         assert!((loss.bits_per_byte().unwrap() - 3.0 / std::f64::consts::LN_2).abs() < 1e-12);
         assert_eq!(Loss::default().bits_per_byte(), None);
+    }
+
+    #[test]
+    fn divergence_is_that_of_the_definition() {
+        let (p, q) = ([0.0, 3f32.ln()], [1.0, 1.0]);
+        // p is a quarter and three quarters, q a half and a half.
+        let right = 0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln();
+        assert!((divergence(&p, &q) - right).abs() < 1e-7);
+        assert_eq!(divergence(&p, &p), 0.0);
     }
 
     #[test]

@@ -22,6 +22,8 @@ use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 pub struct Mapped {
     /// The file.
     pub file: Arc<MappedFile>,
+    /// Name of the tensor that it holds.
+    pub name: Arc<str>,
     /// First byte.
     pub start: u64,
     /// How many.

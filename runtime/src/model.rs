@@ -299,6 +299,11 @@ impl Model {
         if found != shape {
             return Err(other_shape(from.path(), name, found, shape));
         }
+        let dtype = self.compiled.plan.buffer(place.buffer).dtype;
+        if from.storage(name).is_none_or(|stored| stored.format.dtype != dtype) {
+            let problem = format!("{name} is not {} there, for which the model was compiled", dtype.name());
+            return Err(mismatch(from.path(), problem));
+        }
         self.weights.fetch_add(1, Relaxed);
         self.session().map(place.buffer, place.instance, numbers)?;
         Ok(true)
@@ -355,7 +360,11 @@ impl Model {
     /// Sets a tensor, its moments or counts; of moments that are cut over ranks, this rank's.
     pub fn set(&mut self, name: &str, values: &[f32]) -> Result<(), ModelError> {
         let place = *self.places.get(name).ok_or_else(|| ModelError::NoBuffer(name.into()))?;
-        let dtype = self.compiled.plan.buffer(place.buffer).dtype;
+        let b = self.compiled.plan.buffer(place.buffer);
+        if b.space == Space::Mapped {
+            return Err(DeviceError::ReadOnly { buffer: b.name.clone() }.into());
+        }
+        let dtype = b.dtype;
         self.weights.fetch_add(1, Relaxed);
         if dtype == DType::Bf16 {
             let values: Vec<half::bf16> = values.iter().map(|&v| half::bf16::from_f32(v)).collect();
@@ -374,6 +383,13 @@ impl Model {
 
     fn read(&self, place: Place) -> Result<Vec<f32>, ModelError> {
         let n = place.elements as usize;
+        if let DType::Packed(packed) = self.compiled.plan.buffer(place.buffer).dtype {
+            let mut bytes = vec![0u8; DType::Packed(packed).room(place.elements) as usize];
+            self.session().read(place.buffer, place.instance, place.first, &mut bytes)?;
+            let mut values = vec![0.0; n];
+            packed.unpack(&bytes, &mut values);
+            return Ok(values);
+        }
         if self.compiled.plan.buffer(place.buffer).dtype == DType::Bf16 {
             let mut values = vec![half::bf16::ZERO; n];
             self.session().read_at(place.buffer, place.instance, place.first, &mut values)?;
@@ -520,7 +536,7 @@ impl Model {
         }
         for (buffer, instance, elements) in places {
             let b = self.compiled.plan.buffer(buffer);
-            let zeros = vec![0u8; (elements * b.dtype.bytes()) as usize];
+            let zeros = vec![0u8; b.dtype.room(elements) as usize];
             self.session().write(buffer, instance, 0, &zeros)?;
         }
         Ok(())
@@ -582,7 +598,7 @@ impl Model {
         let id = self.output(Of::Whole, Output::Logits)?;
         Ok(match self.compiled().plan.buffer(id).dtype {
             DType::Bf16 => self.session().read_all::<half::bf16>(id)?.into_iter().map(f32::from).collect(),
-            DType::F32 | DType::I32 => self.session().read_all(id)?,
+            DType::F32 | DType::I32 | DType::Packed(_) => self.session().read_all(id)?,
         })
     }
 }

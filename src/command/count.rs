@@ -16,9 +16,11 @@ use dreamc_compiler::matching::TOKENS;
 use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_compiler::{CompileError, compile, compile_within};
 use dreamc_dsl::Spec;
+use dreamc_runtime::checkpoint::Weights;
 use indexmap::IndexMap;
 use serde::Serialize;
 use std::fmt::Write;
+use std::path::Path;
 
 /// Count parameters, FLOPs and bytes of a specification, and predict its speed
 #[derive(Args)]
@@ -79,6 +81,42 @@ struct Report {
     /// Most bytes that training may take.
     #[serde(skip_serializing_if = "Option::is_none")]
     limit_bytes: Option<u64>,
+    /// Weights of an imported or quantised model in their file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stored: Option<InFile>,
+}
+
+/// Weights in their file, where generation and evaluation read them.
+#[derive(Default, Serialize)]
+struct InFile {
+    /// Bytes of all.
+    bytes: u64,
+    /// Numbers by format.
+    numbers: IndexMap<String, u64>,
+}
+
+/// The weights that stand in the folder of an import.
+fn stored(folder: &Path) -> Result<Option<InFile>, Failure> {
+    let import = ["model.safetensors", "checksums.txt"].iter().all(|name| folder.join(name).is_file());
+    if !import {
+        return Ok(None);
+    }
+    let weights = Weights::open(folder, None)?;
+    let mut found = InFile::default();
+    for (name, shape) in weights.entries() {
+        let Some(stored) = weights.stored(name) else { continue };
+        let numbers: u64 = shape.iter().product();
+        let (format, bytes) = match stored.packed {
+            Some(packed) => (packed.name().into(), numbers / packed.unit() as u64 * packed.bytes() as u64),
+            None => {
+                let bytes = numbers * stored.dtype.bitsize() as u64 / 8;
+                (format!("{:?}", stored.dtype).to_lowercase(), bytes)
+            }
+        };
+        found.bytes += bytes;
+        *found.numbers.entry(format).or_default() += numbers;
+    }
+    Ok(Some(found))
 }
 
 /// Work of the compiled programs for one micro-batch.
@@ -109,7 +147,8 @@ pub fn run(a: Arguments) -> Done {
         let seconds = tokens * predicted.training.seconds_per_token;
         Scaling::new(predicted.device, gpus, spec.train.batch, seconds, gradients)
     });
-    let report = Report { counts, executed, scaling, limit_bytes: spec.train.memory };
+    let stored = stored(&a.spec.spec)?;
+    let report = Report { counts, executed, scaling, limit_bytes: spec.train.memory, stored };
     if a.json {
         return Ok(show::json(&report)?);
     }
@@ -241,6 +280,17 @@ fn table(report: &Report) -> String {
     t.push_str("  all caches at context, by component\n");
     for (name, &n) in &m.caches_by_component {
         line(&mut t, &format!("    {name}"), n, &decimal_bytes(n));
+    }
+    if let Some(stored) = &report.stored {
+        line(
+            &mut t,
+            "bytes, weights in their file",
+            stored.bytes.into(),
+            &decimal_bytes(stored.bytes.into()),
+        );
+        for (format, numbers) in &stored.numbers {
+            line(&mut t, &format!("    numbers in {format}"), u128::from(*numbers), "");
+        }
     }
     line(&mut t, "bytes, training", m.training, &decimal_bytes(m.training));
     line(&mut t, "    weights", m.weights, &decimal_bytes(m.weights));

@@ -14,7 +14,7 @@ use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::{CompileError, looks_ahead};
 use dreamc_runtime::data::{Dataset, Tokenizer, task};
 use dreamc_runtime::device::Device;
-use dreamc_runtime::evaluate::{self, Answers, Difficulty, Loss};
+use dreamc_runtime::evaluate::{self, Against, Answers, Difficulty, Loss};
 use dreamc_runtime::generate::NextLogits;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::health::{self, Health};
@@ -36,6 +36,7 @@ Examples:
   dreamc eval runs/quickstart-001
   dreamc eval runs/book-001 --data other.txt --stride 64
   dreamc eval runs/gsm8k-001 --data gsm8k-test.jsonl --examples 200 --json
+  dreamc eval quick-q8 --against runs/quickstart-001         what a quantised model lost
   dreamc eval runs/reasoning                                 all runs of a comparison
   dreamc eval runs/quickstart-001 --depth 2 --depth 8        a recurrent model at other depths")]
 pub struct Arguments {
@@ -51,6 +52,11 @@ pub struct Arguments {
     /// Rows `{"prompt": …, "choices": […], "answer": 0}` to rank by likelihood
     #[arg(long, value_name = "FILE.jsonl")]
     choices: Option<PathBuf>,
+
+    /// Compare with this model, of the same tokens, on the same targets: its loss, the mean KL
+    /// divergence of the model from it, and how often the likeliest token is another
+    #[arg(long, value_name = "RUN|CHECKPOINT")]
+    against: Option<PathBuf>,
 
     /// Examples of each difficulty, or prompts in all; the specification's by default
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1_000_000_000))]
@@ -108,6 +114,9 @@ struct Report {
     by_difficulty: Vec<(String, Vec<Difficulty>)>,
     answers: Option<Answers>,
     choices: Option<Ranked>,
+    /// Beside another model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    against: Option<Against>,
     /// Of routers, on the first held-out rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     health: Option<Health>,
@@ -243,6 +252,7 @@ impl Measure<'_> {
             by_difficulty: vec![],
             answers: None,
             choices: None,
+            against: None,
             health: None,
             looks_ahead: looks_ahead(&spec.model),
         };
@@ -262,6 +272,7 @@ impl Measure<'_> {
                 report.perplexity = Some(loss.perplexity());
                 report.bits_per_byte = if tasks.is_empty() { loss.bits_per_byte() } else { None };
             }
+            report.against = self.against(dataset)?;
             report.health = self.health(dataset)?;
             if report.looks_ahead {
                 return Ok(report);
@@ -294,6 +305,35 @@ impl Measure<'_> {
             report.choices = Some(rank(path, trained, tokenizer, model)?);
         }
         Ok(report)
+    }
+
+    /// The model beside the one it is compared with, on the rows that the loss is measured on.
+    fn against(&self, dataset: &Dataset) -> Result<Option<Against>, Failure> {
+        let Measure { a, trained, device, depth, .. } = *self;
+        let Some(path) = &a.against else { return Ok(None) };
+        let mut other = Trained::open(path, &BaseArguments { base: None }, &[], trained.rewriting.clone())?;
+        let (vocab, theirs) = (trained.spec.model.vocab, other.spec.model.vocab);
+        if vocab != theirs {
+            let path = path.display();
+            return Err(Failure::Usage(format!(
+                "--against {path}: it has a vocabulary of {theirs} tokens, and the model one of {vocab}"
+            )));
+        }
+        let sequence = prepare::sequence(&trained.spec);
+        if sequence > other.spec.model.context {
+            let (path, context) = (path.display(), other.spec.model.context);
+            return Err(Failure::Usage(format!(
+                "--against {path}: it has a context of {context}, and rows have {sequence} tokens"
+            )));
+        }
+        // Rows are the model's own.
+        (other.spec.data, other.spec.train.sequence) = (trained.spec.data.clone(), Some(sequence));
+        let (mut own, mut other) = (trained.comparer(device, depth)?, other.comparer(device, depth)?);
+        let rows = match &a.data {
+            Some(_) => u64::MAX,
+            None => dataset.most_rows(evaluate::asked_rows(&trained.spec.train)),
+        };
+        Ok(evaluate::against(&mut own, &mut other, dataset, rows)?)
     }
 
     /// Health of the routers on held-out rows, as a run's evaluations show it.
@@ -392,6 +432,17 @@ fn print(r: &Report) -> Done {
             format!("of {} targets, in {}", grouped(loss.targets.into()), r.precision),
         ]);
         rows.push(vec!["perplexity".into(), format!("{:.3}", loss.perplexity())]);
+    }
+    if let Some(x) = &r.against {
+        let n = grouped(x.targets.into());
+        rows.push(vec![
+            "loss of the other".into(),
+            format!("{:.4}", x.other_loss),
+            format!("of {n} targets"),
+        ]);
+        rows.push(vec!["loss above it".into(), format!("{:+.4}", x.loss - x.other_loss), String::new()]);
+        rows.push(vec!["KL divergence".into(), format!("{:.5}", x.divergence), "nats a token".into()]);
+        rows.push(vec!["other likeliest token".into(), percent(x.flips, x.targets), format!("of {n}")]);
     }
     if let (Some(bits), Some(loss)) = (r.bits_per_byte, &r.loss) {
         rows.push(vec![

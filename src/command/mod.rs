@@ -24,6 +24,7 @@ pub mod lsp;
 pub mod matching;
 pub mod new;
 pub mod probe;
+pub mod quantize;
 pub mod report;
 pub mod resume;
 pub mod runs;

@@ -19,6 +19,7 @@ mod hostile;
 mod imported;
 mod ladder;
 mod lsp;
+mod quantize;
 mod ranks;
 mod refusals;
 mod router_tuning;

@@ -50,7 +50,7 @@ MODELS = {
     "gemma2": ("Gemma2Config", dict(GEMMA, num_hidden_layers=3, attn_logit_softcapping=4.0, rope_parameters=ROPE)),
     "qwen3": ("Qwen3Config", dict(SIZES, num_hidden_layers=3, head_dim=8, use_sliding_window=True, sliding_window=5,
                                   max_window_layers=1, tie_word_embeddings=True, rope_parameters=ROPE)),
-    "llama_bias": ("LlamaConfig", dict(SIZES, num_hidden_layers=2, attention_bias=True, rope_parameters=LINEAR)),
+    "llama_bias": ("LlamaConfig", dict(SIZES, num_hidden_layers=2, attention_bias=True, mlp_bias=True, rope_parameters=LINEAR)),
     "qwen2": ("Qwen2Config", dict(SIZES, num_hidden_layers=3, use_sliding_window=True, sliding_window=5, max_window_layers=1,
                                   tie_word_embeddings=True, rope_parameters=ROPE)),
     "qwen2_yarn": ("Qwen2Config", dict(SIZES, num_hidden_layers=2, max_window_layers=2, rope_parameters=YARN)),
@@ -79,9 +79,9 @@ MODELS = {
     "dots1": ("Dots1Config", dict(SIZES, num_hidden_layers=3, moe_intermediate_size=16, n_routed_experts=8, n_shared_experts=2,
                                   num_experts_per_tok=3, n_group=4, topk_group=2, first_k_dense_replace=1, norm_topk_prob=True,
                                   routed_scaling_factor=2.5, sliding_window=None, rope_parameters=ROPE)),
-    "deepseek_v2": ("DeepseekV2Config", dict(LATENT, q_lora_rank=None, topk_method="greedy", rope_parameters=dict(
+    "deepseek_v2": ("DeepseekV2Config", dict(LATENT, rms_norm_eps=1e-3, q_lora_rank=None, topk_method="greedy", rope_parameters=dict(
         YARN, mscale=0.7, mscale_all_dim=0.7))),
-    "deepseek_v3": ("DeepseekV3Config", dict(LATENT, q_lora_rank=10, n_group=4, topk_group=2, norm_topk_prob=True,
+    "deepseek_v3": ("DeepseekV3Config", dict(LATENT, rms_norm_eps=1e-4, q_lora_rank=10, n_group=4, topk_group=2, norm_topk_prob=True,
                                              routed_scaling_factor=2.5, num_mtp_layers=0, rope_parameters=ROPE)),
     "bamba": ("BambaConfig", dict(SIZES, num_attention_heads=3, num_key_value_heads=1, num_hidden_layers=3, attn_layer_indices=[1], mamba_n_heads=6, mamba_n_groups=2, mamba_d_state=5,
                                   mamba_chunk_size=16, rms_norm_eps=1e-3, rope_parameters=ROPE)),
@@ -107,6 +107,8 @@ MODELS = {
         sliding_attention=dict(rope_type="default", rope_theta=70.0)))),
     "gemma3_linear": ("Gemma3TextConfig", dict(GEMMA, num_hidden_layers=7, rope_parameters=dict(
         full_attention=LINEAR, sliding_attention=dict(rope_type="default", rope_theta=70.0)))),
+    "llama_gelu": ("LlamaConfig", dict(SIZES, num_hidden_layers=2, hidden_act="gelu", rope_parameters=ROPE)),
+    "llama_gelu_tanh": ("LlamaConfig", dict(SIZES, num_hidden_layers=2, hidden_act="gelu_pytorch_tanh", rope_parameters=ROPE)),
 }
 
 SEEDS = {name: seed for seed, name in enumerate(MODELS)}

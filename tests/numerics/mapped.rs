@@ -2,7 +2,7 @@
 //! that there is a golden model of, in bf16 and in f32.
 
 use crate::support::{Golden, every_golden, golden};
-use dreamc_compiler::format::Formats;
+use dreamc_compiler::format::{Formats, Packed};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Space;
 use dreamc_compiler::rewrite::Rewriting;
@@ -13,7 +13,8 @@ use dreamc_runtime::checkpoint::safetensors::{Dtype, write_stored};
 use dreamc_runtime::device::DeviceError;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::generate::{Cached, NextLogits, Writing, compile_cached, likeliest};
-use dreamc_runtime::model::{Model, ModelError};
+use dreamc_runtime::model::{Model, ModelError, Scale};
+use dreamc_runtime::quantise::{Choice, quantise};
 use dreamc_runtime::train::prepare;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,7 @@ fn file(folder: &Path, golden: &Golden, dtype: Dtype) -> PathBuf {
         for &x in values {
             match dtype {
                 Dtype::BF16 => out.write_all(&half::bf16::from_f64(x).to_le_bytes())?,
+                Dtype::F16 => out.write_all(&half::f16::from_f64(x).to_le_bytes())?,
                 _ => out.write_all(&(x as f32).to_le_bytes())?,
             }
         }
@@ -42,6 +44,14 @@ fn file(folder: &Path, golden: &Golden, dtype: Dtype) -> PathBuf {
     })
     .unwrap();
     path
+}
+
+/// The same weights packed in a format.
+fn packed(folder: &Path, spec: &Spec, weights: &Weights, format: &str) -> Weights {
+    let to = folder.join(format);
+    let choice = Choice::new(format, None).unwrap();
+    quantise(spec, weights, &choice, &to, (&[], true)).unwrap();
+    Weights::open(&to, None).unwrap()
 }
 
 /// The bits of the logits after a prompt, and of those after each token written then.
@@ -81,6 +91,222 @@ fn weights_in_their_file_give_the_bits_of_owned_ones() {
             }
         }
     }
+}
+
+/// Packed weights give, read in their file, the bits of the numbers that their blocks stand for: in
+/// a scale for each row, which every matrix of the golden models has, and in sixteen bits.
+#[test]
+fn packed_weights_give_the_bits_of_their_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    for golden in every_golden() {
+        let spec = Spec {
+            model: dreamc_dsl::spec::Model { context: 16, ..golden.spec.model.clone() },
+            ..golden.spec.clone()
+        };
+        let half = Weights::open(&file(folder.path(), &golden, Dtype::F16), None).unwrap();
+        let rows = packed(folder.path(), &spec, &half, "int8");
+        for (what, weights) in [("f16", &half), ("int8", &rows)] {
+            for rewrite in [Rewriting::default(), Rewriting::off()] {
+                let of = |formats: Formats| {
+                    let rewrite = rewrite.clone();
+                    written(&spec, weights, &Writing { formats, rewrite, ..Writing::default() })
+                };
+                assert_eq!(of(Formats::default()), of(weights.formats()), "{} in {what}", golden.name);
+            }
+            // Beside activations in bf16 they are read, too.
+            let narrow = Narrow::Storage;
+            let writing = Writing { formats: weights.formats(), narrow, ..Writing::default() };
+            let bits = written(&spec, weights, &writing);
+            assert!(bits.iter().all(|x| f32::from_bits(*x).is_finite()), "{} in {what}", golden.name);
+        }
+    }
+}
+
+/// A model whose matrices are whole blocks of every format: attentions, latent ones too, experts
+/// with shared ones, a loop, a mixer of the library.
+const BLOCKS: &str = "model blocks {
+  vocab 96  hidden 64  context 32  tie
+  sa = sequence { heads 2  kv_heads 1  head_size 32 }
+  la = sequence { heads 2  head_size 32  latent { query 32  kv 32  turned 8  value 32 } }
+  ea = experts { count 4  active 2  intermediate 32  shared 1 }
+  mlp = mlp { intermediate 96  biased  activation geglu_erf }
+  mix = gated_delta { heads 2  size 32  value 32 }
+  layer { sa > ea }
+  layer { mix > mlp }
+  recur 2 { la > ea }
+}";
+
+fn blocks(folder: &Path) -> (Spec, Weights) {
+    let ast = dreamc_dsl::parse("blocks", BLOCKS, Spelling::Dream).unwrap();
+    let (spec, _) = dreamc_dsl::check(&ast, &[]).unwrap();
+    let compiled = compile(&spec, &Options { sequence: 8, ..Options::default() }).unwrap();
+    let mut model = Model::load(&device(), compiled).unwrap();
+    model.initialise(7).unwrap();
+    let path = folder.join("blocks.safetensors");
+    let entries: Vec<_> =
+        model.entries().into_iter().map(|(name, shape)| (name, shape, Dtype::F32)).collect();
+    let text = dreamc_dsl::show(&spec, Spelling::Yaml);
+    let mut out = File::create(&path).unwrap();
+    write_stored(&mut out, &[("spec", text.as_str())], &entries, |i, out| {
+        model.get(&entries[i].0).unwrap().iter().try_for_each(|x| out.write_all(&x.to_le_bytes()))
+    })
+    .unwrap();
+    (spec, Weights::open(&path, None).unwrap())
+}
+
+#[test]
+fn blocks_give_the_bits_of_their_numbers_and_stay_in_their_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (spec, weights) = blocks(folder.path());
+    let exact = written(&spec, &weights, &Writing::default());
+    for format in Packed::NAMES {
+        let packed = packed(folder.path(), &spec, &weights, format);
+        let writing = Writing { formats: packed.formats(), ..Writing::default() };
+        let found = written(&spec, &packed, &writing);
+        assert_eq!(found, written(&spec, &packed, &Writing::default()), "{format}");
+        // They are other weights, and near.
+        let apart = exact.iter().zip(&found).map(|(x, y)| (f32::from_bits(*x) - f32::from_bits(*y)).abs());
+        let apart = apart.fold(0.0, f32::max);
+        let bound = if matches!(format, "q4_0" | "mxfp4") { 1.0 } else { 0.05 };
+        assert!(apart > 0.0 && apart < bound, "{format}: {apart}");
+        for (name, _) in packed.entries() {
+            let routes = name.contains("router");
+            assert!(!routes || packed.stored(name).unwrap().packed.is_none(), "{name}");
+        }
+        let compiled = compile_cached(&spec, &writing).unwrap();
+        let of = |space: Space| {
+            let all = compiled.plan.buffers.iter().filter(|b| b.space == space);
+            all.map(|b| b.bytes()).sum::<u64>()
+        };
+        let matrices = packed.entries().filter(|(_, shape)| shape.len() > 1);
+        let numbers: u64 = matrices.map(|(_, shape)| shape.iter().product::<u64>()).sum();
+        assert!(
+            of(Space::Mapped) < 3 * numbers,
+            "{format}: {} bytes of {numbers} numbers",
+            of(Space::Mapped)
+        );
+    }
+}
+
+/// Gradients through packed and mapped weights are those of the same numbers owned, and what no
+/// step moves may be in a file while the rest is trained.
+#[test]
+fn gradients_go_through_weights_in_their_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut spec, weights) = blocks(folder.path());
+    spec.train.sequence = Some(8);
+    let batch = {
+        let mut batch = dreamc_runtime::data::Batch::new(8);
+        batch.ids = (0..8).map(|i| (7 * i + 2) % 96).collect();
+        batch.targets = (0..8).map(|i| (5 * i + 1) % 96).collect();
+        batch.positions = (0..8).collect();
+        batch.segments = vec![0; 8];
+        batch
+    };
+    for format in ["q8_0", "q4_0"] {
+        let packed = packed(folder.path(), &spec, &weights, format);
+        let gradients = |formats: Formats| {
+            let options = Options { sequence: 8, train: true, steps: false, formats, ..Options::default() };
+            let mut model = Model::load(&device(), compile(&spec, &options).unwrap()).unwrap();
+            model.restore(&packed).unwrap();
+            model.begin_step().unwrap();
+            model.backward(&batch, Scale { loss: 0.125, auxiliary: 1.0 }, None).unwrap();
+            let tensors = model.compiled().tensors.clone();
+            let of =
+                |t| model.gradient(t).unwrap().map(|g| g.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+            tensors.iter().map(of).collect::<Vec<_>>()
+        };
+        let (owned, mapped) = (gradients(Formats::default()), gradients(packed.formats()));
+        assert!(owned.iter().flatten().count() > 20);
+        assert_eq!(owned, mapped, "{format}");
+        // Frozen matrices stay in the file; those that steps move are owned.
+        let mut frozen = spec.clone();
+        frozen.train.freeze = vec!["*.ea.*".into()];
+        let options = Options { sequence: 8, train: true, formats: packed.formats(), ..Options::default() };
+        let compiled = compile(&frozen, &options).unwrap();
+        for t in compiled.tensors.iter().filter(|t| t.shape.len() > 1) {
+            let space = compiled.plan.buffer(t.weight).space;
+            assert_eq!(space == Space::Mapped, t.gradient.is_none(), "{}", t.name);
+        }
+        assert!(compiled.plan.mapped > 0);
+    }
+}
+
+/// A number that cannot be packed, or a wrong file, is an error at its tensor, and leaves nothing
+/// behind.
+#[test]
+fn what_cannot_be_packed_is_an_error_at_its_tensor() {
+    let folder = tempfile::tempdir().unwrap();
+    let (spec, weights) = blocks(folder.path());
+    let path = folder.path().join("blocks.safetensors");
+    let to = folder.path().join("out");
+    let say = |weights: &Weights, format: &str, parts: Option<&str>| {
+        let choice = Choice::new(format, parts).unwrap();
+        let error = quantise(&spec, weights, &choice, &to, (&[], false)).unwrap_err().to_string();
+        assert!(!to.exists(), "{error}");
+        error
+    };
+    let error = say(&weights, "q8_0", Some("sa: q4_0, nothing: q8_0"));
+    assert!(
+        error.contains("no part `nothing`") && error.contains("ea, embed, embedding, experts"),
+        "{error}"
+    );
+    let error = say(&weights, "keep", None);
+    assert!(error.contains("all parts are kept"), "{error}");
+    // NaN in the middle of a matrix.
+    let (_, place) = weights.mapped("layers.1.mlp.up.weight").unwrap().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = place.start as usize + 4 * 100;
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let bad = folder.path().join("bad.safetensors");
+    std::fs::write(&bad, &bytes).unwrap();
+    let error = say(&Weights::open(&bad, None).unwrap(), "q4_0", None);
+    assert!(
+        error.contains("tensor layers.1.mlp.up.weight: number 100 is NaN, which q4_0 cannot hold"),
+        "{error}"
+    );
+    // Packed twice.
+    let once = packed(folder.path(), &spec, &weights, "q8_0");
+    let error = say(&once, "q4_0", None);
+    assert!(error.contains("is q8_0 already"), "{error}");
+    // A scale that is NaN, in the file: at its tensor, when it is read.
+    let file = folder.path().join("q8_0/model.safetensors");
+    let (_, place) = once.mapped("layers.1.mlp.up.weight").unwrap().unwrap();
+    let mut bytes = std::fs::read(&file).unwrap();
+    let at = place.start as usize + 34 * 5;
+    bytes[at..at + 2].copy_from_slice(&[0xff, 0x7f]);
+    std::fs::write(&bad, &bytes).unwrap();
+    let damaged = Weights::open(&bad, None).unwrap();
+    let writing = Writing { formats: damaged.formats(), ..Writing::default() };
+    let mut cached = Cached::load(&device(), compile_cached(&spec, &writing).unwrap()).unwrap();
+    cached.model().restore(&damaged).unwrap();
+    let error = cached.start(&[vec![1, 2]]).unwrap_err().to_string();
+    assert!(
+        error.ends_with("tensor layers.1.mlp.up.weight: the scale of block 5 is not a finite number"),
+        "{error}"
+    );
+    let error = damaged.get("layers.1.mlp.up.weight").unwrap_err().to_string();
+    assert!(error.contains("tensor layers.1.mlp.up.weight: the scale of block 5"), "{error}");
+    // A file that says of bytes what they are not.
+    for (from, to, what) in [
+        (r#"\"q8_0\""#, r#"\"q9_0\""#, "is packed as `q9_0`"),
+        (r#"\"q8_0\""#, r#"\"q4_0\""#, "no multiple of 18"),
+        (r#"\"embed.weight\":"#, r#"\"embed.waight\":"#, "names a tensor embed.waight"),
+    ] {
+        let text = std::fs::read(&file).unwrap();
+        let at = text.windows(from.len()).position(|w| w == from.as_bytes());
+        let Some(at) = at else { panic!("{from} is not in the header") };
+        let mut text = text.clone();
+        text[at..at + from.len()].copy_from_slice(to.as_bytes());
+        std::fs::write(&bad, &text).unwrap();
+        let error = Weights::open(&bad, None).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+    }
+    // A file that ends early.
+    let text = std::fs::read(&file).unwrap();
+    std::fs::write(&bad, &text[..text.len() - 1000]).unwrap();
+    let error = Weights::open(&bad, None).unwrap_err().to_string();
+    assert!(error.contains("its tensors end at byte"), "{error}");
 }
 
 /// Losses of whole rows.

@@ -610,6 +610,8 @@ def activate(kind, gate, up):
         return jax.nn.silu(gate) * up
     if kind == "geglu":
         return jax.nn.gelu(gate, approximate=True) * up
+    if kind == "geglu_erf":
+        return jax.nn.gelu(gate, approximate=False) * up
     if kind == "swiglu_clamped":
         gate = jnp.minimum(gate, 7.0)
         return gate * jax.nn.sigmoid(1.702 * gate) * (jnp.clip(up, -7.0, 7.0) + 1.0)

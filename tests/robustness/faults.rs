@@ -26,7 +26,7 @@ use dreamc_compiler::program::{
 };
 use dreamc_compiler::rewrite::{Rewriting, Rules};
 use dreamc_compiler::{CompileError, Compiled, LAST, Options, Pass, compile_watched};
-use dreamc_dsl::spec::{Expr, Group as Rates, Item, Model, OptimizerKind, SkipRule};
+use dreamc_dsl::spec::{Activation, Component, Expr, Group as Rates, Item, Model, OptimizerKind, SkipRule};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::group::{Collective, Group, GroupError, Transport};
 use dreamc_runtime::verify::{Pipeline, Report, Task, Verdict, verify};
@@ -560,7 +560,7 @@ train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01, z_loss: 0.05
 const BEHIND: &str = "
     sa: {sequence: {heads: 2, head_size: 6, qk_norm: rms_all, pre_norm: false, post_norm: true, bias: qk}}
     ea: {experts: {count: 3, active: 2, intermediate: 5, activation: swiglu_clamped, biased: true, router: mixtral}}
-    mlp: {mlp: {intermediate: 7, pre_norm: false, post_norm: true}}
+    mlp: {mlp: {intermediate: 7, activation: geglu_erf, biased: true, pre_norm: false, post_norm: true}}
   body: [\"sa > mlp\", \"sa > ea\"]";
 
 /// Experts whose numbers of tokens are rounded, with spare choices and without.
@@ -1467,6 +1467,19 @@ fn faults() -> Vec<Fault> {
             spec: KEYS,
             stage: Stage::Read(|spec| spec.train.z_loss = 0.0),
             caught: "gradients",
+            place: ["", ""],
+        },
+        Fault {
+            name: "GELU by tanh in the place of the error function",
+            spec: BEHIND,
+            stage: Stage::Read(|spec| {
+                for component in spec.model.components.values_mut() {
+                    if let Component::Mlp(mlp) = component {
+                        mlp.activation = Activation::Geglu;
+                    }
+                }
+            }),
+            caught: "devices",
             place: ["", ""],
         },
         // States that are handed from application to application.

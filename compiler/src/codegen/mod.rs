@@ -74,6 +74,9 @@ pub enum CodegenError {
         /// How much there is.
         limit: u64,
     },
+    /// Weights that are packed.
+    #[error("packed weights are read by the CPU alone")]
+    Packed,
     /// A kernel that is not well formed; the check of the plan finds it first.
     #[error("{0}")]
     Malformed(String),

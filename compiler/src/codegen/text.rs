@@ -195,7 +195,8 @@ impl Operands {
             Storage::Is(DType::F32) => "float",
             Storage::Is(DType::I32) => "int",
             Storage::Is(DType::Bf16) => "bf16",
-            Storage::Float(_) => self.variant.element(i),
+            Storage::Is(DType::Packed(_)) => return Err(CodegenError::Packed),
+            Storage::Float(_) | Storage::Weight => self.variant.element(i),
             Storage::Any => self.word()?,
         })
     }

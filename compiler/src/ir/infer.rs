@@ -102,12 +102,16 @@ impl Operands<'_> {
     }
 
     pub fn same_dtype(&self, a: usize, b: usize) -> Result<(), TypeError> {
+        self.check(
+            !matches!(self[a].dtype, DType::Packed(_)),
+            "packed numbers are read as a matmul's second operand",
+        )?;
         self.check(self[a].dtype == self[b].dtype, "operands have different dtypes; cast one")
     }
 
-    /// A matmul's operands: of one type, or the second a weight that is stored in bf16.
+    /// A matmul's operands: of one type, or the second a weight that is stored in bf16 or packed.
     pub fn matmul(&self, a: usize, b: usize) -> Result<(), TypeError> {
-        let mixed = (self[a].dtype, self[b].dtype) == (DType::F32, DType::Bf16);
+        let mixed = matches!((self[a].dtype, self[b].dtype), (DType::F32, DType::Bf16 | DType::Packed(_)));
         if mixed { Ok(()) } else { self.same_dtype(a, b) }
     }
 
@@ -154,6 +158,7 @@ impl DType {
             DType::F32 => "f32",
             DType::Bf16 => "bf16",
             DType::I32 => "i32",
+            DType::Packed(packed) => packed.name(),
         }
     }
 }

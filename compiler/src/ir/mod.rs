@@ -29,6 +29,7 @@ pub use verify::{VerifyError, verify, verify_function};
 
 pub use crate::bind::{Binding, Index, Input, Lifetime, Of, Output, PerToken, Port};
 
+use crate::format::Packed;
 use indexmap::IndexMap;
 use std::sync::Arc;
 
@@ -46,15 +47,31 @@ pub enum DType {
     Bf16,
     /// 32-bit integer: token ids, positions, expert indices, offsets.
     I32,
+    /// Numbers of a weight as its file packs them.
+    Packed(Packed),
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Elements that are stored together: one, or those of a block.
+    pub fn unit(self) -> u64 {
+        match self {
+            DType::F32 | DType::I32 | DType::Bf16 => 1,
+            DType::Packed(packed) => packed.unit() as u64,
+        }
+    }
+
+    /// Bytes of a unit.
     pub fn bytes(self) -> u64 {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::Bf16 => 2,
+            DType::Packed(packed) => packed.bytes() as u64,
         }
+    }
+
+    /// Bytes of so many elements, in whole units.
+    pub fn room(self, elements: u64) -> u64 {
+        elements.div_ceil(self.unit()).saturating_mul(self.bytes())
     }
 
     /// Whether gradients exist.

@@ -245,8 +245,16 @@ fn verify_results(module: &Module, function: &Function) -> Result<(), VerifyErro
 }
 
 impl DType {
-    /// All of them.
-    pub const ALL: [DType; 3] = [DType::F32, DType::Bf16, DType::I32];
+    /// All but those whose blocks are as long as a row.
+    pub const ALL: [DType; 7] = [
+        DType::F32,
+        DType::Bf16,
+        DType::I32,
+        DType::Packed(crate::format::Packed::F16),
+        DType::Packed(crate::format::Packed::Q8),
+        DType::Packed(crate::format::Packed::Q4),
+        DType::Packed(crate::format::Packed::Mxfp4),
+    ];
 }
 
 #[cfg(test)]

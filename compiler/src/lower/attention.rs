@@ -208,7 +208,7 @@ impl Lower<'_> {
         let init = self.output_init();
         let dims = [self.hidden(), queries];
         let y = self.projection(c, [Part::Out, Part::OutShared], o, dims, &routing, init);
-        let y = self.bias(c, Part::OutBias, y, a.bias.is_some_and(spec::Bias::of_out));
+        let y = self.bias(c, a.bias.is_some_and(spec::Bias::of_out).then_some(Part::OutBias), y);
         match (asking, &routing) {
             (Some(index), Some(_)) => Ok(self.b.op(Op::TakeTokens, &[y, index])),
             _ => Ok(y),
@@ -234,15 +234,15 @@ impl Lower<'_> {
         let all = if has_keys { self.dim_of(c, "qkv", wide + 2 * narrow) } else { queries };
         let dims = [all, self.hidden()];
         let qkv = self.projection(c, [Part::Qkv, Part::QkvShared], n, dims, routing, None);
-        let qkv = self.bias(c, Part::QkvBias, qkv, a.bias.is_some_and(spec::Bias::of_qkv));
+        let qkv = self.bias(c, a.bias.is_some_and(spec::Bias::of_qkv).then_some(Part::QkvBias), qkv);
 
         let parts = match has_keys {
             true => self.b.ops(Split(vec![queries, keys, keys]), &[qkv]),
             false => vec![qkv],
         };
-        let of_qk = a.bias.is_some_and(spec::Bias::of_qk);
-        let mut q = self.bias(c, Part::QueryBias, parts[0], of_qk);
-        let mut k = parts.get(1).map(|&k| self.bias(c, Part::KeyBias, k, of_qk));
+        let of_qk = |part| a.bias.is_some_and(spec::Bias::of_qk).then_some(part);
+        let mut q = self.bias(c, of_qk(Part::QueryBias), parts[0]);
+        let mut k = parts.get(1).map(|&k| self.bias(c, of_qk(Part::KeyBias), k));
         if a.qk_norm == QkNorm::RmsAll {
             q = self.norm(q, c, Part::QueryNorm, 1);
             k = k.map(|k| self.norm(k, c, Part::KeyNorm, 1));
@@ -531,11 +531,9 @@ impl Lower<'_> {
         self.b.add(own, first)
     }
 
-    /// A projection's result and its bias, where it has one.
-    fn bias(&mut self, c: Owner, part: Part, x: Value, biased: bool) -> Value {
-        if !biased {
-            return x;
-        }
+    /// A matrix's result and its bias, where it has one.
+    pub(super) fn bias(&mut self, c: Owner, part: Option<Part>, x: Value) -> Value {
+        let Some(part) = part else { return x };
         let dims = self.b.dims(x);
         let zero = Some(Init::Constant(0.0));
         let bias = self.weight(c, part, &dims[dims.len() - 1..], TensorKind::Gain, zero);

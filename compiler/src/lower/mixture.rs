@@ -2,6 +2,10 @@
 
 use super::*;
 
+/// The factor within `t`, and those of its powers from the fifth down.
+const ERROR_FUNCTION: (f64, [f64; 5]) =
+    (0.3275911, [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592]);
+
 impl Lowering for spec::Experts {
     fn fits(&self, tokens: u64) -> Result<(), CompileError> {
         fits("the choice of experts", &[tokens, self.active])?;
@@ -22,7 +26,9 @@ impl Lowering for spec::Mlp {
 
     fn lower(&self, l: &mut Lower, c: Owner, _: Kind, n: Value) -> Result<Value, CompileError> {
         let i = l.dim_of(c, "intermediate", self.intermediate);
-        Ok(l.network(c, [Part::Gate, Part::Up, Part::Down], i, self.activation, n))
+        let biases = self.biased.then_some([Part::GateBias, Part::UpBias, Part::DownBias]);
+        let parts = ([Part::Gate, Part::Up, Part::Down], biases);
+        Ok(l.network(c, parts, i, self.activation, n))
     }
 }
 
@@ -330,7 +336,7 @@ impl Lower<'_> {
         }
         let shared = self.dim_of(c, "shared", e.intermediate.saturating_mul(e.shared));
         let parts = [Part::SharedGate, Part::SharedUp, Part::SharedDown];
-        let mut always = self.network(c, parts, shared, e.activation, n);
+        let mut always = self.network(c, (parts, None), shared, e.activation, n);
         if e.shared_gate {
             let w = self.weight(c, Part::SharedWeight, &[h], TensorKind::Gain, None);
             let z = self.one_each(n, w, h);
@@ -355,27 +361,37 @@ impl Lower<'_> {
         self.b.add(y, each)
     }
 
-    /// `down(activation(gate n) ⊙ up n)` of every token.
+    /// `down(activation(gate n) ⊙ up n)` of every token; each matrix adds its bias, where there are
+    /// biases.
     fn network(
         &mut self,
         c: Owner,
-        [gate, up, down]: [Part; 3],
+        ([gate, up, down], biases): ([Part; 3], Option<[Part; 3]>),
         i: Dim,
         activation: Activation,
         n: Value,
     ) -> Value {
         let h = self.hidden();
-        let product = |lower: &mut Self, part| lower.matrix(c, part, n, [i, h], None);
-        let gate = activation.gated().then(|| product(self, gate));
-        let up = product(self, up);
+        let [of_gate, of_up, of_down] = biases.map_or([None; 3], |biases| biases.map(Some));
+        let product = |lower: &mut Self, part, bias| {
+            let y = lower.matrix(c, part, n, [i, h], None);
+            lower.bias(c, bias, y)
+        };
+        let gate = activation.gated().then(|| product(self, gate, of_gate));
+        let up = product(self, up, of_up);
         let a = self.activate(activation, gate, up);
         self.point(c, "act", a);
         let init = self.output_init();
-        self.matrix(c, down, a, [h, i], init)
+        let y = self.matrix(c, down, a, [h, i], init);
+        self.bias(c, of_down, y)
     }
 
     pub(super) fn activate(&mut self, activation: Activation, gate: Option<Value>, up: Value) -> Value {
         let f = match activation {
+            Activation::GegluErf => {
+                let a = self.gelu_by_error_function(gate.unwrap_or(up));
+                return self.b.mul(a, up);
+            }
             Activation::SwigluClamped => return self.clamped(gate.unwrap_or(up), up),
             Activation::Swiglu => Unary::Silu,
             Activation::Geglu | Activation::Gelu => Unary::Gelu,
@@ -391,6 +407,31 @@ impl Lower<'_> {
                 if activation == Activation::Relu2 { self.b.unary(Unary::Square, a) } else { a }
             }
         }
+    }
+
+    /// `x · Φ(x) = max(x, 0) - |x| · p(t) · e^(-x²/2) / 2`, `t = 1 / (1 + 0.3275911 |x| / √2)`, `p`
+    /// the polynomial of Abramowitz and Stegun, 7.1.26, whose error function is within 1.5e-7.
+    fn gelu_by_error_function(&mut self, x: Value) -> Value {
+        let below = self.b.unary(Unary::Neg, x);
+        let (above, below) = (self.b.unary(Unary::Relu, x), self.b.unary(Unary::Relu, below));
+        let size = self.b.add(above, below);
+        let one = self.b.constant(1.0);
+        let t = self.b.scale(size, ERROR_FUNCTION.0 / std::f64::consts::SQRT_2);
+        let t = self.b.add(t, one);
+        let t = self.b.unary(Unary::Recip, t);
+        let mut p = self.b.scale(t, ERROR_FUNCTION.1[0]);
+        for &factor in &ERROR_FUNCTION.1[1..] {
+            let factor = self.b.constant(factor);
+            let sum = self.b.add(p, factor);
+            p = self.b.mul(sum, t);
+        }
+        let square = self.b.unary(Unary::Square, x);
+        let exponent = self.b.scale(square, -0.5);
+        let tail = self.b.unary(Unary::Exp, exponent);
+        let tail = self.b.mul(tail, p);
+        let tail = self.b.mul(tail, size);
+        let tail = self.b.scale(tail, 0.5);
+        self.b.sub(above, tail)
     }
 
     /// `g · sigmoid(1.702 g) ⊙ (u + 1)`, `g` at most 7 and `u` between -7 and 7 (gpt-oss,

@@ -48,6 +48,8 @@ pub enum Storage {
     /// f32 or bf16, as the plan has it; all operands of a kernel with the same number are stored in
     /// the same type.
     Float(u8),
+    /// A weight as it is stored: f32, bf16 or packed.
+    Weight,
     /// Any; all such operands of a kernel have elements of the same size.
     Any,
 }
@@ -152,6 +154,12 @@ impl Slot {
     /// Stored in the plan's float, as all of this group.
     pub fn float(self, group: u8) -> Slot {
         Slot { storage: Storage::Float(group), ..self }
+    }
+
+    /// A weight whose storage is its own, where `own`; else stored in the plan's float, as all of
+    /// this group.
+    pub fn weight(self, own: bool, group: u8) -> Slot {
+        if own { Slot { storage: Storage::Weight, ..self } } else { self.float(group) }
     }
 
     /// Stored in any type.

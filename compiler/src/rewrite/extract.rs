@@ -111,7 +111,7 @@ impl<'g> Extractor<'g> {
         for &class in &x.classes {
             let facts = &graph[class].data;
             let first = facts.types.first();
-            let bytes = first.map_or(0.0, |t| module.elements(&t.dims) as f64 * t.dtype.bytes() as f64);
+            let bytes = first.map_or(0.0, |t| t.dtype.room(module.elements(&t.dims)) as f64);
             x.bytes.push(bytes);
             let of = first.map(|t| row_dims(&t.dims)).filter(|d| !d.is_empty());
             x.rows.push(of.map(|d| rows.insert_full(d).0));

@@ -87,7 +87,7 @@ impl<'a> Emit<'a> {
 
     fn temp(&mut self, v: Value) -> View {
         let ty = self.f.ty(v);
-        let bytes = self.elements(&ty.dims) * ty.dtype.bytes();
+        let bytes = ty.dtype.room(self.elements(&ty.dims));
         self.temps.push(Temp { bytes, dtype: ty.dtype, first: usize::MAX, last: 0 });
         View::whole(Place::Temp(self.temps.len() as u32 - 1))
     }

@@ -127,7 +127,7 @@ impl<'a> Kernels<'a> {
     fn bytes(&self, rows: &[Dim], v: Value) -> u64 {
         let ty = self.f.ty(v);
         match ty.dims.strip_prefix(rows) {
-            Some(rest) => self.module.elements(rest) * ty.dtype.bytes(),
+            Some(rest) => ty.dtype.room(self.module.elements(rest)),
             None => 0,
         }
     }

@@ -11,6 +11,8 @@ pub struct Mlp {
     pub intermediate: u64,
     /// Non-linearity.
     pub activation: Activation,
+    /// Whether what each matrix gives has a learned vector added.
+    pub biased: bool,
     /// Whether it reads the stream through a norm of its own.
     pub pre_norm: bool,
     /// Whether the branch output has a norm of its own.
@@ -26,6 +28,8 @@ pub enum Activation {
     Swiglu,
     /// `gelu_tanh(gate x) ⊙ up x`
     Geglu,
+    /// `gelu(gate x) ⊙ up x` by the error function, within 1.5e-7 of it.
+    GegluErf,
     /// `g · sigmoid(1.702 g) ⊙ (u + 1)`, `g` at most 7 and `u` between -7 and 7.
     SwigluClamped,
     /// `relu(up x)`
@@ -40,8 +44,21 @@ impl Activation {
     /// Whether there is a `gate` matrix.
     pub fn gated(self) -> bool {
         match self {
-            Activation::Swiglu | Activation::Geglu | Activation::SwigluClamped => true,
+            Activation::Swiglu | Activation::Geglu | Activation::GegluErf | Activation::SwigluClamped => true,
             Activation::Relu | Activation::Gelu | Activation::Relu2 => false,
+        }
+    }
+
+    /// The language's word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Activation::Swiglu => "swiglu",
+            Activation::Geglu => "geglu",
+            Activation::GegluErf => "geglu_erf",
+            Activation::SwigluClamped => "swiglu_clamped",
+            Activation::Relu => "relu",
+            Activation::Gelu => "gelu",
+            Activation::Relu2 => "relu2",
         }
     }
 }
@@ -49,6 +66,10 @@ impl Activation {
 const ACTIVATION: &[(&str, &str)] = &[
     ("swiglu", "`silu(gate x) ⊙ up x`"),
     ("geglu", "`gelu_tanh(gate x) ⊙ up x`"),
+    (
+        "geglu_erf",
+        "`gelu(gate x) ⊙ up x` by the error function, within 1.5e-7 (Abramowitz and Stegun, 7.1.26)",
+    ),
     (
         "swiglu_clamped",
         "`min(g, 7) · sigmoid(1.702 · min(g, 7)) ⊙ (clamp(u, -7, 7) + 1)`, `g = gate x`, `u = up x` (gpt-oss)",
@@ -65,13 +86,20 @@ pub static MLP: Section = Section {
     name: "mlp",
     doc: "One dense network.",
     short: None,
-    keys: &[key("intermediate", SIZE, Required, "Intermediate size."), ACTIVATION_KEY, PRE_NORM, POST_NORM],
+    keys: &[
+        key("intermediate", SIZE, Required, "Intermediate size."),
+        ACTIVATION_KEY,
+        key("biased", Type::Bool, FALSE, "Whether the matrices add learned vectors."),
+        PRE_NORM,
+        POST_NORM,
+    ],
 };
 
 /// The non-linearity of a network.
 pub(super) fn activation(c: &mut Checker, group: &Group) -> Option<Activation> {
     c.word(group, "activation").map(|word| match word {
         "geglu" => Activation::Geglu,
+        "geglu_erf" => Activation::GegluErf,
         "swiglu_clamped" => Activation::SwigluClamped,
         "relu" => Activation::Relu,
         "gelu" => Activation::Gelu,
@@ -84,10 +112,12 @@ impl Language for Mlp {
     fn check(c: &mut Checker, group: &Group, _: Kind, _: Option<u64>) -> Option<Self> {
         let intermediate = c.int(group, "intermediate");
         let activation = activation(c, group);
+        let biased = c.bool(group, "biased");
         let (pre_norm, post_norm) = (c.bool(group, "pre_norm"), c.bool(group, "post_norm"));
         Some(Mlp {
             intermediate: intermediate?,
             activation: activation?,
+            biased: biased?,
             pre_norm: pre_norm?,
             post_norm: post_norm?,
         })
@@ -96,6 +126,7 @@ impl Language for Mlp {
     fn show(&self, keys: &mut Fields, _: bool) {
         keys.put("intermediate", int(self.intermediate));
         keys.put("activation", name(self.activation));
+        keys.put("biased", ValueKind::Bool(self.biased));
         keys.put("pre_norm", ValueKind::Bool(self.pre_norm));
         keys.put("post_norm", ValueKind::Bool(self.post_norm));
     }

@@ -103,6 +103,8 @@ impl Probing {
                 session.read_at(*buffer, *instance, 0, &mut values).map_err(read)?;
                 values.into_iter().map(|x| x as f32).collect()
             }
+            // Weights alone are packed, and no value inside a model is one.
+            DType::Packed(_) => return Err(unknown(name, self.captured())),
         })
     }
 

@@ -4,13 +4,17 @@
 //! places. *Promise*: writing and reading take the memory of one tensor, the bytes are a function
 //! of the content, and reading never trusts a length or an offset. A tensor can be had as a range
 //! of the file, [mapped](crate::mapped).
+//!
+//! Packed tensors ([`Packed`]) are bytes there, a row of blocks in the place of a row of numbers,
+//! and the metadata `packed` says which they are: `{"layers.0.mlp.up.weight": "q4_0", …}`. Whoever
+//! reads them here gets their numbers and the shape that these have.
 
 use super::CheckpointError;
 use crate::files;
 use crate::mapped::{Mapped, MappedFile};
 pub use ::safetensors::Dtype;
 use ::safetensors::tensor::Metadata;
-use dreamc_compiler::format::{Format, Stored as Storage};
+use dreamc_compiler::format::{Format, Packed, Stored as Storage};
 use dreamc_data::sums;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -23,13 +27,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A tensor to be written: name and shape.
 pub type Entry = (String, Vec<u64>);
 
-/// A tensor as it is stored.
+/// A tensor as it is stored, f32 where it is packed.
 #[derive(Clone, Copy, Debug)]
 pub struct Stored<'a> {
     /// Its shape.
     pub shape: &'a [u64],
     /// Type of its elements.
     pub dtype: Dtype,
+    /// How they are packed, where they are.
+    pub packed: Option<Packed>,
     file: &'a File,
     start: u64,
     end: u64,
@@ -38,6 +44,16 @@ pub struct Stored<'a> {
 impl Stored<'_> {
     /// Its elements, little-endian, in row-major order.
     pub fn bytes(&self) -> io::Result<Vec<u8>> {
+        if self.packed.is_some() {
+            let mut bytes = vec![];
+            self.copy_elements(0, self.shape.iter().product(), &mut bytes)?;
+            return Ok(bytes);
+        }
+        self.raw()
+    }
+
+    /// The bytes of the file.
+    fn raw(&self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; (self.end - self.start) as usize];
         self.file.read_exact_at(&mut bytes, self.start)?;
         Ok(bytes)
@@ -80,6 +96,9 @@ impl Stored<'_> {
         elements: u64,
         mut each: impl FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
+        if let Some(packed) = self.packed {
+            return self.blocks(packed, first, elements, each);
+        }
         let size = self.dtype.bitsize() as u64 / 8;
         let mut buffer = vec![0; 1 << 20];
         let mut at = self.start + first * size;
@@ -93,6 +112,41 @@ impl Stored<'_> {
             self.file.read_exact_at(part, at)?;
             each(part)?;
             at += n;
+        }
+        Ok(())
+    }
+}
+
+impl Stored<'_> {
+    /// Reads packed elements a piece at a time, as f32.
+    fn blocks(
+        &self,
+        packed: Packed,
+        first: u64,
+        elements: u64,
+        mut each: impl FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let (unit, bytes) = (packed.unit() as u64, packed.bytes() as u64);
+        let (mut at, end) = (first, first + elements);
+        while at < end {
+            let block = at / unit;
+            let count = (end.div_ceil(unit) - block).min((1 << 18) / unit + 1);
+            let from = self.start + block * bytes;
+            if from + count * bytes > self.end {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+            }
+            let mut buffer = vec![0; (count * bytes) as usize];
+            self.file.read_exact_at(&mut buffer, from)?;
+            if let Some(bad) = packed.bad(&buffer) {
+                let number = block + bad as u64;
+                return Err(io::Error::other(format!("the scale of block {number} is not a finite number")));
+            }
+            let mut values = vec![0.0; (count * unit) as usize];
+            packed.unpack(&buffer, &mut values);
+            let (begin, stop) = (at - block * unit, (end - block * unit).min(count * unit));
+            let part = &values[begin as usize..stop as usize];
+            each(&part.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
+            at = block * unit + stop;
         }
         Ok(())
     }
@@ -200,8 +254,10 @@ pub struct Ranged {
     pub name: String,
     /// Its shape.
     pub shape: Vec<u64>,
-    /// Type of its elements, which are adjacent, in row-major order.
+    /// Type of its elements, which are adjacent, in row-major order; f32 where they are packed.
     pub dtype: Dtype,
+    /// How they are packed, where they are.
+    pub packed: Option<Packed>,
     /// Its first byte in the file.
     pub start: u64,
     /// The byte after its last.
@@ -231,6 +287,7 @@ impl Tensors {
                 name,
                 shape: info.shape.iter().map(|&n| n as u64).collect(),
                 dtype: info.dtype,
+                packed: None,
                 start: data.saturating_add(info.data_offsets.0 as u64),
                 end: data.saturating_add(info.data_offsets.1 as u64),
             })
@@ -255,7 +312,11 @@ impl Tensors {
         }
         let metadata: Vec<(String, String)> =
             header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
-        let places = index.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
+        let places: HashMap<String, usize> =
+            index.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
+        if let Some((_, text)) = metadata.iter().find(|(key, _)| key == PACKED) {
+            unpacked(text, &mut index, &places).map_err(bad)?;
+        }
         Ok(Tensors { path: path.to_path_buf(), file, index, places, metadata, map: Mutex::new(None) })
     }
 
@@ -288,18 +349,20 @@ impl Tensors {
     /// A tensor as it is stored.
     pub fn stored(&self, name: &str) -> Option<Stored<'_>> {
         let found = self.find(name)?;
-        let Ranged { shape, dtype, start, end, .. } = found;
-        Some(Stored { shape, dtype: *dtype, file: &self.file, start: *start, end: *end })
+        let Ranged { shape, dtype, packed, start, end, .. } = found;
+        Some(Stored { shape, dtype: *dtype, packed: *packed, file: &self.file, start: *start, end: *end })
     }
 
     /// The storage in which a tensor can be read in its place: that of the file, where numbers are
     /// aligned and of a type that matmuls read.
     pub fn storage(&self, name: &str) -> Option<Storage> {
         let found = self.find(name)?;
-        let format = match found.dtype {
-            Dtype::F32 => Format::F32,
-            Dtype::BF16 => Format::BF16,
-            _ => return None,
+        let format = match (found.packed, found.dtype) {
+            (Some(packed), _) => Format::packed(packed),
+            (None, Dtype::F32) => Format::F32,
+            (None, Dtype::BF16) => Format::BF16,
+            (None, Dtype::F16) => Format::packed(Packed::F16),
+            (None, _) => return None,
         };
         let in_place = cfg!(target_endian = "little") && found.start.is_multiple_of(format.alignment());
         in_place.then(|| Storage::mapped(format))
@@ -322,10 +385,11 @@ impl Tensors {
         if found.end > file.length() {
             return Err(bad(format!("was cut short while tensor {name} was read")));
         }
-        Ok(Some((&found.shape, Mapped { file, start: found.start, bytes: found.end - found.start })))
+        let (name, bytes) = (found.name.as_str().into(), found.end - found.start);
+        Ok(Some((&found.shape, Mapped { file, name, start: found.start, bytes })))
     }
 
-    /// Shape and values of a tensor; 16-bit floats are widened.
+    /// Shape and values of a tensor; 16-bit floats are widened, and blocks unpacked.
     pub fn get(&self, name: &str) -> Result<Option<View<'_>>, CheckpointError> {
         let (Some(found), Some(stored)) = (self.find(name), self.stored(name)) else { return Ok(None) };
         let io = |error: io::Error| match error.kind() {
@@ -333,11 +397,15 @@ impl Tensors {
                 path: self.path.clone(),
                 problem: format!("was cut short while tensor {name} was read"),
             },
+            io::ErrorKind::Other => CheckpointError::Corrupt {
+                path: self.path.clone(),
+                problem: format!("tensor {name}: {error}"),
+            },
             _ => CheckpointError::Io { path: self.path.clone(), error },
         };
         let bytes = || stored.bytes().map_err(io);
         let values: Vec<f32> = match found.dtype {
-            Dtype::F32 if cfg!(target_endian = "little") => {
+            Dtype::F32 if found.packed.is_none() && cfg!(target_endian = "little") => {
                 let mut values = vec![0f32; ((found.end - found.start) / 4) as usize];
                 self.file.read_exact_at(bytemuck::cast_slice_mut(&mut values), found.start).map_err(io)?;
                 values
@@ -372,6 +440,44 @@ impl Tensors {
     pub fn hash(&self) -> io::Result<String> {
         sums::hash(&self.file).map(|(hash, _)| hash)
     }
+}
+
+/// The metadata of packed tensors.
+pub const PACKED: &str = "packed";
+
+/// Gives packed tensors the shapes of their numbers.
+fn unpacked(text: &str, index: &mut [Ranged], places: &HashMap<String, usize>) -> Result<(), String> {
+    let said: Map<String, Value> = serde_json::from_str(text)
+        .map_err(|error| format!("its metadata `{PACKED}` is no JSON object: {error}"))?;
+    for (name, format) in said {
+        let Some(tensor) = places.get(&name).map(|&place| &mut index[place]) else {
+            return Err(format!("its metadata `{PACKED}` names a tensor {name}, which it has not"));
+        };
+        let format = format.as_str().unwrap_or_default().to_string();
+        let bytes = tensor.shape.last().copied().filter(|_| tensor.dtype == Dtype::U8).unwrap_or(0);
+        // Bytes of a row are those of its blocks; a block of int8 is a row.
+        let packed = match format.as_str() {
+            "int8" => bytes.checked_sub(4).and_then(|row| Packed::named(&format, row)),
+            _ => Packed::named(&format, 0),
+        };
+        let Some(packed) = packed else {
+            let known = Packed::NAMES.join(", ");
+            return Err(format!("tensor {name} is packed as `{format}`; {known} are read, of bytes"));
+        };
+        if bytes == 0 || !bytes.is_multiple_of(packed.bytes() as u64) {
+            let size = packed.bytes();
+            return Err(format!(
+                "tensor {name} is packed as {format} and has rows of {bytes} bytes, no multiple of {size}"
+            ));
+        }
+        let numbers = (bytes / packed.bytes() as u64).checked_mul(packed.unit() as u64);
+        let Some(numbers) = numbers else { return Err(format!("tensor {name} has too many numbers")) };
+        if let Some(last) = tensor.shape.last_mut() {
+            *last = numbers;
+        }
+        (tensor.packed, tensor.dtype) = (Some(packed), Dtype::F32);
+    }
+    Ok(())
 }
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = u16> {

@@ -6,7 +6,7 @@
 use super::safetensors::{Stored, Tensors, View};
 use super::{CheckpointError, open_model};
 use crate::mapped::Mapped;
-use dreamc_compiler::format::Formats;
+use dreamc_compiler::format::{Formats, Stored as Storage};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -111,9 +111,13 @@ impl Weights {
 
     /// The storage in which tensors can be read in their files.
     pub fn formats(&self) -> Formats {
-        let first = |name: &str| self.files.iter().find(|file| file.stored(name).is_some());
-        let of = |(name, _): (&str, &[u64])| Some((name.to_string(), first(name)?.storage(name)?));
+        let of = |(name, _): (&str, &[u64])| Some((name.to_string(), self.storage(name)?));
         self.entries().filter_map(of).collect()
+    }
+
+    /// The storage in which a tensor can be read in its file.
+    pub fn storage(&self, name: &str) -> Option<Storage> {
+        self.files.iter().find(|file| file.stored(name).is_some())?.storage(name)
     }
 
     /// A tensor's shape, and where it is in its file.

@@ -129,7 +129,7 @@ fn look(
         let (id, b_of) = (*buffer, plan.buffer(*buffer));
         let instance = instance.at(&[]);
         // A launch that adds to a range of gradients writes to buffers of their own, too.
-        let bytes = (b_of.elements() * b_of.dtype.bytes()) as usize;
+        let bytes = b_of.dtype.room(b_of.elements()) as usize;
         let (mut here, mut there) = (vec![0; bytes], vec![0; bytes]);
         a.read(id, instance, 0, &mut here)?;
         b.read(id, instance, 0, &mut there)?;
@@ -158,6 +158,8 @@ fn distance(dtype: DType, a: &[u8], b: &[u8]) -> f64 {
                 bytes.chunks_exact(2).map(|c| half::bf16::from_le_bytes([c[0], c[1]]).to_f64()).collect()
             }
             DType::I32 => vec![],
+            // Weights alone, which no kernel writes.
+            DType::Packed(_) => vec![],
         }
     };
     if dtype == DType::I32 {

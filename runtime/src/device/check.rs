@@ -8,6 +8,7 @@
 //!
 //! The operands of a kernel are those of its [`signature`](KernelKind::signature).
 
+use dreamc_compiler::format::Format;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::{ints, times};
 use dreamc_compiler::program::{
@@ -94,8 +95,9 @@ fn check_buffer(plan: &Plan, buffer: &Buffer) -> Result<(), &'static str> {
     let size = buffer
         .shape
         .iter()
-        .chain([&buffer.instances, &buffer.dtype.bytes()])
+        .chain([&buffer.instances])
         .try_fold(1u64, |p, &f| p.checked_mul(f))
+        .and_then(|numbers| Format { dtype: buffer.dtype }.bytes(numbers))
         .ok_or("its size does not fit in 64 bits")?;
     // A range of other buffers begins at any element of theirs.
     let alignment = if buffer.space == Space::Alias { buffer.dtype.bytes() } else { ALIGNMENT };
@@ -212,7 +214,7 @@ impl<'p> Checker<'p> {
             let Operand::Tensor { buffer, .. } = operand else { continue };
             let dtype = self.plan.buffer(*buffer).dtype;
             let same = |other: DType| match slot.storage {
-                Storage::Is(_) => true,
+                Storage::Is(_) | Storage::Weight => true,
                 Storage::Float(_) => other == dtype,
                 Storage::Any => other.bytes() == dtype.bytes(),
             };
@@ -267,8 +269,9 @@ impl<'p> Checker<'p> {
         }
         let (wanted, fits) = match slot.storage {
             Storage::Is(dtype) => (dtype, b.dtype == dtype),
-            Storage::Float(_) => (DType::F32, b.dtype.is_float()),
-            Storage::Any => (b.dtype, true),
+            Storage::Float(_) => (DType::F32, matches!(b.dtype, DType::F32 | DType::Bf16)),
+            Storage::Weight => (DType::F32, b.dtype.is_float()),
+            Storage::Any => (DType::F32, !matches!(b.dtype, DType::Packed(_))),
         };
         if !fits {
             return Err(format!("holds {:?}, must be {wanted:?}", b.dtype));
@@ -293,11 +296,15 @@ impl<'p> Checker<'p> {
         if b.space == Space::Mapped && offset.saturating_add(slot.span(|_| last)) > b.elements() {
             return Err("reaches beyond one tensor of a file".into());
         }
-        let size = b.dtype.bytes();
+        let unit = b.dtype.unit();
+        if !offset.is_multiple_of(unit) || !b.elements().is_multiple_of(unit) {
+            return Err(format!("begins within one of the blocks of {unit} that `{}` is made of", b.name));
+        }
+        let size = |elements: u64| b.dtype.room(elements);
         let span =
             if rows == 0 || length == 0 { 0 } else { times(&[rows - 1, stride]).saturating_add(length) };
         let first = times(&[self.largest(instance)?, b.elements()]).saturating_add(offset);
-        let end = times(&[first.saturating_add(span), size]).saturating_add(b.offset);
+        let end = size(first.saturating_add(span)).saturating_add(b.offset);
         let limit = match b.space {
             Space::Gradients => self.gradients,
             _ => b.offset + b.bytes(),
@@ -313,11 +320,11 @@ impl<'p> Checker<'p> {
         }
         Ok(Some(Reach {
             slot,
-            base: b.offset + offset * size,
-            instance: (instance, b.elements() * size),
+            base: b.offset + size(offset),
+            instance: (instance, size(b.elements())),
             rows,
-            stride: stride * size,
-            length: length * size,
+            stride: size(stride),
+            length: size(length),
         }))
     }
 

@@ -48,9 +48,9 @@ impl Place {
             Operand::Tensor { buffer, instance, offset, stride } => {
                 let b = plan.buffer(*buffer);
                 Place::Tensor {
-                    base: b.offset + offset * b.dtype.bytes(),
+                    base: b.offset + b.dtype.room(*offset),
                     instance: instance.clone(),
-                    instance_bytes: b.elements() * b.dtype.bytes(),
+                    instance_bytes: b.dtype.room(b.elements()),
                     stride: match slot.in_rows() {
                         Some((_, length)) if *stride == 0 => length,
                         Some(_) | None => *stride,
@@ -283,8 +283,9 @@ impl<B: Backend> Executor<B> {
     /// Where a range of a buffer begins, in bytes from the arena's beginning.
     fn range(&self, id: BufferId, instance: u64, element: u64, bytes: u64) -> Result<u64, DeviceError> {
         let b = self.plan.buffers.get(id.0 as usize).ok_or(DeviceError::NoBuffer(id))?;
-        let size = b.dtype.bytes();
+        let (unit, size) = (b.dtype.unit(), b.dtype.bytes());
         let start = instance.checked_mul(b.elements()).and_then(|i| i.checked_add(element));
+        let start = start.filter(|start| start.is_multiple_of(unit)).map(|start| start / unit);
         let end = start.and_then(|s| s.checked_mul(size)).and_then(|s| s.checked_add(bytes));
         match (start, end) {
             (Some(start), Some(end)) if end <= b.bytes() && bytes.is_multiple_of(size) => {
@@ -294,7 +295,7 @@ impl<B: Backend> Executor<B> {
                 buffer: b.name.clone(),
                 instance,
                 element,
-                elements: bytes / size,
+                elements: bytes / size * unit,
             }),
         }
     }
@@ -823,9 +824,8 @@ impl<B: Backend> Session for Executor<B> {
         element: u64,
         elements: u64,
     ) -> Result<(), DeviceError> {
-        let size = self.plan.buffers.get(buffer.0 as usize).map_or(1, |b| b.dtype.bytes());
         // A length beyond all integers is beyond the buffer, too.
-        let bytes = elements.saturating_mul(size) / size * size;
+        let bytes = self.plan.buffers.get(buffer.0 as usize).map_or(elements, |b| b.dtype.room(elements));
         let at = self.range(buffer, instance, element, bytes)?;
         if self.plan.buffer(buffer).space == Space::Mapped {
             return Ok(());

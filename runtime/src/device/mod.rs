@@ -147,6 +147,16 @@ pub enum DeviceError {
         /// Origin of the launch.
         origin: String,
     },
+    /// A scale of packed weights in a file is NaN or infinite.
+    #[error("{}: tensor {tensor}: the scale of block {block} is not a finite number", path.display())]
+    BadScale {
+        /// Which file.
+        path: std::path::PathBuf,
+        /// Name of the tensor.
+        tensor: String,
+        /// Number of the block in it.
+        block: usize,
+    },
     /// Weights in a file are read alone.
     #[error("buffer `{buffer}` holds weights in their file, which are not written")]
     ReadOnly {

@@ -103,8 +103,8 @@ impl Piece {
             0 => 0,
             rows => (rows - 1) * self.stride + self.length,
         };
-        let from = b.offset + (self.instance * b.elements() + self.first) * b.dtype.bytes();
-        from..from + elements * b.dtype.bytes()
+        let from = b.offset + b.dtype.room(self.instance * b.elements() + self.first);
+        from..from + b.dtype.room(elements)
     }
 }
 
@@ -165,8 +165,8 @@ fn poison(session: &mut dyn Session, piece: &Piece) -> Result<(), DeviceError> {
 }
 
 fn fill(session: &mut dyn Session, piece: &Piece, with: [u8; 4]) -> Result<(), DeviceError> {
-    let size = session.plan().buffer(piece.buffer).dtype.bytes() as usize;
-    let bytes: Vec<u8> = with.iter().copied().cycle().take(piece.length as usize * size).collect();
+    let dtype = session.plan().buffer(piece.buffer).dtype;
+    let bytes: Vec<u8> = with.iter().copied().cycle().take(dtype.room(piece.length) as usize).collect();
     for row in 0..piece.rows {
         session.write(piece.buffer, piece.instance, piece.first + row * piece.stride, &bytes)?;
     }

@@ -13,8 +13,8 @@ use super::family::{
 use super::fields::{Fields, Result, harmless};
 use crate::checkpoint::safetensors::Dtype;
 use dreamc_dsl::spec::{
-    Attention, Balance, BalanceLaw, BalanceTarget, Component, Defined, EmbedScale, Exit, Experts, Expr, Item,
-    Known, Looping, Mlp, Model, Rope, RopeScaling, Setting, Statement,
+    Activation, Attention, Balance, BalanceLaw, BalanceTarget, Component, Defined, EmbedScale, Exit, Experts,
+    Expr, Item, Known, Looping, Mlp, Model, Rope, RopeScaling, Setting, Statement,
 };
 use dreamc_dsl::{Diagnostics, Spec, Spelling};
 use serde_json::{Map, Value, json};
@@ -40,6 +40,8 @@ pub struct Config {
     /// Rotation of layers without and with the window.
     rotations: [Turn; 2],
     load_balance_loss: f64,
+    /// The non-linearity of networks: in the file, and in the language.
+    activation: (&'static str, &'static str),
 }
 
 /// The forms that the layers of a family have.
@@ -98,12 +100,7 @@ impl Config {
         }
         let mut notes = vec![];
         let family = family(&f)?;
-        let (field, right, _) = family.activation;
-        match f.word(field)? {
-            Some(word) if word != right => return f.wrong(field, &Value::from(word), right),
-            // The default of every class.
-            _ => {}
-        }
+        let activation = activation(&f, family)?;
         family.off.iter().try_for_each(|name| f.off(name))?;
         for name in family.on {
             if !f.flag(name, true)? {
@@ -193,7 +190,7 @@ impl Config {
             singles.unwrap_or_else(|| windowed.into_iter().zip(sparse).zip(mixers).map(layer).collect());
         let load_balance_loss = load_balance_loss(&f, family, get(Slot::Active), &layers, &mut notes)?;
         f.finish()?;
-        Ok(Config { family, notes, values, layers, window, rotations, load_balance_loss })
+        Ok(Config { family, notes, values, layers, window, rotations, load_balance_loss, activation })
     }
 
     /// A quantity.
@@ -273,13 +270,14 @@ impl Config {
                 line(format!("    {name}: {{sequence: {{{}}}}}", self.attention(windowed)));
             }
         }
-        let activation = self.family.activation.2;
+        let activation = self.activation.1;
         let (before, behind) = self.family.norms.places();
         let norms = format!("pre_norm: {before}, post_norm: {behind}");
         if self.layers.iter().any(|l| l.network == Some(Network::Dense)) {
             let intermediate = self.whole(Slot::Intermediate);
+            let biased = if self.flag(Slot::MlpBias) { "biased: true, " } else { "" };
             line(format!(
-                "    mlp: {{mlp: {{intermediate: {intermediate}, activation: {activation}, {norms}}}}}"
+                "    mlp: {{mlp: {{intermediate: {intermediate}, activation: {activation}, {biased}{norms}}}}}"
             ));
         }
         if self.layers.iter().any(Layer::sparse) {
@@ -528,7 +526,7 @@ impl Config {
             put("pad_token_id", Value::Null);
         }
         put("torch_dtype", json!(torch(dtype)));
-        put(family.activation.0, json!(family.activation.1));
+        put(family.activation.0, json!(self.activation.0));
         for &(name, slot, absent) in family.fields() {
             // A class refuses null for sizes that no layer of the model has.
             let never = !matches!(absent, Absent::Nothing | Absent::Required) && slot.kind() != Kind::Cap;
@@ -746,6 +744,19 @@ fn family(f: &Fields) -> Result<&'static Family> {
         None => Ok(family),
         Some(Value::Array(names)) if names.iter().all(|n| n == family.class) => Ok(family),
         Some(other) => f.wrong("architectures", other, &format!("[{:?}]", family.class)),
+    }
+}
+
+/// The non-linearity of networks; that of the class where the file names none.
+fn activation(f: &Fields, family: &Family) -> Result<(&'static str, &'static str)> {
+    let (field, known) = family.activation;
+    let Some(word) = f.word(field)? else { return Ok(known[0]) };
+    match known.iter().find(|(theirs, _)| *theirs == word) {
+        Some(found) => Ok(*found),
+        None => {
+            let names: Vec<&str> = known.iter().map(|(theirs, _)| *theirs).collect();
+            f.wrong(field, &Value::from(word), &names.join(" or "))
+        }
     }
 }
 
@@ -1649,6 +1660,7 @@ impl<'a> Plain<'a> {
             Slot::Still => Some((a?.head_size - a?.latent?.turned) as f64),
             Slot::Value => Some(a?.latent?.value as f64),
             Slot::Bias => Some(flag(a?.bias.is_some())),
+            Slot::MlpBias => Some(flag(self.mlp?.biased)),
             Slot::MixerHeads => match self.mixer?.0 {
                 Mixer::Mamba2 => self.settings(&["groups", "members"]),
                 Mixer::GatedDelta => self.settings(&["heads", "members"]),
@@ -1694,6 +1706,15 @@ impl<'a> Plain<'a> {
             (_, _, size) => size?,
         };
         (size < 1 << 20).then_some(size)
+    }
+
+    /// The non-linearity of its networks as a family has it; that of the class where it lacks it.
+    fn activation(&self, family: &Family) -> (&'static str, &'static str) {
+        let (_, known) = family.activation;
+        let own = self.mlp.map(|mlp| mlp.activation).or(self.experts.map(|e| e.activation));
+        let own = own.map(Activation::name);
+        let found = known.iter().find(|(_, ours)| own == Some(*ours));
+        *found.unwrap_or(&known[0])
     }
 
     /// The configuration that it would be of this family.
@@ -1744,6 +1765,7 @@ impl<'a> Plain<'a> {
             window: self.attentions[1].and_then(|a| a.window),
             rotations,
             load_balance_loss: self.experts.map_or(0.0, |e| e.router.load_balance_loss),
+            activation: self.activation(family),
         })
     }
 }

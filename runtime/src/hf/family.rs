@@ -82,6 +82,8 @@ pub enum Slot {
     Value,
     /// Whether projections of attentions have biases.
     Bias,
+    /// Whether matrices of dense networks have biases.
+    MlpBias,
     /// Heads of a mixer.
     MixerHeads,
     /// Size of a head of a mixer.
@@ -141,7 +143,7 @@ impl Slot {
             Slot::Eps | Slot::GateScale => Kind::Real,
             Slot::Softcap | Slot::LogitSoftcap => Kind::Cap,
             Slot::Scalar => Kind::Either,
-            Slot::Tie | Slot::Normalise | Slot::Bias => Kind::Flag,
+            Slot::Tie | Slot::Normalise | Slot::Bias | Slot::MlpBias => Kind::Flag,
         }
     }
 }
@@ -386,8 +388,9 @@ pub struct Family {
     pub aliases: &'static [(&'static str, &'static str)],
     /// Fields that this family alone has, and that change nothing.
     pub harmless: &'static [&'static str],
-    /// Name of the field of the activation, its one value, and ours.
-    pub activation: (&'static str, &'static str, &'static str),
+    /// Name of the field of the activation, and its values with ours; the first is the class's
+    /// default.
+    pub activation: (&'static str, &'static [(&'static str, &'static str)]),
     /// Gains are stored less one, and the embedding is scaled by the root of its size: Gemma.
     pub gemma: bool,
     /// Gains are stored less one.
@@ -658,6 +661,10 @@ const KDA: [(Role, &str, Source); 16] = [
 
 const BIAS: Field = ("attention_bias", S::Bias, Flag(false));
 
+/// Activations of gated networks.
+const GATED: &[(&str, &str)] =
+    &[("silu", "swiglu"), ("gelu_pytorch_tanh", "geglu"), ("gelu_new", "geglu"), ("gelu", "geglu_erf")];
+
 /// The values that most families have.
 const PLAIN: Family = Family {
     kind: "",
@@ -668,7 +675,7 @@ const PLAIN: Family = Family {
     on: &[],
     aliases: &[],
     harmless: &[],
-    activation: ("hidden_act", "silu", "swiglu"),
+    activation: ("hidden_act", GATED),
     gemma: false,
     unit_offset: false,
     form: Form::Straight,
@@ -731,7 +738,7 @@ pub static FAMILIES: [Family; 25] = [
         off: &["use_bidirectional_attention"],
         // Its first files had `hidden_act: gelu` only, and meant the tanh form.
         harmless: &["hidden_act"],
-        activation: ("hidden_activation", "gelu_pytorch_tanh", "geglu"),
+        activation: ("hidden_activation", &[("gelu_pytorch_tanh", "geglu")]),
         gemma: true,
         norms: Norms::Around,
         bias: "all",
@@ -754,7 +761,7 @@ pub static FAMILIES: [Family; 25] = [
         ],
         // The class reads the cap of scores and does not apply it.
         off: &["use_bidirectional_attention", "attn_logit_softcapping"],
-        activation: ("hidden_activation", "gelu_pytorch_tanh", "geglu"),
+        activation: ("hidden_activation", &[("gelu_pytorch_tanh", "geglu")]),
         gemma: true,
         norms: Norms::Around,
         qk_norm: "rms",
@@ -768,8 +775,7 @@ pub static FAMILIES: [Family; 25] = [
         kind: "llama",
         class: "LlamaForCausalLM",
         title: "Llama",
-        fields: &[&USUAL.fields(), &[BIAS]],
-        off: &["mlp_bias"],
+        fields: &[&USUAL.fields(), &[BIAS, ("mlp_bias", S::MlpBias, Flag(false))]],
         bias: "all",
         tensors: &[&ATTENTION, &NORMS, &MLP],
         ..PLAIN
@@ -962,7 +968,7 @@ pub static FAMILIES: [Family; 25] = [
         ],
         // `num_experts_per_tok` and `rope_scaling` say the same.
         harmless: &["experts_per_token", "initial_context_length"],
-        activation: ("hidden_act", "silu", "swiglu_clamped"),
+        activation: ("hidden_act", &[("silu", "swiglu_clamped")]),
         sinks: true,
         biased: true,
         bias: "all",
@@ -1265,7 +1271,7 @@ pub static FAMILIES: [Family; 25] = [
             "time_step_max",
             "use_mamba_kernels",
         ],
-        activation: ("mlp_hidden_act", "relu2", "relu2"),
+        activation: ("mlp_hidden_act", &[("relu2", "relu2")]),
         words: &[("mamba_hidden_act", "silu")],
         mixer: Some((Mixer::Mamba2, Placed::Single)),
         rotation: Rotation::Still,
@@ -1438,7 +1444,7 @@ pub static FAMILIES: [Family; 25] = [
             "tie_word_embeddings",
             "vocab_size",
         ],
-        activation: ("nonlin_name", "SiLU", "swiglu"),
+        activation: ("nonlin_name", &[("SiLU", "swiglu")]),
         form: Form::Recurrent,
         bias: "qk",
         rotation: Rotation::Base(50_000.0),

@@ -158,6 +158,22 @@ pub fn measurer(
     Ok(compile(spec, &Options { segments, depth, rewrite, narrow, formats, ..with })?)
 }
 
+/// Compiles a specification for the losses and the logits of whole rows, as many at once as
+/// [`MOST_LOGITS`] allows.
+pub fn comparer(
+    spec: &Spec,
+    depth: Option<u64>,
+    rewrite: &Rewriting,
+    storing: impl Into<Storing>,
+) -> Result<Compiled, TrainError> {
+    let Storing { narrow, formats } = storing.into();
+    let row = sequence(spec).saturating_mul(spec.model.vocab).max(1);
+    let rows = (MOST_LOGITS / row).clamp(1, MOST_ROWS);
+    let (segments, rewrite) = (masked(spec), rewrite.clone());
+    let with = forward(rows, sequence(spec));
+    Ok(compile(spec, &Options { logits: true, segments, depth, rewrite, narrow, formats, ..with })?)
+}
+
 /// Tokens observed at once.
 const OBSERVED_TOKENS: u64 = 1 << 15;
 

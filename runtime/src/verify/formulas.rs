@@ -1236,7 +1236,12 @@ impl<'a> Formulas<'a> {
             Component::Mlp(m) => {
                 let [gate, up, down] =
                     ["gate", "up", "down"].map(|which| self.matrix(&format!("{name}.{which}")));
-                self.network(m.activation, &n, [&gate, &up, &down], [&[]; 3])
+                let bias = |which: &str| match m.biased {
+                    true => self.own(&format!("{name}.{which}.bias")).to_vec(),
+                    false => vec![],
+                };
+                let biases = ["gate", "up", "down"].map(bias);
+                self.network(m.activation, &n, [&gate, &up, &down], biases.each_ref().map(|b| &b[..]))
             }
             Component::Defined(defined) => match defined.graph(self.model) {
                 Ok(graph) => self.defined(name, &graph, &n, inside),
@@ -1278,6 +1283,9 @@ impl<'a> Formulas<'a> {
             }
             Activation::Swiglu => gate.iter().zip(up).map(|(g, u)| g * sigmoid(*g) * u).collect(),
             Activation::Geglu => gate.iter().zip(up).map(|(g, u)| gelu(*g) * u).collect(),
+            Activation::GegluErf => {
+                gate.iter().zip(up).map(|(g, u)| gelu_by_error_function(*g) * u).collect()
+            }
             Activation::Gelu => up.into_iter().map(gelu).collect(),
             Activation::Relu => self.relu(up),
             Activation::Relu2 => self.relu(up).into_iter().map(|a| a * a).collect(),
@@ -1865,6 +1873,15 @@ fn sigmoid(x: f64) -> f64 {
 fn gelu(x: f64) -> f64 {
     // `(1 + tanh u) / 2` without its cancellation where `u` is far below 0.
     x / (1.0 + (-2.0 * (2.0 / PI).sqrt() * (x + 0.044715 * x * x * x)).exp())
+}
+
+/// `x/2 · (1 + erf(x / √2))`, `erf` by Abramowitz and Stegun, 7.1.26.
+fn gelu_by_error_function(x: f64) -> f64 {
+    let z = x.abs() / 2f64.sqrt();
+    let t = 1.0 / (1.0 + 0.3275911 * z);
+    let p = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
+    // `(1 - p e^-z²)` of the error function, without its cancellation far below 0.
+    x.max(0.0) - x.abs() * p * (-z * z).exp() / 2.0
 }
 
 /// `ln Σ e^x`

@@ -177,8 +177,8 @@ pub fn run(a: &Arguments, subject: &Subject, device: &dyn Device) -> Done {
 }
 
 fn options(a: &Arguments, subject: &Subject, [rows, sequence]: [u64; 2]) -> Options {
-    let (rewrite, narrow, logits) = (subject.rewrite.clone(), subject.narrow, true);
-    Options { logits, depth: a.depth, rewrite, narrow, ..prepare::forward(rows, sequence) }
+    let (rewrite, narrow, formats) = (subject.rewrite.clone(), subject.narrow, subject.formats.clone());
+    Options { logits: true, depth: a.depth, rewrite, narrow, formats, ..prepare::forward(rows, sequence) }
 }
 
 /// Everything that can be captured.

@@ -10,6 +10,7 @@ use crate::rewriting::RewriteArguments;
 use crate::spec::{SpecArguments, is_specification};
 use clap::{Args, value_parser};
 use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::format::Formats;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Options, compile};
@@ -109,6 +110,8 @@ struct Subject {
     trained: Option<Trained>,
     rewrite: Rewriting,
     narrow: Narrow,
+    /// Storage of weights that the device reads in their files.
+    formats: Formats,
 }
 
 impl Subject {
@@ -124,7 +127,8 @@ impl Subject {
             Some(Arithmetic::Bf16) => Precision::Bf16,
             Some(Arithmetic::F32) | None => Precision::F32,
         });
-        Ok(Subject { spec, trained, rewrite, narrow })
+        let formats = trained.as_ref().map_or(Formats::default(), |trained| trained.storing(device).formats);
+        Ok(Subject { spec, trained, rewrite, narrow, formats })
     }
 
     /// The model compiled, with its weights.
@@ -196,10 +200,10 @@ pub fn run(a: Arguments) -> Done {
     spec.train.only.clear();
     spec.train.freeze.clear();
     let shape = prepare::forward(batch.rows() as u64, batch.sequence as u64);
-    let rewrite = subject.rewrite.clone();
-    let evaluating = Options { logits: !a.no_logits, depth: a.depth, rewrite, narrow, ..shape };
+    let (rewrite, formats) = (subject.rewrite.clone(), subject.formats.clone());
+    let evaluating = Options { logits: !a.no_logits, depth: a.depth, rewrite, narrow, formats, ..shape };
     let load = |options: &Options| subject.load(&a, device.as_ref(), options);
-    let mut model = load(&Options { train: true, ..evaluating.clone() })?;
+    let mut model = load(&Options { train: true, steps: false, ..evaluating.clone() })?;
     let mut found = Found::default();
     let two_rules = Architecture::new(&subject.spec.model, a.depth)?.measures_otherwise();
     if two_rules || !a.no_logits {

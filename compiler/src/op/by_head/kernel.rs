@@ -26,7 +26,7 @@ pub struct ByHead {
     pub part: u64,
     /// Sums over `part` rather than `inner`.
     pub transposed: bool,
-    /// Storage of `w` is its own: weights in bf16 beside an `x` in f32.
+    /// Storage of `w` is its own: weights in bf16 or packed beside an `x` in f32.
     pub stored: bool,
 }
 
@@ -41,7 +41,7 @@ impl KernelKind for ByHead {
     fn signature(&self) -> Vec<Slot> {
         let &ByHead { rows, heads, out, inner, part, .. } = self;
         let (n, k) = self.sizes();
-        let w = input("w", &[heads, out, inner]).float(if self.stored { 2 } else { 0 });
+        let w = input("w", &[heads, out, inner]).weight(self.stored, 0);
         vec![
             input("x", &[rows, heads, k]).float(0),
             w.touches(Touches::AtMost(times(&[heads, part, inner]))),

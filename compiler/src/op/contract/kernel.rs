@@ -24,7 +24,7 @@ pub struct Product {
     pub b: Matrix,
     /// Adds.
     pub accumulate: bool,
-    /// Storage of `b` is its own: a weight in bf16 beside an `a` in f32.
+    /// Storage of `b` is its own: a weight in bf16 or packed beside an `a` in f32.
     pub stored: bool,
 }
 
@@ -41,7 +41,7 @@ impl KernelKind for Product {
         let &Product { m, n, k, a, b, accumulate, stored } = self;
         vec![
             input("a", &[m, k]).float(0).matrix(a),
-            input("b", &[k, n]).float(if stored { 2 } else { 0 }).matrix(b),
+            input("b", &[k, n]).weight(stored, 0).matrix(b),
             result("c", &[m, n]).float(1).adds(accumulate),
         ]
     }

@@ -36,7 +36,7 @@ impl KernelKind for Embed {
     fn signature(&self) -> Vec<Slot> {
         let &Embed { rows, vocab, width } = self;
         vec![
-            input("table", &[vocab, width]).float(0).touches(Touches::AtMost(times(&[rows, width]))),
+            input("table", &[vocab, width]).weight(true, 0).touches(Touches::AtMost(times(&[rows, width]))),
             ints("ids", &[rows]),
             result("x", &[rows, width]),
         ]

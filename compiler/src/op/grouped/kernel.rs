@@ -26,7 +26,7 @@ pub struct Grouped {
     pub transposed: bool,
     /// `x` is `[slots / g, k]` and `order` says which of its rows: `order[s] / g`.
     pub gather: Option<u64>,
-    /// Storage of `w` is its own: weights in bf16 beside an `x` in f32.
+    /// Storage of `w` is its own: weights in bf16 or packed beside an `x` in f32.
     pub stored: bool,
 }
 
@@ -78,7 +78,7 @@ impl KernelKind for Grouped {
         let order = gather.map(|_| ints("order", &[slots]).of(Of::Order(0)));
         let mut list = vec![
             rows(0, slots, k, gather).float(0),
-            input("w", &[experts, out, inner]).float(if stored { 2 } else { 0 }).of(Of::Operand(1)),
+            input("w", &[experts, out, inner]).weight(stored, 0).of(Of::Operand(1)),
             ints("offsets", &[experts.saturating_add(1)]).of(Of::Operand(2)),
         ];
         list.extend(order);

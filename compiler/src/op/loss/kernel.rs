@@ -147,7 +147,7 @@ impl KernelKind for HeadLoss {
         let &HeadLoss { rows, vocab, width, stored, .. } = self;
         vec![
             input("x", &[rows, width]).float(0),
-            input("w", &[vocab, width]).float(if stored { 2 } else { 0 }),
+            input("w", &[vocab, width]).weight(stored, 0),
             ints("targets", &[rows]),
             result("nll", &[rows]),
             result("lse", &[rows]),

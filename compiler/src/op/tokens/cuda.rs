@@ -18,18 +18,19 @@ pub(super) fn top_tokens(kernel: &TopTokens, variant: Variant) -> Result<Option<
 }
 
 /// The type that words of a row have, and the word of a row at no place.
-fn word_of(dtype: DType) -> (&'static str, &'static str) {
-    match dtype {
+fn word_of(dtype: DType) -> Result<(&'static str, &'static str)> {
+    Ok(match dtype {
         DType::F32 => ("u32", "0x80000000u"),
         DType::I32 => ("u32", "0xffffffffu"),
         DType::Bf16 => ("u16", "0x80008000u"),
-    }
+        DType::Packed(_) => return Err(CodegenError::Packed),
+    })
 }
 
 pub(super) fn take_tokens(kernel: &TakeTokens, variant: Variant) -> Result<Option<Source>> {
     let &TakeTokens { batch, tokens, k, width, dtype } = kernel;
     let o = Operands::of(kernel, variant);
-    let (word, none) = word_of(dtype);
+    let (word, none) = word_of(dtype)?;
     fits("tokens", times(&[batch, tokens]))?;
     let name = format!("take_tokens_{batch}x{tokens}x{width}_{k}_{word}_{none}");
     let (word, width) = words(word, dtype.bytes(), width, o.wide(&["x", "y"])?);
@@ -42,7 +43,7 @@ pub(super) fn take_tokens(kernel: &TakeTokens, variant: Variant) -> Result<Optio
 pub(super) fn put_tokens(kernel: &PutTokens, variant: Variant) -> Result<Option<Source>> {
     let &PutTokens { batch, tokens, k, width, dtype } = kernel;
     let o = Operands::of(kernel, variant);
-    let (word, none) = word_of(dtype);
+    let (word, none) = word_of(dtype)?;
     fits("tokens", times(&[batch, tokens]))?;
     let name = format!("put_tokens_{batch}x{tokens}x{width}_{k}_{word}_{none}");
     let (word, width) = words(word, dtype.bytes(), width, o.wide(&["x", "y"])?);

@@ -96,6 +96,7 @@ impl KernelKind for TakeTokens {
     }
 
     fn check(&self) -> Result<(), String> {
+        need(!matches!(self.dtype, DType::Packed(_)), "rows that are packed")?;
         choice(self.tokens, self.k)
     }
 
@@ -130,6 +131,7 @@ impl KernelKind for PutTokens {
     }
 
     fn check(&self) -> Result<(), String> {
+        need(!matches!(self.dtype, DType::Packed(_)), "rows that are packed")?;
         choice(self.tokens, self.k)
     }
 

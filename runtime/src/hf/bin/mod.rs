@@ -64,7 +64,7 @@ pub(super) fn open(path: &Path) -> Result<Tensors, HfError> {
         let to = adjacent.and_then(|n| n.checked_mul(size)).and_then(|n| from?.checked_add(n));
         match (from, to) {
             (Some(start), Some(to)) if to <= end => {
-                ranges.push(Ranged { name, shape, dtype, start, end: to })
+                ranges.push(Ranged { name, shape, dtype, packed: None, start, end: to })
             }
             _ => {
                 return Err(refuse(format!(

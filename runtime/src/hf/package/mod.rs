@@ -280,8 +280,9 @@ impl<'a> Code<'a> {
                 self.activation(*activation);
                 self.router(router);
             }
-            Known::Mlp(Mlp { intermediate: _, activation, pre_norm, post_norm }) => {
+            Known::Mlp(Mlp { intermediate: _, activation, biased, pre_norm, post_norm }) => {
                 self.add("mlp", true);
+                self.add("biased_mlp", *biased);
                 self.norms(*pre_norm, *post_norm);
                 self.activation(*activation);
             }
@@ -358,7 +359,7 @@ impl<'a> Code<'a> {
     }
 
     fn activation(&mut self, activation: Activation) {
-        self.add(self::activation(activation), true);
+        self.add(activation.name(), true);
     }
 
     fn router(&mut self, router: &Router) {
@@ -566,7 +567,7 @@ fn component_json(component: &Component) -> Value {
             "count": e.count,
             "active": e.active,
             "intermediate": e.intermediate,
-            "activation": activation(e.activation),
+            "activation": e.activation.name(),
             "gated": e.activation.gated(),
             "noop": e.noop,
             "shared": e.shared,
@@ -578,23 +579,13 @@ fn component_json(component: &Component) -> Value {
         }),
         Known::Mlp(m) => json!({
             "intermediate": m.intermediate,
-            "activation": activation(m.activation),
+            "activation": m.activation.name(),
             "gated": m.activation.gated(),
+            "biased": m.biased,
             "pre_norm": m.pre_norm,
             "post_norm": m.post_norm,
         }),
         Known::Own => Value::Null,
-    }
-}
-
-fn activation(activation: Activation) -> &'static str {
-    match activation {
-        Activation::Swiglu => "swiglu",
-        Activation::Geglu => "geglu",
-        Activation::SwigluClamped => "swiglu_clamped",
-        Activation::Relu => "relu",
-        Activation::Relu2 => "relu2",
-        Activation::Gelu => "gelu",
     }
 }
 

@@ -32,6 +32,7 @@ use crate::device::check::check;
 use crate::device::executor::{self, Program};
 use crate::device::{Device, DeviceError, Group, Session, machine};
 use crate::mapped::Mapped;
+use dreamc_compiler::format::Packed;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{Kernel, KernelKind, MAPPED, Plan, Slot, Storage};
@@ -42,6 +43,7 @@ use memmap2::MmapMut;
 use op::Run as _;
 use pool::Pool;
 use product::Stored;
+use product::packed::Numbers;
 use std::convert::Infallible;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -410,6 +412,8 @@ struct Argument {
     element_bytes: usize,
     /// Whether it may be f32 or bf16, and is bf16.
     narrow: bool,
+    /// How its numbers are packed, where they are.
+    packed: Option<Packed>,
 }
 
 /// The operands of one launch, and what else is known of it.
@@ -457,7 +461,7 @@ impl<'a> Arguments<'a> {
         };
         debug_assert!(match slot.storage {
             Storage::Is(dtype) => dtype.bytes() == size_of::<T>() as u64,
-            Storage::Float(_) => size_of::<T>() == if argument.narrow { 2 } else { 4 },
+            Storage::Float(_) | Storage::Weight => size_of::<T>() == if argument.narrow { 2 } else { 4 },
             Storage::Any => true,
         });
         // SAFETY: the plan was checked: these rows are in the operand's buffer, which is aligned
@@ -490,6 +494,17 @@ impl<'a> Arguments<'a> {
         self.list[which.number(self.slots)].narrow
     }
 
+    /// Elements from row to row of an operand in rows.
+    fn stride(&self, which: impl Which) -> usize {
+        self.list[which.number(self.slots)].stride
+    }
+
+    /// The numbers of an operand that is packed.
+    fn packed<'c>(&self, cx: &Context<'c>, which: impl Which) -> Option<Numbers<'c>> {
+        let argument = &self.list[which.number(self.slots)];
+        argument.packed.map(|packed| Numbers::new(packed, argument.start, cx.bad_scale))
+    }
+
     /// For each of so many rows, which are the kernel's, whether it is needed; nothing where all
     /// are.
     fn places(&self, rows: u64) -> Option<&'a [i32]> {
@@ -509,6 +524,8 @@ pub(crate) struct Context<'a> {
     shared_len: usize,
     /// An index in memory was out of range.
     bad_index: &'a AtomicBool,
+    /// A scale of packed weights was no number.
+    bad_scale: &'a AtomicBool,
     panicked: &'a AtomicBool,
     /// Multiply-adds of this launch, where they are counted.
     multiply_adds: Option<&'a AtomicU64>,
@@ -613,6 +630,23 @@ impl Files {
         numbers.bytes().get((at - first) as usize..).filter(|rest| !rest.is_empty())
     }
 
+    /// The tensor of a launch that has a scale which is no number.
+    fn bad_scale(&self, call: &Call) -> DeviceError {
+        for value in call.values {
+            let Value::Tensor { at, dtype: DType::Packed(packed), .. } = *value else { continue };
+            let place = self.ranges.partition_point(|(first, _)| *first <= at);
+            let Some((_, numbers)) = place.checked_sub(1).and_then(|place| self.ranges.get(place)) else {
+                continue;
+            };
+            if let Some(block) = packed.bad(numbers.bytes()) {
+                let path = numbers.file.path().into();
+                return DeviceError::BadScale { path, tensor: numbers.name.to_string(), block };
+            }
+        }
+        // The file was repaired meanwhile.
+        DeviceError::NoFile { origin: call.origin.into() }
+    }
+
     /// Whether every file is as it was.
     fn unchanged(&self) -> Result<(), DeviceError> {
         let mut last = std::ptr::null();
@@ -638,6 +672,7 @@ struct Cpu {
     /// Operands of the launch under way; as long as the longest list.
     arguments: Vec<Argument>,
     bad_index: AtomicBool,
+    bad_scale: AtomicBool,
     panicked: AtomicBool,
     multiply_adds: AtomicU64,
     /// Number of the last launch.
@@ -665,6 +700,7 @@ impl Cpu {
             scratch_size,
             arguments: Vec::with_capacity(longest),
             bad_index: AtomicBool::new(false),
+            bad_scale: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             multiply_adds: AtomicU64::new(0),
             number: 0,
@@ -742,11 +778,17 @@ impl Backend for Cpu {
                 stride: stride as usize,
                 index: 0,
                 element_bytes: dtype.bytes() as usize,
-                narrow: matches!(slot.storage, Storage::Float(_)) && dtype == DType::Bf16,
+                narrow: matches!(slot.storage, Storage::Float(_) | Storage::Weight) && dtype == DType::Bf16,
+                packed: if let DType::Packed(packed) = dtype { Some(packed) } else { None },
             },
-            Value::Index(index) => {
-                Argument { start: arena, stride: 0, index: index as usize, element_bytes: 0, narrow: false }
-            }
+            Value::Index(index) => Argument {
+                start: arena,
+                stride: 0,
+                index: index as usize,
+                element_bytes: 0,
+                narrow: false,
+                packed: None,
+            },
         };
         self.arguments.clear();
         self.arguments.extend(call.values.iter().zip(&kernel.slots).map(argument));
@@ -762,6 +804,7 @@ impl Backend for Cpu {
             shared: local.add(self.scratch_size.local * self.pool.threads()),
             shared_len: self.scratch_size.shared,
             bad_index: &self.bad_index,
+            bad_scale: &self.bad_scale,
             panicked: &self.panicked,
             multiply_adds: call.counted.then_some(&self.multiply_adds),
         };
@@ -769,8 +812,11 @@ impl Backend for Cpu {
         self.bad_index.store(false, Ordering::Relaxed);
         self.multiply_adds.store(0, Ordering::Relaxed);
         kernel.run(&cx, &self.arguments, call.in_place, places);
-        match self.panicked.swap(false, Ordering::Relaxed) {
-            true => Err(DeviceError::Panicked { origin: call.origin.into() }),
+        if self.panicked.swap(false, Ordering::Relaxed) {
+            return Err(DeviceError::Panicked { origin: call.origin.into() });
+        }
+        match self.bad_scale.swap(false, Ordering::Relaxed) {
+            true => Err(self.files.bad_scale(call)),
             false => Ok(()),
         }
     }

@@ -12,11 +12,11 @@
 //! columns of the right one, so one function packs both.
 //!
 //! Operands are f32 or bf16 ([`Stored`]), both the same, or the right one bf16 that is widened as
-//! it is read ([`Widened`]: a weight as its file holds it) beside f32; results are f32 or bf16,
-//! sums f32. A panel is made of *words* of 32 bits: a word is one step of f32, or two steps of bf16
-//! where the processor multiplies and adds pairs (AVX512-BF16: each product of a pair is exact, the
-//! sums are f32; on aarch64 FEAT_BF16, which rounds to odd). Where it does not, bf16 is widened as
-//! it is packed.
+//! it is read ([`Widened`]: a weight as its file holds it) beside f32, or packed ([`mod@packed`]);
+//! results are f32 or bf16, sums f32. A panel is made of *words* of 32 bits: a word is one step of
+//! f32, or two steps of bf16 where the processor multiplies and adds pairs (AVX512-BF16: each
+//! product of a pair is exact, the sums are f32; on aarch64 FEAT_BF16, which rounds to odd). Where
+//! it does not, bf16 is widened as it is packed.
 //!
 //! Where the processor has tile registers, products of bf16 are made in them ([`amx`]), whose sums
 //! have an order of their own.
@@ -26,6 +26,7 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod few;
+pub(crate) mod packed;
 
 pub(crate) use few::FEW;
 
@@ -246,6 +247,11 @@ impl<T: Stored> Side<T> {
         matches!(self, Side::Strided { line: 1, .. } | Side::GatheredSteps { .. })
     }
 
+    /// Whether steps are adjacent, line by line.
+    fn steps_are_adjacent(&self) -> bool {
+        matches!(self, Side::Strided { step: 1, .. } | Side::GatheredLines { .. })
+    }
+
     /// Whether it is the same operand as another, line by line.
     fn is<U: Stored>(&self, other: &Side<U>) -> bool {
         match (*self, *other) {
@@ -278,6 +284,82 @@ impl<T: Stored> Side<T> {
                 Side::GatheredSteps { start: start.add(lines), row, order: order.add(steps), per }
             }
         }
+    }
+}
+
+/// A right operand of products whose left one is of type `L`.
+pub(crate) trait RightOf<L: Stored>: Copy + Send + Sync {
+    /// The same operand from another line on.
+    fn skip_lines(self, first: usize) -> Self;
+
+    /// Whether it is the same operand as a left one, line by line.
+    fn is(&self, left: &Side<L>) -> bool;
+
+    /// Whether a product with so much scratch is one of few rows.
+    fn suits_few(&self, m: usize, k: usize, a: Side<L>, scratch: usize) -> bool;
+
+    /// A whole product on the calling thread, see [`block`]; `c` is the result, how far its rows
+    /// are apart, and whether it is added to.
+    ///
+    /// # Safety
+    /// As for [`block`].
+    unsafe fn block<C: Stored>(
+        self,
+        size: (usize, usize, usize),
+        a: Side<L>,
+        c: (Pointer<C>, usize, bool),
+        scratch: &mut [f32],
+    );
+}
+
+impl<L: Stored, R: Stored> RightOf<L> for Side<R> {
+    fn skip_lines(self, first: usize) -> Self {
+        self.skip(first, 0)
+    }
+
+    fn is(&self, left: &Side<L>) -> bool {
+        left.is(self)
+    }
+
+    fn suits_few(&self, m: usize, k: usize, a: Side<L>, scratch: usize) -> bool {
+        few::suits(m, k, a, *self, scratch)
+    }
+
+    unsafe fn block<C: Stored>(
+        self,
+        size: (usize, usize, usize),
+        a: Side<L>,
+        (c, stride, accumulate): (Pointer<C>, usize, bool),
+        scratch: &mut [f32],
+    ) {
+        // SAFETY: the caller's.
+        unsafe { block(size, a, self, c, stride, accumulate, scratch) }
+    }
+}
+
+/// Matrices in one tensor, right operands of products whose left one is of type `L`.
+pub(crate) trait Matrices<L: Stored>: Copy + Send + Sync {
+    /// One of them.
+    type Right: RightOf<L>;
+
+    /// The matrix whose first element is number `at` of the tensor, with so many numbers from line
+    /// to line and from step to step.
+    fn matrix(self, at: usize, line: usize, step: usize) -> Self::Right;
+}
+
+impl<L: Stored, R: Stored> Matrices<L> for Pointer<R> {
+    type Right = Side<R>;
+
+    fn matrix(self, at: usize, line: usize, step: usize) -> Side<R> {
+        Side::Strided { start: self.add(at), line, step }
+    }
+}
+
+impl<'a> Matrices<f32> for packed::Numbers<'a> {
+    type Right = packed::Lines<'a>;
+
+    fn matrix(self, at: usize, line: usize, step: usize) -> packed::Lines<'a> {
+        packed::Lines { numbers: self, at, line, step }
     }
 }
 
@@ -638,6 +720,11 @@ fn left_words(rows: usize, words: usize) -> usize {
 /// The width of a panel of all lines: steps do not compete for the same places of the cache.
 fn one_panel(lines: usize) -> usize {
     lines.next_multiple_of(16) | 16
+}
+
+/// Floats that a task of a product needs; weights whose storage is their own may be packed.
+pub(crate) fn scratch(stored: bool, (m, n, k): (usize, usize, usize)) -> usize {
+    if stored { packed::scratch(m, n, k) } else { product_scratch(m, n, k) }
 }
 
 /// Floats that a task of [`product`] needs.
@@ -1432,17 +1519,17 @@ pub(crate) fn tiles<T: Stored>((m, n, k): (usize, usize, usize), copies: usize) 
 ///
 /// # Safety
 /// `c` is `m` rows of `n` elements, `stride` apart, that nothing else refers to.
-pub(crate) unsafe fn product<L: Stored, R: Stored, C: Stored>(
+pub(crate) unsafe fn product<L: Stored, R: RightOf<L>, C: Stored>(
     cx: &Context,
     (m, n, k): (usize, usize, usize),
     a: Side<L>,
-    b: Side<R>,
+    b: R,
     c: Pointer<C>,
     stride: usize,
     accumulate: bool,
 ) {
-    let few = few::suits(m, k, a, b, cx.local_len);
-    if !few && !accumulate && m == n && a.is(&b) {
+    let few = b.suits_few(m, k, a, cx.local_len);
+    if !few && !accumulate && m == n && b.is(&a) {
         // SAFETY: the caller's.
         return unsafe { square(cx, n, k, a, c, stride) };
     }
@@ -1456,7 +1543,8 @@ pub(crate) unsafe fn product<L: Stored, R: Stored, C: Stored>(
         let size = (rows.min(m - i), columns.min(n - j), k);
         // SAFETY: tasks have disjoint tiles of `c`.
         unsafe {
-            block(size, a.skip_lines(i), b.skip_lines(j), c.add(i * stride + j), stride, accumulate, scratch)
+            let c = (c.add(i * stride + j), stride, accumulate);
+            b.skip_lines(j).block(size, a.skip_lines(i), c, scratch)
         };
     });
 }
@@ -1509,11 +1597,11 @@ const MIRRORED: usize = 16;
 ///
 /// # Safety
 /// `c` is rows of `n` floats that nothing else refers to, one of each number.
-pub(crate) unsafe fn product_of_some<L: Stored, R: Stored, C: Stored>(
+pub(crate) unsafe fn product_of_some<L: Stored, R: RightOf<L>, C: Stored>(
     cx: &Context,
     (m, n, k): (usize, usize, usize),
     a: Side<L>,
-    b: Side<R>,
+    b: R,
     c: Pointer<C>,
     order: &[i32],
 ) {

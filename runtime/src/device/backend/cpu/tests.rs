@@ -106,7 +106,7 @@ pub(super) fn session(plan: &Plan, threads: usize) -> Box<dyn Session> {
 /// Runs one launch and returns what its operands hold then, and its multiply-adds. Operands that
 /// may be bf16 are tried so, too.
 pub(super) fn launch(kernel: Kernel, operands: &[Value]) -> (Vec<Value>, u64) {
-    if kernel.signature().iter().any(|slot| matches!(slot.storage, Storage::Float(_))) {
+    if kernel.signature().iter().any(|slot| matches!(slot.storage, Storage::Float(_) | Storage::Weight)) {
         launch_narrow(&kernel, operands);
     }
     launch_wide(kernel, operands)
@@ -180,7 +180,7 @@ fn launch_some(kernel: Kernel, operands: &[Value], places: &[i32]) -> (Vec<f32>,
 fn launch_narrow(kernel: &Kernel, operands: &[Value]) {
     use half::bf16;
     let slots = kernel.signature();
-    let narrow = |i: usize| matches!(slots[i].storage, Storage::Float(_));
+    let narrow = |i: usize| matches!(slots[i].storage, Storage::Float(_) | Storage::Weight);
     let rounded = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x).to_f32()).collect::<Vec<_>>();
     let operands = operands.iter().enumerate().map(|(i, value)| match value {
         F(x) if narrow(i) => F(rounded(x)),

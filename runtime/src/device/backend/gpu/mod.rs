@@ -254,7 +254,7 @@ fn types_and_alignment(slots: &[Slot], launch: &Listed) -> (u32, u64) {
     for (i, (place, slot)) in launch.operands.iter().zip(slots).enumerate() {
         let Place::Tensor { base, instance, instance_bytes, stride, dtype } = place else { continue };
         // Kernels whose operands are of fixed types name them themselves.
-        if matches!(slot.storage, Storage::Float(_)) && *dtype == DType::Bf16 && i < 32 {
+        if matches!(slot.storage, Storage::Float(_) | Storage::Weight) && *dtype == DType::Bf16 && i < 32 {
             narrow |= 1 << i;
         }
         let factors = instance.terms.iter().map(|&(_, factor)| factor).chain([instance.base]);

@@ -4,6 +4,8 @@ def activate(kind, gate, up):
         return F.silu(gate) * up  #? swiglu
     if kind == "geglu":  #? geglu
         return F.gelu(gate, approximate="tanh") * up  #? geglu
+    if kind == "geglu_erf":  #? geglu_erf
+        return F.gelu(gate) * up  #? geglu_erf
     if kind == "swiglu_clamped":  #? swiglu_clamped
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)  #? swiglu_clamped
         return (up + 1.0) * gate * torch.sigmoid(1.702 * gate)  #? swiglu_clamped

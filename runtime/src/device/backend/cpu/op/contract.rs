@@ -1,7 +1,7 @@
 //! Products.
 
 use super::{Run, sizes};
-use crate::device::backend::cpu::product::{self, Widened};
+use crate::device::backend::cpu::product::{self, Matrices, Widened};
 use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored};
 use dreamc_compiler::program::kernel::Product;
 use half::bf16;
@@ -10,25 +10,28 @@ impl Run for Product {
     fn scratch(&self) -> Scratch {
         let [m, n, k] = sizes([self.m, self.n, self.k]);
         // The rows that are needed, where not all are.
-        Scratch { local: product::product_scratch(m, n, k), shared: m }
+        Scratch { local: product::scratch(self.stored, (m, n, k)), shared: m }
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
-        match (self.stored, args.narrow("c")) {
-            (false, false) => product::<T, T, f32>(self, cx, args),
-            (false, true) => product::<T, T, bf16>(self, cx, args),
-            (true, false) => product::<f32, Widened, f32>(self, cx, args),
-            (true, true) => product::<f32, Widened, bf16>(self, cx, args),
+        let same = || args.view::<T>("b").start;
+        let widened = || args.view::<Widened>("b").start;
+        match (self.stored, args.packed(cx, "b"), args.narrow("c")) {
+            (_, Some(b), false) => product::<f32, f32>(self, cx, args, b),
+            (_, Some(b), true) => product::<f32, bf16>(self, cx, args, b),
+            (false, None, false) => product::<T, f32>(self, cx, args, same()),
+            (false, None, true) => product::<T, bf16>(self, cx, args, same()),
+            (true, None, false) => product::<f32, f32>(self, cx, args, widened()),
+            (true, None, true) => product::<f32, bf16>(self, cx, args, widened()),
         }
     }
 }
 
-/// With operands of types `L` and `R` and a result of type `C`.
-fn product<L: Stored, R: Stored, C: Stored>(kernel: &Product, cx: &Context, args: &Arguments) {
+/// With a left operand of type `L` and a result of type `C`.
+fn product<L: Stored, C: Stored>(kernel: &Product, cx: &Context, args: &Arguments, b_of: impl Matrices<L>) {
     let Product { m, n, k, a, b, accumulate, stored: _ } = kernel;
     let size = (*m as usize, *n as usize, *k as usize);
-    let (line, step) = (b.column as usize, b.row as usize);
-    let b = product::Side::Strided { start: args.view::<R>("b").start, line, step };
+    let b = b_of.matrix(0, b.column as usize, b.row as usize);
     let c = args.view::<C>("c").start;
     let Some(places) = args.places(*m).filter(|_| kernel.leaves_rows_out()) else {
         cx.count(|| m * n * k);

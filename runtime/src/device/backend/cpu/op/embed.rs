@@ -8,11 +8,19 @@ use dreamc_compiler::program::kernel::{Embed, EmbedGrad};
 impl Run for Embed {
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
         let [rows, vocab, width] = sizes([self.rows, self.vocab, self.width]);
-        let (table, ids, x) =
-            (args.view::<T>("table").rows_of(width), args.ints("ids").all(), args.floats("x").rows_of(width));
+        let (ids, x) = (args.ints("ids").all(), args.floats("x").rows_of(width));
         if !cx.indices_below(ids, vocab) {
             return;
         }
+        if let Some(table) = args.packed(cx, "table") {
+            return cx.pieces(rows, width, |range, _| {
+                for row in range {
+                    // SAFETY: ids are below the number of rows.
+                    unsafe { table.unpack(ids[row] as usize * width, x.row_mut(row)) };
+                }
+            });
+        }
+        let table = args.view::<T>("table").rows_of(width);
         cx.pieces(rows, width, |range, _| {
             for row in range {
                 let (from, to) = (table.row(ids[row] as usize), x.row_mut(row));

@@ -3,7 +3,7 @@
 //! Work follows the offsets: an expert that nobody chose costs nothing.
 
 use super::{Run, sizes};
-use crate::device::backend::cpu::product::{self, Side, Widened};
+use crate::device::backend::cpu::product::{self, Matrices, RightOf as _, Side, Widened};
 use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored};
 use dreamc_compiler::program::kernel::{Grouped, GroupedOuter};
 use half::bf16;
@@ -26,26 +26,30 @@ impl Run for Grouped {
     fn scratch(&self) -> Scratch {
         let [slots, experts, out, inner] = sizes([self.slots, self.experts, self.out, self.inner]);
         let (n, k) = if self.transposed { (inner, out) } else { (out, inner) };
-        let local = product::product_scratch(slots, n, k);
+        let local = product::scratch(self.stored, (slots, n, k));
         Scratch { local, shared: 3 * most_pieces(slots, experts) }
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
-        match (self.stored, args.narrow("y")) {
-            (false, false) => grouped::<T, T, f32>(self, cx, args),
-            (false, true) => grouped::<T, T, bf16>(self, cx, args),
-            (true, false) => grouped::<f32, Widened, f32>(self, cx, args),
-            (true, true) => grouped::<f32, Widened, bf16>(self, cx, args),
+        let same = || args.view::<T>("w").start;
+        let widened = || args.view::<Widened>("w").start;
+        match (self.stored, args.packed(cx, "w"), args.narrow("y")) {
+            (_, Some(w), false) => grouped::<f32, f32>(self, cx, args, w),
+            (_, Some(w), true) => grouped::<f32, bf16>(self, cx, args, w),
+            (false, None, false) => grouped::<T, f32>(self, cx, args, same()),
+            (false, None, true) => grouped::<T, bf16>(self, cx, args, same()),
+            (true, None, false) => grouped::<f32, f32>(self, cx, args, widened()),
+            (true, None, true) => grouped::<f32, bf16>(self, cx, args, widened()),
         }
     }
 }
 
-/// With rows of type `L`, matrices of type `R` and results of type `C`.
-fn grouped<L: Stored, R: Stored, C: Stored>(kernel: &Grouped, cx: &Context, args: &Arguments) {
+/// With rows of type `L` and results of type `C`.
+fn grouped<L: Stored, C: Stored>(kernel: &Grouped, cx: &Context, args: &Arguments, w: impl Matrices<L>) {
     let &Grouped { transposed, gather, .. } = kernel;
     let [slots, experts, out, inner] = sizes([kernel.slots, kernel.experts, kernel.out, kernel.inner]);
     let (n, k) = if transposed { (inner, out) } else { (out, inner) };
-    let (x, w, offsets) = (args.view::<L>("x").start, args.view::<R>("w").start, args.ints("offsets").all());
+    let (x, offsets) = (args.view::<L>("x").start, args.ints("offsets").all());
     let order = gather.map(|per| (args.ints("order"), per as usize));
     let y = args.view::<C>("y").rows_of(n);
     if !offsets_fit(cx, offsets, slots) || order.is_some_and(|(o, _)| !cx.indices_below(o.all(), slots)) {
@@ -80,12 +84,12 @@ fn grouped<L: Stored, R: Stored, C: Stored>(kernel: &Grouped, cx: &Context, args
             }
         };
         let (line, step) = if transposed { (1, inner) } else { (inner, 1) };
-        let b = Side::Strided { start: w.add(expert * out * inner), line, step };
+        let b = w.matrix(expert * out * inner, line, step);
         let size = (end - start, columns.min(n - column), k);
         let c = y.start.add(start * n + column);
         // SAFETY: pieces are disjoint rows of `y` below `used`, column ranges are disjoint; `order`
         // was looked at.
-        unsafe { product::block(size, a, b.skip_lines(column), c, n, false, scratch) };
+        unsafe { b.skip_lines(column).block(size, a, (c, n, false), scratch) };
     });
 }
 

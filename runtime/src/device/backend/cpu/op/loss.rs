@@ -1,7 +1,7 @@
 //! Cross-entropy, and the head fused with it.
 
 use super::{Run, sizes};
-use crate::device::backend::cpu::product::{self, Side, Widened};
+use crate::device::backend::cpu::product::{self, Matrices, RightOf as _, Side, Widened};
 use crate::device::backend::cpu::simd::{self, exp, kernel_fn, largest, tanh};
 use crate::device::backend::cpu::{Arguments, Context, Pointer, Scratch, Stored};
 use dreamc_compiler::program::kernel::{CrossEntropy, CrossEntropyGrad, HeadLoss, HeadLossGrad};
@@ -117,22 +117,23 @@ impl Run for HeadLoss {
     fn scratch(&self) -> Scratch {
         let [rows, vocab, width] = sizes([self.rows, self.vocab, self.width]);
         let (rows, vocab) = (rows.min(HEAD.0), vocab.min(HEAD.1));
-        Scratch::local(rows * vocab + 2 * rows + product::block_scratch(rows, vocab, width))
+        let product = product::scratch(self.stored, (rows, vocab, width));
+        Scratch::local(rows * vocab + 2 * rows + product)
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
-        match self.stored {
-            false => head_loss::<T, T>(self, cx, args),
-            true => head_loss::<f32, Widened>(self, cx, args),
+        match (self.stored, args.packed(cx, "w")) {
+            (_, Some(w)) => head_loss::<f32>(self, cx, args, w),
+            (false, None) => head_loss::<T>(self, cx, args, args.view::<T>("w").start),
+            (true, None) => head_loss::<f32>(self, cx, args, args.view::<Widened>("w").start),
         }
     }
 }
 
-/// A tile of logits at a time, with a running maximum and sum for each row; rows are of type `L`,
-/// the head of type `R`.
-fn head_loss<L: Stored, R: Stored>(kernel: &HeadLoss, cx: &Context, args: &Arguments) {
+/// A tile of logits at a time, with a running maximum and sum for each row; rows are of type `L`.
+fn head_loss<L: Stored>(kernel: &HeadLoss, cx: &Context, args: &Arguments, w: impl Matrices<L>) {
     let [rows, vocab, width] = sizes([kernel.rows, kernel.vocab, kernel.width]);
-    let (x, w, targets) = (args.view::<L>("x").start, args.view::<R>("w").start, args.ints("targets").all());
+    let (x, targets) = (args.view::<L>("x").start, args.ints("targets").all());
     let (nll, lse) = (args.floats("nll"), args.floats("lse"));
     if !targets_fit(cx, targets, vocab) {
         return;
@@ -152,10 +153,10 @@ fn head_loss<L: Stored, R: Stored>(kernel: &HeadLoss, cx: &Context, args: &Argum
         for class in (0..vocab).step_by(HEAD.1) {
             let classes = HEAD.1.min(vocab - class);
             let a = Side::Strided { start: x.add(first * width), line: width, step: 1 };
-            let b = Side::Strided { start: w.add(class * width), line: width, step: 1 };
+            let b = w.matrix(class * width, width, 1);
             let logits = Pointer::to(tile);
             // SAFETY: the tile is this task's.
-            unsafe { product::block((count, classes, width), a, b, logits, classes, false, scratch) };
+            unsafe { b.block((count, classes, width), a, (logits, classes, false), scratch) };
             for (i, logits) in tile.chunks_exact_mut(classes).take(count).enumerate() {
                 if let Some(c) = kernel.softcap {
                     cap(logits, c.0 as f32);

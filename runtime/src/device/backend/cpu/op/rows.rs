@@ -527,7 +527,7 @@ impl<'a> Block<'a> {
                 let (y, value) = (y(), self.args.index(input as usize) as f32);
                 (0..y.rows).for_each(|row| y.row_mut(row).fill(value));
             }
-            RowOp::Load { input } => self.load(i, input as usize),
+            RowOp::Load { input } => self.load(cx, i, input as usize),
             RowOp::Unary(op, a) => {
                 let a = self.elements(a);
                 self.by_elements(i, [a, a], |[a, _], y| match a {
@@ -669,7 +669,18 @@ impl<'a> Block<'a> {
         }
     }
 
-    fn load(&self, i: usize, input: usize) {
+    /// Rows of packed numbers.
+    fn unpack(&self, cx: &Context, input: usize, y: View<f32>) {
+        let Some(numbers) = self.args.packed(cx, input) else { return };
+        let shared = matches!(self.kernel.inputs[input], RowInput::Shared { .. });
+        let stride = if shared { 0 } else { self.args.stride(input) };
+        for row in 0..self.rows {
+            // SAFETY: the plan was checked: the operand has these rows.
+            unsafe { numbers.unpack((self.first + row) * stride, y.row_mut(row)) };
+        }
+    }
+
+    fn load(&self, cx: &Context, i: usize, input: usize) {
         if matches!(self.compiled.places[i], Place::Input(_) | Place::Narrow(_)) {
             return;
         }
@@ -681,6 +692,8 @@ impl<'a> Block<'a> {
             RowInput::Shared { dtype: DType::Bf16, .. } => {
                 widen(self.args.view(input).repeated(self.rows), y)
             }
+            RowInput::Row { dtype: DType::Packed(_), .. }
+            | RowInput::Shared { dtype: DType::Packed(_), .. } => self.unpack(cx, input, y),
             _ => copy_rows(self.operand(input), y),
         }
     }

@@ -36,6 +36,8 @@ impl Run for TakeTokens {
             DType::F32 => take_rows::<f32>(cx, [tokens, k, width], index, args),
             DType::I32 => take_rows::<i32>(cx, [tokens, k, width], index, args),
             DType::Bf16 => take_rows::<half::bf16>(cx, [tokens, k, width], index, args),
+            // Refused by the check of the plan.
+            DType::Packed(_) => {}
         }
     }
 }
@@ -61,6 +63,8 @@ impl Run for PutTokens {
             DType::F32 => put_rows::<f32>(cx, [tokens, k, width], index, -0.0, args),
             DType::I32 => put_rows::<i32>(cx, [tokens, k, width], index, -1, args),
             DType::Bf16 => put_rows(cx, [tokens, k, width], index, half::bf16::NEG_ZERO, args),
+            // Refused by the check of the plan.
+            DType::Packed(_) => {}
         }
     }
 }

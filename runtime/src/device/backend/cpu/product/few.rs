@@ -38,8 +38,11 @@ pub(super) fn suits<L: Stored, R: Stored>(
     scratch: usize,
 ) -> bool {
     let right = matches!(b, Side::Strided { step: 1, .. });
-    let left = matches!(a, Side::Strided { step: 1, .. } | Side::GatheredLines { .. });
-    (1..=FEW).contains(&m) && k > 0 && left && right && m * k.div_ceil(L::per_word()) <= scratch
+    (1..=FEW).contains(&m)
+        && k > 0
+        && a.steps_are_adjacent()
+        && right
+        && m * k.div_ceil(L::per_word()) <= scratch
 }
 
 /// Vectors that transpose words.

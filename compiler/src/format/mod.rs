@@ -6,7 +6,12 @@
 //! exact, where the weight would have been an f32 of the same value; bits are equal.
 //!
 //! A plan that trains owns f32 weights. A plan that reads weights alone may leave matrices in their
-//! file, mapped.
+//! file, mapped; and so may one that trains, those that it does not move. Matrices in a file may be
+//! packed ([`Packed`]): matmuls and embeddings unpack them as they read them.
+
+mod packed;
+
+pub use packed::{BLOCK, E2M1, Packed, Unpackable, half_of_power};
 
 use crate::ir::DType;
 use std::collections::BTreeMap;
@@ -24,14 +29,23 @@ impl Format {
     /// bf16.
     pub const BF16: Format = Format { dtype: DType::Bf16 };
 
+    /// Packed numbers.
+    pub fn packed(packed: Packed) -> Self {
+        Format { dtype: DType::Packed(packed) }
+    }
+
     /// Bytes of so many numbers; `None` beyond 64 bits.
     pub fn bytes(self, numbers: u64) -> Option<u64> {
-        numbers.checked_mul(self.dtype.bytes())
+        numbers.div_ceil(self.dtype.unit()).checked_mul(self.dtype.bytes())
     }
 
     /// A multiple that a number's address is of.
     pub fn alignment(self) -> u64 {
-        self.dtype.bytes()
+        match self.dtype {
+            DType::F32 | DType::Bf16 | DType::I32 => self.dtype.bytes(),
+            // Read byte by byte.
+            DType::Packed(_) => 1,
+        }
     }
 }
 

@@ -1,0 +1,123 @@
+//! Models in fewer bits: quantised, measured beside their own, read in their file.
+
+use crate::support::root;
+use crate::support::sandbox::Sandbox;
+use std::fs;
+
+const SPEC: &str = "\
+model:
+  name: small
+  vocab: 256
+  hidden: 32
+  context: 64
+  components:
+    sa: {sequence: {heads: 2, head_size: 16}}
+    ea: {experts: {count: 4, active: 2, intermediate: 32, query: 8}}
+  body:
+    - repeat: 2
+      layers: [sa > ea]
+data: {task: permutation, size: 4, max_steps: 2}
+train: {steps: 4, batch: 4, sequence: 32, learning_rate: 1e-3, warmup: 2, precision: f32}
+eval: {examples: 2, max_tokens: 4}
+";
+
+fn trained() -> Sandbox {
+    let sandbox = Sandbox::with(&[("small.yaml", SPEC)]);
+    sandbox.good(&["train", "small.yaml", "--out", "runs/small"]);
+    sandbox
+}
+
+#[test]
+fn a_quantised_model_is_measured_beside_its_own_and_generates() {
+    let sandbox = trained();
+    let parts = "experts: q4_0, head: keep";
+    let said =
+        sandbox.good(&["quantize", "runs/small", "--format", "q8_0", "--parts", parts, "-o", "small-q"]);
+    assert!(said.contains("q4_0 ") && said.contains("q8_0 ") && said.contains("f32 "), "{said}");
+    assert!(said.contains("dreamc eval small-q --against runs/small"), "{said}");
+    let json = sandbox.good(&["eval", "small-q", "--against", "runs/small", "--json"]);
+    let reports: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let against = &reports[0]["against"];
+    let number = |name: &str| against[name].as_f64().unwrap();
+    assert!(number("targets") > 0.0 && number("divergence") > 0.0 && number("divergence") < 0.1, "{against}");
+    assert!((number("loss") - number("other_loss")).abs() < 0.1, "{against}");
+    assert!(number("flips") <= number("targets") / 4.0, "{against}");
+    // Beside itself a model is the same.
+    let json = sandbox.good(&["eval", "runs/small", "--against", "runs/small", "--json"]);
+    let reports: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let own = &reports[0]["against"];
+    assert_eq!((own["divergence"].as_f64(), own["flips"].as_f64()), (Some(0.0), Some(0.0)), "{own}");
+    let text = sandbox.good(&["eval", "small-q", "--against", "runs/small"]);
+    for line in ["loss of the other", "loss above it", "KL divergence", "other likeliest token"] {
+        assert!(text.contains(line), "{text}");
+    }
+    sandbox.good(&["generate", "small-q", "a", "--max-tokens", "4"]);
+    let said = sandbox.good(&["count", "small-q"]);
+    assert!(said.contains("bytes, weights in their file") && said.contains("numbers in q4_0"), "{said}");
+    sandbox.write("ids.json", "[[1, 2, 3, 4]]");
+    sandbox.good(&["probe", "small-q", "--ids", "ids.json", "-o", "probe.safetensors"]);
+    // It leaves as the numbers of its blocks.
+    sandbox.good(&["export", "weights", "small-q", "-o", "wide.safetensors"]);
+    assert_eq!(
+        sandbox.good(&["generate", "wide.safetensors", "a", "--max-tokens", "4", "--json"]).len(),
+        sandbox.good(&["generate", "small-q", "a", "--max-tokens", "4", "--json"]).len()
+    );
+}
+
+#[test]
+fn what_is_asked_wrongly_is_refused_and_changes_nothing() {
+    let sandbox = trained();
+    let bad = |arguments: &[&str], what: &str| {
+        let all = [&["quantize", "runs/small", "-o", "out"], arguments].concat();
+        let said = sandbox.error(&all);
+        assert!(said.contains(what), "{said}");
+        assert!(!sandbox.path("out").exists(), "{said}");
+    };
+    bad(&["--format", "q5"], "there is no format `q5`");
+    bad(&["--format", "nvfp4"], "the format `nvfp4` is not built yet");
+    bad(&["--format", "q8_0", "--parts", "heads: q4_0"], "has no part `heads`");
+    bad(&["--format", "q8_0", "--parts", "head q4_0"], "`head q4_0` is not `part: format`");
+    bad(&["--format", "keep"], "all parts are kept");
+    sandbox.good(&["quantize", "runs/small", "--format", "q8_0", "-o", "out"]);
+    let said = sandbox.error(&["quantize", "runs/small", "--format", "q4_0", "-o", "out"]);
+    assert!(said.contains("exists already"), "{said}");
+    let said = sandbox.error(&["quantize", "out", "--format", "q4_0", "-o", "again"]);
+    assert!(said.contains("is q8_0 already"), "{said}");
+    let said = sandbox.error(&["eval", "out", "--against", "nowhere"]);
+    assert!(said.contains("nowhere"), "{said}");
+    // A file that is cut.
+    let path = sandbox.path("out/model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    sandbox.error(&["generate", "out", "a", "--max-tokens", "4"]);
+}
+
+/// The arguments of a line of a shell, without its comment.
+fn words(line: &str) -> Vec<String> {
+    let line = line.split("  #").next().unwrap_or_default();
+    let mut words = vec![];
+    for (i, part) in line.split('\'').enumerate() {
+        match i % 2 {
+            0 => words.extend(part.split_whitespace().map(String::from)),
+            _ => words.push(part.to_string()),
+        }
+    }
+    words
+}
+
+/// The lines of the page, with a short training.
+#[test]
+fn the_lines_of_the_page_run() {
+    let sandbox = Sandbox::with(&[]);
+    std::os::unix::fs::symlink(root("examples"), sandbox.path("examples")).unwrap();
+    let page = fs::read_to_string(root("docs/quantize.md")).unwrap();
+    let block = page.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    for line in block.lines() {
+        let mut words = words(line.strip_prefix("dreamc ").unwrap());
+        if words[0] == "train" {
+            let short = ["train.steps=2", "train.batch=8", "eval.examples=1", "train.evaluate.batches=1"];
+            words.extend(short.iter().flat_map(|field| ["--set".to_string(), field.to_string()]));
+        }
+        sandbox.good(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+}
