@@ -47,7 +47,7 @@ impl Case {
             let id = case.buffer(ty.dtype, i.module.elements(&ty.dims));
             match ty.dtype {
                 DType::I32 => case.ints.push((id, ints)),
-                DType::F32 | DType::Bf16 => {
+                DType::F32 | DType::Bf16 | DType::Packed(_) => {
                     case.floats.push((id, arg.floats().iter().map(|&x| x as f32).collect()));
                 }
             }
@@ -126,7 +126,7 @@ impl Case {
                 let Operand::Tensor { buffer, .. } = operand else { continue };
                 match slot.storage {
                     Storage::Float(_) => narrow[buffer.0 as usize] = true,
-                    Storage::Is(_) | Storage::Any => wide[buffer.0 as usize] = true,
+                    Storage::Is(_) | Storage::Weight | Storage::Any => wide[buffer.0 as usize] = true,
                 }
             }
         }
@@ -149,7 +149,7 @@ impl Case {
                     let values: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
                     session.write_at(*id, 0, 0, &values)?;
                 }
-                DType::F32 | DType::I32 => session.write_at(*id, 0, 0, values)?,
+                DType::F32 | DType::I32 | DType::Packed(_) => session.write_at(*id, 0, 0, values)?,
             }
         }
         self.ints.iter().try_for_each(|(id, values)| session.write_at(*id, 0, 0, values))
@@ -166,6 +166,7 @@ impl Case {
                 DType::F32 => session.read_all::<f32>(id)?.into_iter().map(f64::from).collect(),
                 DType::I32 => session.read_all::<i32>(id)?.into_iter().map(f64::from).collect(),
                 DType::Bf16 => session.read_all::<bf16>(id)?.iter().map(|x| x.to_f64()).collect(),
+                DType::Packed(_) => vec![],
             })
         };
         self.plan.buffers.iter().enumerate().map(read).collect()
