@@ -79,6 +79,7 @@ fn sandbox() -> Sandbox {
         ("other.yaml", &layers("other", 2)),
         ("deep.yaml", &layers("deep", 4096)),
         ("tiny.yaml", TINY),
+        ("quickstart.yaml", include_str!("../../examples/quickstart.yaml")),
     ]);
     sandbox.good(&[
         "check",
@@ -161,7 +162,7 @@ fn a_specification_is_written_and_seen_in_a_browser() {
     }
     assert!(output.status.success() && out.contains("all well"), "{out}{err}");
     print!("{out}");
-    // The run that the page began goes on when the studio is gone.
+    // The run that the page began goes on when the studio is killed, and the next one finds it.
     drop(studio);
     let run = sandbox.path("runs/task-001");
     let length = || std::fs::metadata(run.join("metrics.jsonl")).unwrap().len();
@@ -171,8 +172,11 @@ fn a_specification_is_written_and_seen_in_a_browser() {
         assert!(Instant::now() < until, "the run ended with the studio");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let process = std::fs::read_to_string(run.join("run.lock")).unwrap();
-    assert!(Command::new("kill").args(["-INT", process.trim()]).status().unwrap().success());
+    let studio = Studio::start(&sandbox, ".");
+    let scene = Scene { studio: &studio, sandbox: &sandbox };
+    scene.wait("runs/task-001", |row| row["trains"] == true);
+    let (status, answer) = scene.post("/stop", json!({"path": "runs/task-001"}));
+    assert_eq!(status, 200, "{answer}");
     while !std::fs::read_to_string(run.join("ledger.json")).unwrap().contains("\"interrupted\"") {
         assert!(Instant::now() < until, "the run does not end");
         std::thread::sleep(Duration::from_millis(50));

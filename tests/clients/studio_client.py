@@ -1,6 +1,6 @@
 """The studio's page in Chromium: a mistake and its message, sizes, a baseline, runs, a run from inside; faults, contrast, keyboard, a day.
 
-Usage: studio_client.py ADDRESS FOLDER, with small.dream, other.yaml, deep.yaml, task.yaml, own.dream and runs/routed in the folder; leaves a run that trains.
+Usage: studio_client.py ADDRESS FOLDER, with small.dream, other.yaml, deep.yaml, task.yaml, quickstart.yaml, own.dream and runs/routed in the folder; leaves a run that trains.
 Prints `all well`, or `no Chromium` where there is none.  With DREAMC_PICTURES it writes the pictures of the book there."""
 
 import os
@@ -478,6 +478,19 @@ with sync_playwright() as playwright:
     assert popup.value.title() == "ran", popup.value.title()
     fault("a report whose script asks the studio")
     popup.value.close()
+
+    # The quickstart trains, and its curve is seen.
+    page.get_by_label("File", exact=True).select_option("quickstart.yaml")
+    expect(content).to_contain_text("quickstart")
+    page.get_by_role("button", name="Train…").click()
+    page.get_by_role("button", name="Start training quickstart.yaml").click(timeout=60_000)
+    quick = page.get_by_role("checkbox", name="Curve of runs/quickstart-001")
+    quick.wait_for(timeout=60_000)
+    quick.check()
+    until(page, lambda: page.locator("#curves").get_attribute("data-points") not in (None, "", "0"))
+    page.get_by_role("button", name="Stop runs/quickstart-001").click()
+    page.get_by_role("button", name="Resume runs/quickstart-001").wait_for(timeout=60_000)
+    quick.uncheck()
 
     # What training takes is said before it begins; its curve grows.
     page.get_by_label("File", exact=True).select_option("task.yaml")
