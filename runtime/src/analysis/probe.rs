@@ -173,7 +173,7 @@ fn mean(batch: &Batch, losses: &[f32]) -> f64 {
     learned.map(|(_, loss)| f64::from(*loss)).sum::<f64>() / batch.learned().max(1) as f64
 }
 
-/// Whether a name is that of the stream behind a layer.
+/// Whether a name is that of the stream after a layer.
 pub fn is_stream(name: &str) -> bool {
     let parts: Vec<&str> = name.split('.').collect();
     matches!(parts[..], ["layers", _, "out"])
@@ -198,7 +198,7 @@ pub struct Look {
     pub losses: Vec<f32>,
 }
 
-/// The logit lens (nostalgebraist, 2020): the losses that the head has on the stream behind every
+/// The logit lens (nostalgebraist, 2020): the losses that the head has on the stream after every
 /// application of a layer, in their order.
 pub fn lens(probing: &mut Probing, batch: &Batch) -> Result<Vec<Look>, ProbeError> {
     probing.clear()?;
@@ -231,7 +231,7 @@ pub fn lens(probing: &mut Probing, batch: &Batch) -> Result<Vec<Look>, ProbeErro
     Ok(found)
 }
 
-/// The likeliest token behind every token of the last evaluation; of equal ones the first.
+/// The likeliest token after every token of the last evaluation; of equal ones the first.
 fn likeliest(model: &Model) -> Result<Vec<usize>, ModelError> {
     let logits = model.all_logits()?;
     let tokens = (model.batch() * model.sequence()).max(1);

@@ -180,8 +180,11 @@ fn rename(spec: &Spec, names: &IndexMap<String, String>) -> Spec {
 fn called_as(mut counts: Counts, names: &IndexMap<String, String>) -> Counts {
     let names: IndexMap<String, String> = names.iter().map(|(a, b)| (counted_as(a), counted_as(b))).collect();
     let call = |key: String| names.get(&key).cloned().unwrap_or(key);
+    let memory = &mut counts.memory_bytes;
     let parameters = &mut counts.parameters.by_component;
-    *parameters = std::mem::take(parameters).into_iter().map(|(k, v)| (call(k), v)).collect();
+    for table in [parameters, &mut memory.activations_by_component, &mut memory.caches_by_component] {
+        *table = std::mem::take(table).into_iter().map(|(k, v)| (call(k), v)).collect();
+    }
     let flops = &mut counts.flops_per_token.decode_by_component;
     *flops = std::mem::take(flops).into_iter().map(|(k, v)| (call(k), v)).collect();
     counts

@@ -70,7 +70,12 @@ fn depths(text: &str) -> Result<RangeInclusive<u64>, String> {
 pub fn run(a: Arguments) -> Done {
     let Opened { device, trained, dataset, mut held } = a.common.open(&a.model)?;
     let (spec, tokenizer) = (&trained.spec, trained.tokenizer()?);
-    let compiled = prepare::observer(spec, &trained.rewriting, trained.storing(device.as_ref()))?;
+    // Parts are left out by zeros in their weights, which a file does not take.
+    let storing = match a.no_ablation {
+        true => trained.storing(device.as_ref()),
+        false => trained.narrow(device.as_ref()).into(),
+    };
+    let compiled = prepare::observer(spec, &trained.rewriting, storing)?;
     if !compiled.observed.iter().any(|o| matches!(o.owner, Owner::Skip(_))) {
         let what = "no part of the model is wrapped in skip(…): there is no routing of tokens to analyse";
         return Err(Failure::Usage(what.into()));

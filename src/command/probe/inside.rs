@@ -47,12 +47,12 @@ pub struct Look {
     #[arg(long, value_name = "PLACES", value_parser = places, value_delimiter = ',')]
     pub tokens: Vec<Range<usize>>,
 
-    /// The ids whose logits --patch compares, behind the last token; the likeliest of the file's
+    /// The ids whose logits --patch compares, after the last token; the likeliest of the file's
     /// text and of this one by default
     #[arg(long, value_name = "ID,ID", value_parser = pair)]
     pub difference: Option<(usize, usize)>,
 
-    /// Losses that the head has on the stream behind every application of a layer
+    /// Losses that the head has on the stream after every application of a layer
     #[arg(long, conflicts_with_all = ["patch", "weights"])]
     lens: bool,
 
@@ -273,6 +273,7 @@ fn effect(
             other.get_or_insert(last_of(&logits, batch.sequence, vocab));
         }
     }
+    let mut alike = false;
     let mut rows = vec![
         ["row", "ids", "as it is", "patched", "the other text", "of the way"].map(String::from).to_vec(),
     ];
@@ -291,13 +292,14 @@ fn effect(
                 return Err(Failure::Usage(what.into()));
             }
         };
+        alike |= a == b;
         let gap = |logits: &[f32]| f64::from(logits[a]) - f64::from(logits[b]);
         let (from, to) = (gap(&before[row]), gap(&after[row]));
         let there = other.as_ref().map(|other| gap(&other[row]));
         let way = there.filter(|there| a != b && *there != from).map(|there| (to - from) / (there - from));
         rows.push(vec![
             (row + 1).to_string(),
-            format!("{a} − {b}"),
+            if a == b { format!("{a} of both") } else { format!("{a} − {b}") },
             format!("{from:+.4}"),
             format!("{to:+.4}"),
             there.map_or("–".into(), |there| format!("{there:+.4}")),
@@ -305,14 +307,18 @@ fn effect(
         ]);
     }
     let names: Vec<&str> = given.iter().map(|given| given.name.as_str()).collect();
-    Ok(format!(
-        "logit differences behind the last token, patched: {}\n{}",
+    let mut said = format!(
+        "logit differences after the last token, patched: {}\n{}",
         names.join(", "),
         table(&rows).trim_end()
-    ))
+    );
+    if alike {
+        said += "\nboth texts have one likeliest token there: --difference ID,ID compares two";
+    }
+    Ok(said)
 }
 
-/// Logits behind the last token of each row.
+/// Logits after the last token of each row.
 fn last_logits(probing: &mut Probing, batch: &Batch) -> Result<Vec<Vec<f32>>, Failure> {
     probing.model().evaluate(batch)?;
     let logits = probing.model().all_logits()?;
@@ -335,7 +341,7 @@ fn lens(probing: &mut Probing, batch: &Batch) -> Result<Vec<probe::Look>, Failur
         rows.push([vec![look.name.clone()], figures.to_vec()].concat());
     }
     let targets = batch.learned();
-    say!("the head on the stream behind every layer, over {targets} targets\n{}", table(&rows).trim_end())?;
+    say!("the head on the stream after every layer, over {targets} targets\n{}", table(&rows).trim_end())?;
     Ok(looks)
 }
 

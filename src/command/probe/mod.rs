@@ -149,7 +149,7 @@ impl Subject {
         }
     }
 
-    /// Texts as rows; behind the last token of each stands the end token, which is its target
+    /// Texts as rows; the last token of each is followed by the end token, which is its target
     /// alone.
     fn texts(&self, texts: &[String]) -> Result<Batch, Failure> {
         let Some(trained) = &self.trained else {

@@ -145,7 +145,7 @@ impl Manifest {
 }
 
 impl Sat {
-    /// The comparison that has its runs: those behind the trials, where rates are tuned.
+    /// The comparison that has its runs: those after the trials, where rates are tuned.
     pub fn folder(&self, exam: &Path) -> PathBuf {
         let folder = exam.join(&self.name);
         if self.tuned { folder.join("all") } else { folder }
