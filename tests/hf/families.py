@@ -202,7 +202,7 @@ def check(place):
         back = transformers.AutoConfig.from_pretrained(place / f"{name}-new")
         # What is written where no file was kept is the same model to transformers, perhaps of a simpler class.
         free = {"bos_token_id", "eos_token_id", "pad_token_id", "architectures", "torch_dtype", "head_dim", "model_type",
-                "mlp_only_layers", "decoder_sparse_step", "attention_bias", "moe_layer_freq", "topk_method", "scoring_func",
+                "mlp_only_layers", "decoder_sparse_step", "attention_bias", "mlp_bias", "moe_layer_freq", "topk_method", "scoring_func",
                 "first_k_dense_replace", "linear_attn_config", "moe_router_activation_func", "normalization_function",
                 "position_embedding_type"}
         for field in set(ours) - free:
