@@ -22,7 +22,7 @@ import: `generate`, `eval`, `serve` and `probe` read the blocks in their file. P
 experts, shared, router; `keep` leaves a part as it is.
 
 Examples:
-  dreamc quantize imports/llama-3.2-1b --format q8_0
+  dreamc quantize imports/smollm2 --format int8
   dreamc quantize runs/quickstart-001 --format q8_0 --parts 'experts: q4_0, head: keep' -o quick-q4
   dreamc eval quick-q4 --against runs/quickstart-001")]
 pub struct Arguments {

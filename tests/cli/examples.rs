@@ -14,7 +14,7 @@ const MINI: &str = "\
 model:
   name: mini
   vocab: 256
-  hidden: 8
+  hidden: 32
   context: 64
   components:
     sa: {sequence: {heads: 2, kv_heads: 1, head_size: 4}}
@@ -70,6 +70,7 @@ fn prepared() -> Sandbox {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     symlink(root.join("examples"), sandbox.path("examples")).unwrap();
     symlink(root.join("benches"), sandbox.path("benches")).unwrap();
+    sandbox.write("looped.dream", &DREAM.replace("repeat 2 {", "recur 2 { layer {").replace("gdn }\n", "gdn } }\n"));
     symlink(root.join("tests/import/gemma2_new"), sandbox.path("gemma-2-2b")).unwrap();
     fs::copy(root.join("examples/dr-da-16.yaml"), sandbox.path("my.yaml")).unwrap();
     fs::copy(root.join("examples/la-16.yaml"), sandbox.path("la-16.yaml")).unwrap();
@@ -118,6 +119,7 @@ fn prepared() -> Sandbox {
         sandbox.good(&["train", spec, "--out", run]);
     }
     sandbox.good(&["train", "model.yaml", "--out", "runs/book"]);
+    sandbox.good(&["quantize", "runs/quickstart-001", "--format", "q8_0", "-o", "quick-q8"]);
     sandbox.good(&["import", "hf", "gemma-2-2b", "-o", "imports/smollm2"]);
     sandbox.good(&["compare", "my.suite.yaml", "--out", "runs/reasoning"]);
     // A label for each token, as many as are read.

@@ -45,8 +45,9 @@ pub const MARGIN: f64 = 1e-4;
 /// Models whose results move further where every weight moves by a bit are not looked at.
 const NOISE: f64 = 1e-4;
 
-/// A norm in f32 squares a value: one that is larger has no square.
-const LARGEST: f64 = 1e18;
+/// A norm in f32 squares a value, and its derivative divides by its cube: one that is larger has no
+/// cube.
+const LARGEST: f64 = 1e12;
 
 /// How often weights and tokens are drawn, at the most.
 const DRAWS: u64 = 12;
@@ -228,7 +229,7 @@ impl<'a> Subject<'a> {
         } else if noise > NOISE {
             format!("moving every weight by its last bit moves results by {noise:.1e}")
         } else if largest > LARGEST {
-            format!("a norm reads {largest:.1e}, whose square is no number of f32")
+            format!("a norm reads {largest:.1e}, whose cube is no number of f32")
         } else {
             return Ok(());
         };
