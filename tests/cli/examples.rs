@@ -70,7 +70,10 @@ fn prepared() -> Sandbox {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     symlink(root.join("examples"), sandbox.path("examples")).unwrap();
     symlink(root.join("benches"), sandbox.path("benches")).unwrap();
-    sandbox.write("looped.dream", &DREAM.replace("repeat 2 {", "recur 2 { layer {").replace("gdn }\n", "gdn } }\n"));
+    sandbox.write(
+        "looped.dream",
+        &DREAM.replace("repeat 2 {", "recur 2 { layer {").replace("gdn }\n", "gdn } }\n"),
+    );
     symlink(root.join("tests/import/gemma2_new"), sandbox.path("gemma-2-2b")).unwrap();
     fs::copy(root.join("examples/dr-da-16.yaml"), sandbox.path("my.yaml")).unwrap();
     fs::copy(root.join("examples/la-16.yaml"), sandbox.path("la-16.yaml")).unwrap();
