@@ -41,7 +41,7 @@ pub struct Look {
     /// Give a value the one of the same name in a file of --capture, and say what follows; may be
     /// given several times
     #[arg(long, value_name = "PATTERN=FILE", value_parser = patch, conflicts_with = "weights")]
-    patch: Vec<(String, PathBuf)>,
+    pub patch: Vec<(String, PathBuf)>,
 
     /// The tokens of --patch, from 0: `4`, `4..7`, with commas between them; all by default
     #[arg(long, value_name = "PLACES", value_parser = places, value_delimiter = ',')]
@@ -139,9 +139,6 @@ struct Given {
 
 pub fn run(a: &Arguments, subject: &Subject, device: &dyn Device) -> Done {
     let look = &a.look;
-    if look.patch.is_empty() && (!look.tokens.is_empty() || look.difference.is_some()) {
-        return Err(Failure::Usage("--tokens and --difference are of --patch".into()));
-    }
     if look.list {
         return list(a, subject);
     }

@@ -187,11 +187,11 @@ fn named(error: CompileError) -> Failure {
 pub fn run(a: Arguments) -> Done {
     let device = a.device.open()?;
     let mut subject = Subject::open(&a, device.as_ref())?;
+    if a.look.patch.is_empty() && (!a.look.tokens.is_empty() || a.look.difference.is_some()) {
+        return Err(Failure::Usage("--tokens and --difference are of --patch".into()));
+    }
     if a.look.looks() {
         return inside::run(&a, &subject, device.as_ref());
-    }
-    if !a.look.tokens.is_empty() || a.look.difference.is_some() {
-        return Err(Failure::Usage("--tokens and --difference are of --patch".into()));
     }
     let Some(out) = &a.out else { return Err(Failure::Usage("name the file of the result: -o".into())) };
     let batch = subject.batch(&a)?;
