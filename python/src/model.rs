@@ -184,6 +184,15 @@ fn array<'py>(py: Python<'py>, values: Vec<f32>, shape: &[u64]) -> PyResult<Boun
     PyArray1::from_vec(py, values).reshape(shape)
 }
 
+/// Arrays by their names, each of a shape and its values.
+fn arrays<'py>(py: Python<'py>, all: Vec<(String, Vec<u64>, Vec<f32>)>) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, shape, values) in all {
+        dict.set_item(name, array(py, values, &shape)?)?;
+    }
+    Ok(dict)
+}
+
 #[pymethods]
 impl Model {
     /// Opens a run, a checkpoint, an import, or a specification, whose weights its seed draws.
@@ -278,11 +287,7 @@ impl Model {
             }
             Ok((f64::from(model.loss()?), found))
         })?;
-        let dict = PyDict::new(py);
-        for (name, shape, values) in found {
-            dict.set_item(name, array(py, values, &shape)?)?;
-        }
-        Ok((loss, dict))
+        Ok((loss, arrays(py, found)?))
     }
 
     /// The stream before each layer and behind the last, `[depth + 1, rows, tokens, hidden]`.
@@ -352,11 +357,7 @@ impl Model {
             }
             Ok(found)
         })?;
-        let dict = PyDict::new(py);
-        for (name, shape, values) in found {
-            dict.set_item(name, array(py, values, &shape)?)?;
-        }
-        Ok(dict)
+        arrays(py, found)
     }
 
     /// Names, dimensions and sizes of what can be captured.
@@ -382,11 +383,7 @@ impl Model {
             }
             Ok(found)
         })?;
-        let dict = PyDict::new(py);
-        for (name, shape, values) in found {
-            dict.set_item(name, array(py, values, &shape)?)?;
-        }
-        Ok(dict)
+        arrays(py, found)
     }
 
     /// Token ids of a text, with the begin token where the model was trained with one.
