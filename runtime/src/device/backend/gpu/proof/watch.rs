@@ -30,7 +30,7 @@ pub fn watch(
     trial: &Trial,
     tell: &mut dyn FnMut(&Verdict),
 ) -> Result<Vec<Verdict>, ProofError> {
-    let mut task = Task { device, trial: trial.clone(), known: vec![], without: vec![] };
+    let mut task = Task { device, trial: trial.clone() };
     let mut verdicts: Vec<Verdict> = vec![];
     loop {
         let listened = listen(prover, &task, &mut |verdict| {
@@ -45,9 +45,11 @@ pub fn watch(
             tell(&verdict);
             verdicts.push(verdict);
         }
-        task.without = verdicts.iter().filter(|v| !v.outcome.right()).map(|v| (v.launch, v.rung)).collect();
+        let wrong = verdicts.iter().filter(|v| !v.outcome.right()).map(|v| (v.launch, v.rung));
+        task.trial.without = trial.without.iter().copied().chain(wrong).collect();
         let judged = |v: &&Verdict| v.rung == Rung::Naive && v.outcome.right();
-        task.known = verdicts.iter().filter(judged).map(|v| v.launch).collect();
+        let judged = verdicts.iter().filter(judged).map(|v| v.launch);
+        task.trial.known = trial.known.iter().copied().chain(judged).collect();
     }
 }
 
