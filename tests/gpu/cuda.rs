@@ -550,9 +550,24 @@ fn a_driver_that_does_not_serve_is_an_error_that_says_what_would() {
     assert!(error.contains("cuda:0 (stand-in for sm_90), cuda:1 (stand-in for sm_90)"), "{error}");
     assert!(refused("cards=0", "cuda").contains("sees no GPU"));
     assert!(refused("card=sm_75", "cuda").contains("compute capability 7.5"));
-    assert!(refused("fault=cuInit:1:803", "cuda").contains("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"));
+    for (code, words) in [
+        (34, "the toolkit's stub"),
+        (802, "fabric manager"),
+        (803, "restart the machine"),
+        (804, "cuda-compat"),
+    ] {
+        let error = refused(&format!("fault=cuInit:1:{code}"), "cuda");
+        assert!(error.contains(words) && error.contains("CUDA_ERROR_"), "{code}: {error}");
+    }
     let error = refused("version=12040", "cuda");
-    assert!(error.contains("the driver is for CUDA 12.4") && error.contains("NVRTC"), "{error}");
+    let package = "`pip install nvidia-cuda-nvrtc-cu12==12.4.*`";
+    assert!(error.contains("the driver is for CUDA 12.4") && error.contains(package), "{error}");
+    // The doctor says so, too, and of versions that go together that a kernel ran.
+    let doctor = |settings: &str| card.good(&sandbox, settings, &["doctor"]);
+    assert!(doctor("version=12040").contains(package));
+    assert!(doctor("").contains("runs a kernel") && doctor("card=sm_120").contains("none of its own yet"));
+    let broken = doctor("spoil=wrong:written");
+    assert!(broken.contains("runs no kernel") && broken.contains("wrote 0"), "{broken}");
     // A library without one of the calls.
     let mut old = fs::read(library()).unwrap();
     let name = b"\0cuGraphInstantiateWithFlags\0";
@@ -567,6 +582,39 @@ fn a_driver_that_does_not_serve_is_an_error_that_says_what_would() {
         card.fails(&sandbox, command.env("LD_LIBRARY_PATH", folder.path()).env("DREAMC_NVRTC", &card.nvrtc));
     assert!(error.contains("lacks cuGraphInstantiateWithFlags") && error.contains("newer"), "{error}");
     fs::write(folder.path().join("libcuda.so"), "no library").unwrap();
+}
+
+/// Work that does not end is given up after a while, with the name of its launch where each is waited
+/// for, and the process ends.
+#[test]
+fn a_kernel_that_does_not_end_is_given_up() {
+    let Some(card) = Card::new() else { return };
+    let sandbox = sandbox();
+    let given_up = |synchronous: &str| {
+        again(&sandbox, "run");
+        let mut command = card.command(&sandbox, "spoil=hang:combine_rows", &train("cuda", "run"));
+        command.env("DREAMC_GPU_TIMEOUT", "3").env("DREAMC_SYNCHRONOUS", synchronous);
+        card.fails(&sandbox, &mut command)
+    };
+    let error = given_up("0");
+    assert!(error.contains("a kernel does not end") && error.contains("DREAMC_SYNCHRONOUS=1"), "{error}");
+    let error = given_up("1");
+    assert!(error.contains("layer0.") && error.contains("kernel combine"), "{error}");
+    let mut command = card.command(&sandbox, "", &train("cuda", "other"));
+    let error = card.fails(&sandbox, command.env("DREAMC_GPU_TIMEOUT", "soon"));
+    assert!(error.contains("DREAMC_GPU_TIMEOUT is `soon`; it is a whole number of seconds"), "{error}");
+}
+
+/// The library that `DREAMC_NVRTC` names compiles, and no other that the loader knows by its plain
+/// name: here the stand-in, which has nothing to wrap.
+#[test]
+fn the_nvrtc_that_is_named_compiles() {
+    let Some(card) = Card::new() else { return };
+    let sandbox = sandbox();
+    let mut command = card.command(&sandbox, "", &["compile", "tiny.yaml", "--emit", "ptx"]);
+    command.env("STANDIN", "").env("DREAMC_NVRTC", &card.nvrtc).env("DREAMC_CACHE", "");
+    let out = card.succeeds(&sandbox, &mut command);
+    assert!(out.contains(".target sm_80"), "{out}");
 }
 
 /// Kernels of the smallest model and of one of odd sizes, each beside its naive kernel from the

@@ -114,6 +114,7 @@ impl<'t, G: Gpu> Bench<'t, G> {
             let failed = |outcome| Event::Proved(Verdict { launch: step.distinct, rung, outcome });
             if let Err(why) = &self.modules[self.texts[source]] {
                 say(failed(Outcome::Uncompiled { why: why.clone() }));
+                say(Event::Busy);
                 self.without.insert((step.distinct, rung));
                 continue;
             }
@@ -135,6 +136,7 @@ impl<'t, G: Gpu> Bench<'t, G> {
                     if let DeviceError::Lost { .. } = error {
                         return Err(error);
                     }
+                    say(Event::Busy);
                 }
             }
         }

@@ -10,7 +10,7 @@ use dreamc_compiler::codegen::{Source, Variant};
 use dreamc_compiler::count::device::Device;
 use dreamc_compiler::count::executed::{Launched, executed};
 use dreamc_compiler::ir::{DType, Extents};
-use dreamc_compiler::program::{Buffer, Kernel, KernelKind, Launch, Operand, Plan, Space};
+use dreamc_compiler::program::{Buffer, Kernel, KernelKind, Launch, Layout, Operand, Plan, Space};
 use serde::{Deserialize, Serialize};
 
 /// Texts, launches, and what memory holds at the beginning.
@@ -247,9 +247,10 @@ impl Trial {
             for (rungs, launch) in all.iter_mut().zip(&other) {
                 let found = sources.by_kernel.get(&(launch.id, launch.variant)).copied().flatten();
                 let Some(number) = found else { continue };
-                // A kernel without anything of Hopper's own is the common one.
+                // Without anything of Hopper's own the best text is the common one.
                 let own = sources.list[number].text.contains("hopper.cuh");
-                if (rung == Rung::Hopper) == own {
+                let rung = if rung == Rung::Hopper && !own { Rung::Common } else { rung };
+                if rungs.iter().all(|(known, _)| *known != rung) {
                     rungs.push((rung, begin + number));
                 }
             }
@@ -353,8 +354,13 @@ fn touched(plan: &Plan, launch: &Launch) -> (Vec<Range>, Vec<Range>) {
         let Operand::Tensor { buffer, instance, .. } = operand else { continue };
         let b = plan.buffer(*buffer);
         let (Some(dtype), false) = (Type::of(b.dtype), b.space == Space::Mapped) else { continue };
-        let bytes = b.dtype.room(b.elements());
-        let at = b.offset + instance.at(&[]) * bytes;
+        let one = b.dtype.room(b.elements());
+        let (first, instances) = match slot.layout {
+            // The rows of all depths so far.
+            Layout::UpTo(_) => (0, b.instances),
+            Layout::Dense | Layout::Rows(_) | Layout::Matrix(_) | Layout::Index(_) => (instance.at(&[]), 1),
+        };
+        let (at, bytes) = (b.offset + first * one, instances * one);
         let range = Range { at, bytes, dtype, name: b.name.clone(), bound: bound(dtype, narrow) };
         if !slot.role.writes() {
             read.push(Range { bytes: bytes.min(LOOK), ..range });

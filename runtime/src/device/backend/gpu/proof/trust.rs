@@ -133,7 +133,10 @@ impl Meeting<'_> {
         };
         for (number, distinct) in trial.distinct.iter().enumerate().filter(|(i, _)| !trial.known.contains(i))
         {
-            for &(rung, source) in distinct.rungs.iter().filter(|(rung, _)| *rung != Rung::Naive) {
+            let ran = |(rung, _): &&(Rung, usize)| {
+                *rung != Rung::Naive && !trial.without.contains(&(number, *rung))
+            };
+            for &(rung, source) in distinct.rungs.iter().filter(ran) {
                 let verdict = verdicts.iter().find(|v| (v.launch, v.rung) == (number, rung));
                 let text = match verdict {
                     Some(verdict) if verdict.outcome.right() => "right\n".into(),

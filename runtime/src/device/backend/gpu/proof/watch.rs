@@ -40,6 +40,9 @@ pub fn watch(
         let Some((launch, rung, outcome)) = listened else { return Ok(verdicts) };
         // The device's own words may have come before the process ended.
         let said = verdicts.iter().any(|v| (v.launch, v.rung) == (launch, rung));
+        if task.trial.without.contains(&(launch, rung)) {
+            return Err(ProofError::Process(format!("ended again: {outcome}")));
+        }
         if !said {
             let verdict = Verdict { launch, rung, outcome };
             tell(&verdict);
