@@ -35,7 +35,7 @@ pub struct Arguments {
     json: bool,
 
     #[command(flatten)]
-    gpu: gpu::Arguments,
+    gpu: gpu::GpuArguments,
 }
 
 /// Less free space than this is said: a checkpoint of a model with a hundred million parameters

@@ -19,7 +19,7 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 #[derive(Args)]
-pub(super) struct Arguments {
+pub(super) struct GpuArguments {
     /// Prove each kernel on a GPU beside the naive one
     #[arg(long)]
     gpu: bool,
@@ -41,7 +41,7 @@ pub(super) struct Arguments {
     prove: bool,
 }
 
-impl Arguments {
+impl GpuArguments {
     pub(super) fn asked(&self) -> bool {
         self.gpu || self.prove
     }
@@ -65,7 +65,7 @@ struct Line {
     share: Option<f64>,
 }
 
-pub(super) fn run(a: &Arguments, json: bool) -> Done {
+pub(super) fn run(a: &GpuArguments, json: bool) -> Done {
     if a.prove {
         return prove();
     }
