@@ -67,8 +67,6 @@ impl Card {
         }
         // A real one may be on this machine.
         command.env("DREAMC_CUBLASLT", "0");
-        // Proofs are interpreted; tests of theirs ask for them.
-        command.env("DREAMC_PROVE", "0");
         command
     }
 
@@ -683,7 +681,7 @@ fn trust_is_earned_when_a_plan_is_loaded() {
         let run = |settings: &str| {
             again(&sandbox, "run");
             let mut command = card.choosing(&sandbox, settings, &two_steps("run"));
-            command.env("DREAMC_CUBLASLT", "0").env_remove("DREAMC_PROVE").env("DREAMC_PATIENCE", "20");
+            command.env("DREAMC_CUBLASLT", "0").env("DREAMC_PROVE", "1").env("DREAMC_PATIENCE", "20");
             let output = command.output().unwrap();
             let (out, err) = texts(&output);
             assert!(output.status.success(), "{how}: {out}\n{err}");

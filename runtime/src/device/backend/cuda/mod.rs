@@ -229,7 +229,8 @@ impl CudaDevice {
 
     /// A trial of some programs of a plan, for [`proof::watch`].
     pub fn trial(&self, plan: &Plan, programs: &[&str]) -> Result<Trial, DeviceError> {
-        Trial::of(plan, programs, &self.compiler, self.sheet())
+        // A naive kernel of so many multiply-adds takes some seconds.
+        Trial::of(plan, programs, &self.compiler, (self.sheet(), 4e12))
     }
 
     /// Compiles the texts of trials into the cache, on all cores; those that do not compile are

@@ -146,12 +146,13 @@ pub(super) enum With {
 
 impl Trial {
     /// The trial of some programs of a plan, for the GPU that a compiler compiles for; `sheet`: its
-    /// data sheet, where it is in a table.
+    /// data sheet, where it is in a table; `most`: multiply-adds of a naive kernel that
+    /// is waited for.
     pub(crate) fn of(
         plan: &Plan,
         programs: &[&str],
         compiler: &Compiler,
-        sheet: Option<&'static Device>,
+        (sheet, most): (Option<&'static Device>, f64),
     ) -> Result<Trial, DeviceError> {
         let chosen = programs.iter().filter_map(|name| plan.programs.get_key_value(*name));
         let plan = Plan {
@@ -183,7 +184,7 @@ impl Trial {
                 let rungs: Vec<(Rung, usize)> = rungs[first + number]
                     .iter()
                     .copied()
-                    .filter(|(rung, _)| *rung != Rung::Naive || costs.get(number).is_none_or(|&c| c <= MOST))
+                    .filter(|(rung, _)| *rung != Rung::Naive || costs.get(number).is_none_or(|&c| c <= most))
                     .collect();
                 if rungs.is_empty() || Collective::of(kernel).is_some() {
                     continue;
@@ -300,9 +301,6 @@ impl Trial {
         Some(&self.sources.get(*source)?.text)
     }
 }
-
-/// Multiply-adds of a naive kernel that take some seconds.
-const MOST: f64 = 4e12;
 
 /// Multiply-adds of the naive kernel of each launch of a program's list: attention finds every
 /// score again for each element of a head, and the gradient of an embedding looks at all ids.

@@ -23,6 +23,9 @@ pub(crate) struct Trust {
 
 static PROVER: OnceLock<Prover> = OnceLock::new();
 
+/// Multiply-adds of a naive kernel that a run waits for: less than a second of a large GPU.
+const MOST: f64 = 1e11;
+
 /// From now on plans that are loaded on GPUs are proved first, by processes of this prover's.
 pub fn prove_by(prover: Prover) {
     let _ = PROVER.set(prover);
@@ -55,13 +58,13 @@ impl Trust {
 
     /// The trust that a plan has earned; proves what nobody has proved.
     pub(crate) fn earn(meeting: &Meeting, plan: &Plan) -> Trust {
-        let wanted = std::env::var_os("DREAMC_PROVE").is_none_or(|v| v != "0");
+        let wanted = std::env::var_os("DREAMC_PROVE").is_some_and(|v| v == "1");
         let (Some(prover), true) = (PROVER.get(), wanted && meeting.compiler.keeps()) else {
             return Trust::default();
         };
         let programs: Vec<&str> = plan.programs.keys().map(String::as_str).collect();
         // A plan that has no texts is refused when it is loaded.
-        let Ok(mut trial) = Trial::of(plan, &programs, meeting.compiler, None) else {
+        let Ok(mut trial) = Trial::of(plan, &programs, meeting.compiler, (None, MOST)) else {
             return Trust::default();
         };
         if meeting.open(&mut trial) > 0 {
@@ -123,7 +126,7 @@ impl Meeting<'_> {
     fn prove(&self, prover: &Prover, trial: &Trial) {
         let open = trial.distinct.len() - trial.known.len();
         notice(&format!(
-            "{}: proving {open} kernels, once for this GPU, driver and NVRTC (DREAMC_PROVE=0 goes without)",
+            "{}: proving {open} kernels, once for this GPU, driver and NVRTC",
             self.name
         ));
         self.compiler.compile_each(&trial.texts());
