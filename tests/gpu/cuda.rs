@@ -582,8 +582,8 @@ fn a_driver_that_does_not_serve_is_an_error_that_says_what_would() {
     fs::write(folder.path().join("libcuda.so"), "no library").unwrap();
 }
 
-/// Work that does not end is given up after a while, with the name of its launch where each is waited
-/// for, and the process ends.
+/// Work that does not end is given up after a while, with the name of its launch where each is
+/// waited for, and the process ends.
 #[test]
 fn a_kernel_that_does_not_end_is_given_up() {
     let Some(card) = Card::new() else { return };

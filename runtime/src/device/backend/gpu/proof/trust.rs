@@ -2,8 +2,8 @@
 //! and kept.
 //!
 //! *In*: a plan that is about to be loaded. *Out*: [`Trust`]: launches whose best text is not to
-//! run, and the rung that stands in. *Promise*: an outcome is kept in the cache of kernels under all
-//! four identities and asked for once; whatever goes wrong with a proof costs that rung or that
+//! run, and the rung that stands in. *Promise*: an outcome is kept in the cache of kernels under
+//! all four identities and asked for once; whatever goes wrong with a proof costs that rung or that
 //! proof, never the run; each rung that is left is said in one line, with a file for a report.
 
 use super::{Prover, Rung, Trial, Verdict, watch};
