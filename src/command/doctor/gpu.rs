@@ -189,7 +189,7 @@ impl Summary {
 
     fn print(&self, lines: &[Line]) -> std::io::Result<()> {
         let mut rows = vec![
-            ["kernel", "rung", "error", "bound", "µs", "roofline", "found", "shape"]
+            ["kernel", "rung", "error", "bound", "µs", "roofline", "found"]
                 .map(String::from)
                 .to_vec(),
         ];
@@ -220,6 +220,16 @@ impl Summary {
     }
 }
 
+/// Kind and shape of a kernel, as far as a column has room.
+fn named(kernel: &str, shape: &str) -> String {
+    const ROOM: usize = 60;
+    let all = format!("{kernel} {shape}");
+    match all.char_indices().nth(ROOM) {
+        Some((end, _)) => format!("{}…", &all[..end]),
+        None => all,
+    }
+}
+
 impl Line {
     fn row(&self) -> Vec<String> {
         let [error, bound, time] = match &self.verdict.outcome {
@@ -241,6 +251,6 @@ impl Line {
         };
         let share = self.share.map_or(String::new(), |share| format!("{:.0} %", share * 1e2));
         let rung = self.verdict.rung.to_string();
-        vec![self.kernel.clone(), rung, error, bound, time, share, found.into(), self.shape.clone()]
+        vec![named(&self.kernel, &self.shape), rung, error, bound, time, share, found.into()]
     }
 }
