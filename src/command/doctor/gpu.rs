@@ -188,11 +188,8 @@ impl Summary {
     }
 
     fn print(&self, lines: &[Line]) -> std::io::Result<()> {
-        let mut rows = vec![
-            ["kernel", "rung", "error", "bound", "µs", "roofline", "found"]
-                .map(String::from)
-                .to_vec(),
-        ];
+        let mut rows =
+            vec![["kernel", "rung", "error", "bound", "µs", "roofline", "found"].map(String::from).to_vec()];
         let mut case = "";
         for line in
             lines.iter().filter(|line| line.verdict.rung != Rung::Naive || !line.verdict.outcome.right())

@@ -125,10 +125,7 @@ impl Meeting<'_> {
 
     fn prove(&self, prover: &Prover, trial: &Trial) {
         let open = trial.distinct.len() - trial.known.len();
-        notice(&format!(
-            "{}: proving {open} kernels, once for this GPU, driver and NVRTC",
-            self.name
-        ));
+        notice(&format!("{}: proving {open} kernels, once for this GPU, driver and NVRTC", self.name));
         self.compiler.compile_each(&trial.texts());
         let verdicts = match watch(prover, self.number, trial, &mut |_| {}) {
             Ok(verdicts) => verdicts,
