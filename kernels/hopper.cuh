@@ -143,16 +143,33 @@ DEVICE u32 place_in(u32 address, u32 block) {
     return place;
 }
 
+// A fence of shared memory alone, where NVRTC knows it (12.8): an arrival that releases to a cluster,
+// and a wait that acquires from it, make `ptxas` order all of the device's memory at each stage.
+#define FENCES_SHARED (__CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208)
+
 // Arrives at a barrier of any block of the cluster.
 DEVICE void barrier_arrive_there(u32 barrier) {
+#if FENCES_SHARED
+    asm volatile("fence.release.sync_restrict::shared::cta.cluster;\n"
+                 "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+                 : "memory");
+#else
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
 }
 
 // Waits as `barrier_wait` for arrivals of all blocks of the cluster.
 DEVICE void barrier_wait_cluster(u32 barrier, u32 parity) {
+#if FENCES_SHARED
+    asm volatile("{\n.reg .pred over;\nagain:\nmbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 over, [%0], %1;\n"
+                 "@!over bra again;\n}\nfence.acquire.sync_restrict::shared::cluster.cluster;" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+#else
     asm volatile("{\n.reg .pred over;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%0], %1;\n"
                  "@!over bra again;\n}" ::"r"(barrier), "r"(parity)
                  : "memory");
+#endif
 }
 
 // All threads of all blocks of the cluster, whole warps at once.
