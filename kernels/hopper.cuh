@@ -377,7 +377,7 @@ struct Bringer<PickedDepths<Lines<false, NEAR, E>, Which>, LINES, THREADS, false
 // another block of the processor fills the gaps. `BLOCKS` of a cluster have tiles of the same
 // columns: each brings a part of the right operand to all of them.
 template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_, int BLOCKS_ = 1> struct Warpgroups {
-    static constexpr bool PAIRS = PAIRS_, STREAMS = STAGES >= 4;
+    static constexpr bool PAIRS = PAIRS_, QUADS = PAIRS, STREAMS = STAGES >= 4;
     static constexpr int ROWS = 128, COLUMNS = COLUMNS_, DEPTH = 64, X = COLUMNS / 8, BLOCKS = BLOCKS_;
     static constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 32 * BRINGERS;
     static constexpr int UNDER_WAY = STAGES >= 4 ? 1 : 0, AHEAD = STAGES - 1 - UNDER_WAY;
