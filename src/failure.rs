@@ -152,6 +152,7 @@ errors! {
     dreamc_runtime::data::DataError,
     dreamc_runtime::device::DeviceError,
     dreamc_runtime::device::gpu::TableError,
+    dreamc_runtime::device::gpu::proof::ProofError,
     dreamc_runtime::evaluate::EvaluateError,
     dreamc_runtime::group::GroupError,
     dreamc_runtime::hf::HfError,

@@ -17,6 +17,7 @@
 use crate::cublaslt::{Description, EXECUTION_FAILED, Layout, Library, NOT_INITIALIZED, compute};
 use crate::library::Status;
 use crate::nccl::{self, Collective, Comm};
+use crate::settings::Spoil;
 use crate::{CUBIN, Settings};
 use cudarc::driver::sys::CUresult;
 use dreamc_ptx::{self as ptx, Arg, Checks, Kind, Launch, Memory, Module};
@@ -207,6 +208,8 @@ pub struct Context {
     /// Microseconds of work done.
     clock: u64,
     broken: Option<CUresult>,
+    /// A kernel runs that does not end.
+    hung: bool,
 }
 
 #[derive(Default)]
@@ -428,6 +431,7 @@ impl Machine {
             given: 0,
             clock: 0,
             broken: None,
+            hung: false,
         };
         Ok(device.context.get_or_insert_with(new).handle())
     }
@@ -972,8 +976,12 @@ impl Context {
                 first.is_none_or(|(number, _)| number > given)
             }
             Work::Exchange(collective) => self.broken.is_some() || collective.progress(self),
-            Work::Launch { .. }
-            | Work::Set { .. }
+            Work::Launch { launch, .. } => {
+                let settings = &self.shared.settings;
+                self.hung |= self.broken.is_none() && settings.spoils(Spoil::Hang, &launch.kernel);
+                !self.hung
+            }
+            Work::Set { .. }
             | Work::ToDevice { .. }
             | Work::ToHost { .. }
             | Work::Replay(_)
@@ -1027,6 +1035,9 @@ impl Context {
         }
         self.unseen("cuStreamSynchronize")?;
         self.drain(stream, u64::MAX);
+        while self.hung {
+            thread::sleep(std::time::Duration::from_secs(1));
+        }
         if self.streams.get(&stream).is_some_and(|s| !s.queue.is_empty()) {
             // The real one hangs, and a test with it.
             self.shared.complain("a stream is waited for whose collective waits for another rank".into());
@@ -1154,6 +1165,9 @@ impl Context {
         if let Some(f) = self.functions.get_mut(&function) {
             f.launched = true;
         }
+        if self.shared.settings.spoils(Spoil::Launch, &kernel) {
+            return Err(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+        }
         let args = args.into_iter().map(Arg::Bytes).collect();
         let launch = Launch { kernel, grid, block, shared_bytes: shared, args };
         self.give(stream, Work::Launch { function, launch })
@@ -1220,6 +1234,13 @@ impl Context {
             self.broken = Some(CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION);
             return;
         };
+        if self.shared.settings.spoils(Spoil::Wrong, &launch.kernel) {
+            return;
+        }
+        if self.shared.settings.spoils(Spoil::Fault, &launch.kernel) {
+            self.broken = Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+            return;
+        }
         let checks = Checks { races: self.shared.settings.races, uninitialised: true };
         let options = ptx::Options { checks, ..ptx::Options::default() };
         if let Err(finding) = ptx::run(&module, launch, &mut self.memory, &options) {

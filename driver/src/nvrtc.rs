@@ -4,8 +4,9 @@
 //! Options of dreamc stay as they are (`sm_90a`, `nvrtcGetCUBIN`); only a real GPU could run what
 //! would come out.
 
+use crate::settings::Spoil;
 use crate::{CUBIN, Settings};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, OnceLock};
@@ -17,6 +18,16 @@ type Size = unsafe extern "C" fn(Handle, *mut usize) -> c_int;
 
 /// `NVRTC_ERROR_INTERNAL_ERROR`
 const INTERNAL: c_int = 11;
+/// `NVRTC_ERROR_COMPILATION`
+const COMPILATION: c_int = 6;
+
+/// Programs that do not compile.
+static SPOILED: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
+
+fn spoiled<T>(with: impl FnOnce(&mut HashSet<usize>) -> T) -> T {
+    let mut guard = SPOILED.lock().unwrap_or_else(|e| e.into_inner());
+    with(guard.get_or_insert_with(HashSet::new))
+}
 
 /// Architectures that programs were compiled for as machine code, by handle.
 static ARCHITECTURES: Mutex<Option<HashMap<usize, String>>> = Mutex::new(None);
@@ -84,14 +95,39 @@ macro_rules! forward {
 
 forward! {
     nvrtcVersion(major: *mut c_int, minor: *mut c_int);
-    nvrtcCreateProgram(
-        program: *mut Handle, text: *const c_char, name: *const c_char, headers: c_int,
-        texts: *const *const c_char, names: *const *const c_char
-    );
     nvrtcGetPTXSize(program: Handle, size: *mut usize);
     nvrtcGetPTX(program: Handle, to: *mut c_char);
     nvrtcGetProgramLogSize(program: Handle, size: *mut usize);
     nvrtcGetProgramLog(program: Handle, to: *mut c_char);
+}
+
+/// Makes a program, and looks for kernels in its text that are to be spoiled: `name(` behind a space.
+///
+/// # Safety
+/// As NVRTC documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcCreateProgram(
+    program: *mut Handle,
+    text: *const c_char,
+    name: *const c_char,
+    headers: c_int,
+    texts: *const *const c_char,
+    names: *const *const c_char,
+) -> c_int {
+    type Strings = *const *const c_char;
+    type Create = unsafe extern "C" fn(*mut Handle, *const c_char, *const c_char, c_int, Strings, Strings) -> c_int;
+    // SAFETY: the function's own type; arguments are the caller's, a C string among them.
+    unsafe {
+        let Some(create) = real::<Create>(c"nvrtcCreateProgram") else { return INTERNAL };
+        let said = create(program, text, name, headers, texts, names);
+        let settings = Settings::of_environment().unwrap_or_default();
+        let text = CStr::from_ptr(text).to_string_lossy();
+        let mut words = text.split([' ', '\n']).filter(|word| word.contains('('));
+        if said == 0 && words.any(|word| settings.spoils(Spoil::Compile, word)) {
+            spoiled(|all| all.insert(*program as usize));
+        }
+        said
+    }
 }
 
 /// Compiles for `compute_…` where `sm_…` is asked for.
@@ -104,6 +140,9 @@ pub unsafe extern "C" fn nvrtcCompileProgram(
     count: c_int,
     options: *const *const c_char,
 ) -> c_int {
+    if spoiled(|all| all.contains(&(program as usize))) {
+        return COMPILATION;
+    }
     let mut own: Vec<CString> = vec![];
     for i in 0..count.max(0) as usize {
         // SAFETY: `count` C strings, by the caller's promise.
@@ -189,6 +228,7 @@ pub unsafe extern "C" fn nvrtcDestroyProgram(program: *mut Handle) -> c_int {
     // SAFETY: a place with a program; the function's own type.
     unsafe {
         architectures(|all| all.remove(&(*program as usize)));
+        spoiled(|all| all.remove(&(*program as usize)));
         let destroy = real::<unsafe extern "C" fn(*mut Handle) -> c_int>(c"nvrtcDestroyProgram");
         destroy.map_or(INTERNAL, |destroy| destroy(program))
     }

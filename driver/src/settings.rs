@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// `STANDIN` as words:
 /// `card=sm_90 processors=108 cards=2 memory=1000000 version=12040 log=FILE timing=early checks=all
-/// nvrtc=FILE product=2000 product=wrong fault=CALL:NUMBER:CODE`.
+/// nvrtc=FILE product=2000 product=wrong fault=CALL:NUMBER:CODE spoil=HOW:KERNEL`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Compute capability, as in `sm_90`: (9, 0).
@@ -32,6 +32,23 @@ pub struct Settings {
     pub nvrtc: Option<PathBuf>,
     /// Calls that fail.
     pub faults: Vec<Fault>,
+    /// Kernels that are not what they were.
+    pub spoils: Vec<(Spoil, String)>,
+}
+
+/// What is wrong with the kernels whose names begin so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spoil {
+    /// They do nothing.
+    Wrong,
+    /// They do not end.
+    Hang,
+    /// They read where nothing is.
+    Fault,
+    /// They cannot be launched.
+    Launch,
+    /// They do not compile.
+    Compile,
 }
 
 /// A failure to order: the call of that name and number (from 1) gives the code; `kernel` and
@@ -64,6 +81,7 @@ impl Default for Settings {
             wrong: false,
             nvrtc: None,
             faults: vec![],
+            spoils: vec![],
         }
     }
 }
@@ -81,6 +99,11 @@ impl Settings {
             settings.word(word).ok_or_else(|| format!("STANDIN: `{word}` is no setting"))?;
         }
         Ok(settings)
+    }
+
+    /// Whether a kernel is spoiled so.
+    pub fn spoils(&self, how: Spoil, kernel: &str) -> bool {
+        self.spoils.iter().any(|(own, begin)| *own == how && kernel.starts_with(begin.as_str()))
     }
 
     fn word(&mut self, word: &str) -> Option<()> {
@@ -108,6 +131,18 @@ impl Settings {
                     code: parts.next()?.parse().ok()?,
                 });
             }
+            "spoil" => {
+                let (how, kernel) = value.split_once(':')?;
+                let how = match how {
+                    "wrong" => Spoil::Wrong,
+                    "hang" => Spoil::Hang,
+                    "fault" => Spoil::Fault,
+                    "launch" => Spoil::Launch,
+                    "compile" => Spoil::Compile,
+                    _ => return None,
+                };
+                self.spoils.push((how, kernel.into()));
+            }
             _ => return None,
         }
         Some(())
@@ -124,7 +159,9 @@ mod tests {
             Settings::parse("card=sm_90 cards=2 memory=5 fault=kernel:3:700 timing=early").unwrap();
         assert_eq!((settings.card, settings.cards, settings.memory, settings.early), ((9, 0), 2, 5, true));
         assert_eq!(settings.faults, [Fault { call: "kernel".into(), number: 3, code: 700 }]);
-        for wrong in ["card", "card=90", "colour=red", "fault=kernel"] {
+        let settings = Settings::parse("spoil=hang:product").unwrap();
+        assert!(settings.spoils(Spoil::Hang, "product_k") && !settings.spoils(Spoil::Wrong, "product_k"));
+        for wrong in ["card", "spoil=odd:product", "card=90", "colour=red", "fault=kernel"] {
             assert!(Settings::parse(wrong).unwrap_err().contains(wrong));
         }
     }

@@ -2,32 +2,91 @@
 //! politely where it is not.
 //!
 //! NVRTC is a shared library that needs neither a GPU nor a driver. It is never linked:
-//! [`Nvrtc::find`] looks for it once per process and every other function works on what was found,
-//! so a machine without it gets a [`NvrtcError::NotFound`] that says what to install, and no call
-//! here panics.
+//! [`Nvrtc::find`] looks for it once per process and every other function calls through the handle
+//! that this opened, whatever else of that name the loader knows. A machine without it gets a
+//! [`NvrtcError::NotFound`] that says what to install, and no call here panics.
 //!
 //! The search, first hit wins: `DREAMC_NVRTC` (a virtual environment, a folder or the library
 //! itself; when it is set nothing else is tried), `VIRTUAL_ENV`, a `.venv` beside or above the
 //! working directory, `CUDA_HOME` and `CUDA_PATH`, `/usr/local/cuda*`, Python packages of the
 //! system and the user, and at last the loader's own paths.
 
-use std::ffi::{CString, c_char, c_int};
+use libloading::Library;
+use std::ffi::{CString, OsStr, c_char, c_int, c_void};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 pub mod search;
 
-use cudarc::nvrtc::sys;
 use search::{children, library_in, usual_places};
 
 /// Beginning of the library's file name.
 const LIBRARY: &str = "libnvrtc.so";
 
+/// Names by which the loader may know it, where it is in no usual place.
+const NAMES: [&str; 5] =
+    [LIBRARY, "libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
+
 /// NVRTC as found on this machine.
-#[derive(Debug)]
 pub struct Nvrtc {
     path: Option<PathBuf>,
     version: (i32, i32),
+    api: Api,
+}
+
+impl fmt::Debug for Nvrtc {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_struct("Nvrtc").field("path", &self.path).field("version", &self.version).finish()
+    }
+}
+
+/// An `nvrtcResult`.
+type Code = c_int;
+/// An `nvrtcProgram`.
+type Handle = *mut c_void;
+type Strings = *const *const c_char;
+
+/// The functions in use, as `nvrtc.h` declares them.
+struct Api {
+    version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Code,
+    create: unsafe extern "C" fn(*mut Handle, *const c_char, *const c_char, c_int, Strings, Strings) -> Code,
+    compile: unsafe extern "C" fn(Handle, c_int, Strings) -> Code,
+    destroy: unsafe extern "C" fn(*mut Handle) -> Code,
+    ptx: Pair,
+    cubin: Pair,
+    log: Pair,
+    /// Holds the code; never unloaded.
+    _library: Library,
+}
+
+/// One of NVRTC's pairs of functions: how many bytes, then the bytes.
+#[derive(Clone, Copy)]
+struct Pair {
+    size: unsafe extern "C" fn(Handle, *mut usize) -> Code,
+    get: unsafe extern "C" fn(Handle, *mut c_char) -> Code,
+}
+
+impl Api {
+    fn of(library: Library) -> Result<Api, libloading::Error> {
+        // SAFETY: each is of the type that `nvrtc.h` gives the function of that name, and stays
+        // while the library does.
+        unsafe {
+            let pair = |size: &[u8], get: &[u8]| {
+                Ok::<_, libloading::Error>(Pair { size: *library.get(size)?, get: *library.get(get)? })
+            };
+            Ok(Api {
+                version: *library.get(b"nvrtcVersion\0")?,
+                create: *library.get(b"nvrtcCreateProgram\0")?,
+                compile: *library.get(b"nvrtcCompileProgram\0")?,
+                destroy: *library.get(b"nvrtcDestroyProgram\0")?,
+                ptx: pair(b"nvrtcGetPTXSize\0", b"nvrtcGetPTX\0")?,
+                cubin: pair(b"nvrtcGetCUBINSize\0", b"nvrtcGetCUBIN\0")?,
+                log: pair(b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0")?,
+                _library: library,
+            })
+        }
+    }
 }
 
 /// One text to compile.
@@ -116,16 +175,16 @@ impl Nvrtc {
     /// Compiles to PTX. `options` as on nvcc's command line: `--gpu-architecture=compute_90a`,
     /// `-lineinfo`.
     pub fn ptx(&self, source: Source, options: &[&str]) -> Result<Compiled<String>, NvrtcError> {
-        let program = Program::compile(source, options)?;
-        let mut code = program.fetch("nvrtcGetPTX", sys::nvrtcGetPTXSize, sys::nvrtcGetPTX)?;
+        let program = Program::compile(&self.api, source, options)?;
+        let mut code = program.fetch("nvrtcGetPTX", self.api.ptx)?;
         code.truncate(code.iter().position(|&byte| byte == 0).unwrap_or(code.len()));
         Ok(Compiled { code: String::from_utf8_lossy(&code).into_owned(), log: program.log() })
     }
 
     /// Compiles to a cubin: `options` must name a real architecture, `--gpu-architecture=sm_90a`.
     pub fn cubin(&self, source: Source, options: &[&str]) -> Result<Compiled<Vec<u8>>, NvrtcError> {
-        let program = Program::compile(source, options)?;
-        let code = program.fetch("nvrtcGetCUBIN", sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN)?;
+        let program = Program::compile(&self.api, source, options)?;
+        let code = program.fetch("nvrtcGetCUBIN", self.api.cubin)?;
         if code.is_empty() {
             let reason = "no cubin; name a real architecture (sm_…), not a virtual one (compute_…)".into();
             return Err(NvrtcError::Call { call: "nvrtcGetCUBIN", reason });
@@ -135,19 +194,20 @@ impl Nvrtc {
 }
 
 /// A program handle that is destroyed whatever happens in between.
-///
-/// Only made by an [`Nvrtc`], so the library is loaded and its functions resolve.
-struct Program(sys::nvrtcProgram);
+struct Program<'a> {
+    api: &'a Api,
+    handle: Handle,
+}
 
-impl Drop for Program {
+impl Drop for Program<'_> {
     fn drop(&mut self) {
         // SAFETY: the handle came from nvrtcCreateProgram and is destroyed once.
-        unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
+        unsafe { (self.api.destroy)(&mut self.handle) };
     }
 }
 
-impl Program {
-    fn compile(source: Source, options: &[&str]) -> Result<Program, NvrtcError> {
+impl<'a> Program<'a> {
+    fn compile(api: &'a Api, source: Source, options: &[&str]) -> Result<Self, NvrtcError> {
         let text = c_string(source.text, "source")?;
         let name = c_string(source.name, "source's name")?;
         let options = c_strings(options.iter().copied(), "compiler option")?;
@@ -160,7 +220,7 @@ impl Program {
         // SAFETY: every pointer is to a C string or an array of them that outlives the call; NVRTC
         // copies what it keeps.
         let created = unsafe {
-            sys::nvrtcCreateProgram(
+            (api.create)(
                 &mut handle,
                 text.as_ptr(),
                 name.as_ptr(),
@@ -170,13 +230,13 @@ impl Program {
             )
         };
         check("nvrtcCreateProgram", created)?;
-        let program = Program(handle);
+        let program = Program { api, handle };
         // SAFETY: a live handle and `options.len()` C strings.
         let compiled =
-            unsafe { sys::nvrtcCompileProgram(program.0, options.len() as c_int, options_at.as_ptr()) };
+            unsafe { (api.compile)(program.handle, options.len() as c_int, options_at.as_ptr()) };
         match compiled {
-            sys::nvrtcResult::NVRTC_SUCCESS => Ok(program),
-            sys::nvrtcResult::NVRTC_ERROR_COMPILATION | sys::nvrtcResult::NVRTC_ERROR_INVALID_OPTION => {
+            0 => Ok(program),
+            INVALID_OPTION | COMPILATION => {
                 Err(NvrtcError::Compile { name: source.name.into(), log: program.log() })
             }
             other => check("nvrtcCompileProgram", other).map(|()| program),
@@ -184,35 +244,50 @@ impl Program {
     }
 
     fn log(&self) -> String {
-        let log = self.fetch("nvrtcGetProgramLog", sys::nvrtcGetProgramLogSize, sys::nvrtcGetProgramLog);
-        let log = log.unwrap_or_default();
+        let log = self.fetch("nvrtcGetProgramLog", self.api.log).unwrap_or_default();
         String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).into()
     }
 
-    /// One of NVRTC's pairs of functions: how many bytes, then the bytes.
-    fn fetch(
-        &self,
-        call: &'static str,
-        size: unsafe fn(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult,
-        get: unsafe fn(sys::nvrtcProgram, *mut c_char) -> sys::nvrtcResult,
-    ) -> Result<Vec<u8>, NvrtcError> {
+    fn fetch(&self, call: &'static str, pair: Pair) -> Result<Vec<u8>, NvrtcError> {
         let mut bytes = 0;
         // SAFETY: a live handle and a place for the size.
-        check(call, unsafe { size(self.0, &mut bytes) })?;
+        check(call, unsafe { (pair.size)(self.handle, &mut bytes) })?;
         let mut data = vec![0u8; bytes];
         if bytes > 0 {
             // SAFETY: `data` has the size NVRTC just asked for.
-            check(call, unsafe { get(self.0, data.as_mut_ptr().cast()) })?;
+            check(call, unsafe { (pair.get)(self.handle, data.as_mut_ptr().cast()) })?;
         }
         Ok(data)
     }
 }
 
-fn check(call: &'static str, result: sys::nvrtcResult) -> Result<(), NvrtcError> {
-    match result {
-        sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
-        failure => Err(NvrtcError::Call { call, reason: format!("{failure:?}") }),
+const INVALID_OPTION: Code = 5;
+const COMPILATION: Code = 6;
+
+/// NVRTC's names of its results, from 0 on.
+const RESULTS: [&str; 13] = [
+    "NVRTC_SUCCESS",
+    "NVRTC_ERROR_OUT_OF_MEMORY",
+    "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
+    "NVRTC_ERROR_INVALID_INPUT",
+    "NVRTC_ERROR_INVALID_PROGRAM",
+    "NVRTC_ERROR_INVALID_OPTION",
+    "NVRTC_ERROR_COMPILATION",
+    "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
+    "NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION",
+    "NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION",
+    "NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID",
+    "NVRTC_ERROR_INTERNAL_ERROR",
+    "NVRTC_ERROR_TIME_FILE_WRITE_FAILED",
+];
+
+fn check(call: &'static str, result: Code) -> Result<(), NvrtcError> {
+    if result == 0 {
+        return Ok(());
     }
+    let name = usize::try_from(result).ok().and_then(|i| RESULTS.get(i));
+    let reason = name.map_or(format!("nvrtcResult {result}"), |name| name.to_string());
+    Err(NvrtcError::Call { call, reason })
 }
 
 fn c_string(text: &str, what: &'static str) -> Result<CString, NvrtcError> {
@@ -230,26 +305,28 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|string| string.as_ptr()).collect()
 }
 
-/// Finds and loads the library, and makes sure that cudarc's bindings reach it.
+/// Finds and loads the library.
 fn load() -> Result<Nvrtc, NvrtcError> {
     let named = std::env::var_os("DREAMC_NVRTC").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let asked = named.is_some();
     let places = named.map_or_else(usual_places, |place| vec![place]);
     let path = places.iter().find_map(|place| library_in(place, LIBRARY));
-    match &path {
+    let library = match &path {
         Some(path) => open_with_builtins(path)?,
-        None if std::env::var_os("DREAMC_NVRTC").is_some_and(|value| !value.is_empty()) => {
-            return Err(not_found(&places));
-        }
-        None => {}
-    }
-    // SAFETY: loads a shared library whose initialisers are NVIDIA's own.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(not_found(&places));
-    }
+        // What the loader has is not what was asked for.
+        None if asked => return Err(not_found(&places)),
+        None => NAMES
+            .iter()
+            .find_map(|name| open(OsStr::new(name)).ok())
+            .ok_or_else(|| not_found(&places))?,
+    };
+    let shown = path.as_deref().unwrap_or(Path::new(LIBRARY)).display().to_string();
+    let lacks = |error: libloading::Error| NvrtcError::Load { path: shown, reason: error.to_string() };
+    let api = Api::of(library).map_err(lacks)?;
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: the library is present, so the function resolves; two places to write to.
-    check("nvrtcVersion", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
-    Ok(Nvrtc { path, version: (major, minor) })
+    // SAFETY: the function's own type; two places to write to.
+    check("nvrtcVersion", unsafe { (api.version)(&mut major, &mut minor) })?;
+    Ok(Nvrtc { path, version: (major, minor), api })
 }
 
 fn not_found(places: &[PathBuf]) -> NvrtcError {
@@ -258,46 +335,28 @@ fn not_found(places: &[PathBuf]) -> NvrtcError {
     NvrtcError::NotFound { searched: searched.join(", ") }
 }
 
-/// Loads NVRTC so that later loads by plain name find it: its builtins first, which it would
-/// otherwise look for on the loader's paths only, then itself, both with global symbols and for the
-/// life of the process.
-#[cfg(unix)]
-fn open_with_builtins(path: &Path) -> Result<(), NvrtcError> {
-    use std::ffi::CStr;
-    use std::os::unix::ffi::OsStrExt;
-
-    let open = |file: &Path| -> Result<(), NvrtcError> {
-        let failed = |reason: String| NvrtcError::Load { path: file.display().to_string(), reason };
-        let name = CString::new(file.as_os_str().as_bytes())
-            .map_err(|_| failed("a zero byte in its name".into()))?;
-        // SAFETY: a C string; the library's initialisers are NVIDIA's own, and it is never
-        // unloaded.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-        if !handle.is_null() {
-            return Ok(());
-        }
-        // SAFETY: dlerror gives null or a C string that stays until the next dl call of this
-        // thread.
-        let words = unsafe { libc::dlerror() };
-        let words = if words.is_null() {
-            "no reason given".into()
-        } else {
-            unsafe { CStr::from_ptr(words) }.to_string_lossy()
+/// Loads NVRTC from its file; its builtins first, which it looks for by name alone and would find on
+/// the loader's paths only, for the life of the process.
+fn open_with_builtins(path: &Path) -> Result<Library, NvrtcError> {
+    let load = |file: &Path| {
+        let failed = |error: libloading::Error| NvrtcError::Load {
+            path: file.display().to_string(),
+            reason: error.to_string(),
         };
-        Err(failed(words.into_owned()))
+        open(file.as_os_str()).map_err(failed)
     };
     if let Some(folder) = path.parent()
         && let Some(builtins) = children(folder, "libnvrtc-builtins.so").pop()
     {
-        open(&builtins)?;
+        std::mem::forget(load(&builtins)?);
     }
-    open(path)
+    load(path)
 }
 
-/// Elsewhere the loader's own search is all there is.
-#[cfg(not(unix))]
-fn open_with_builtins(_path: &Path) -> Result<(), NvrtcError> {
-    Ok(())
+/// Loads a shared library; nothing else finds its symbols.
+fn open(name: &OsStr) -> Result<Library, libloading::Error> {
+    // SAFETY: NVIDIA's own library, by its name, whose initialisers are NVIDIA's.
+    unsafe { Library::new(name) }
 }
 
 #[cfg(test)]

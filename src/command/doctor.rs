@@ -1,7 +1,10 @@
 //! `dreamc doctor`: what this machine can do, and what to install so that it can do more.
 //!
 //! *In*: the machine. *Out*: a table, or JSON. *Promise*: nothing is changed, and a part that is
-//! missing is an answer, not a failure.
+//! missing is an answer, not a failure. With `--gpu` ([`gpu`]): kernels are proved on the GPU, and a
+//! wrong one is a failure.
+
+mod gpu;
 
 use crate::failure::Done;
 use crate::{output, say, show};
@@ -22,12 +25,17 @@ use std::path::Path;
 Examples:
   dreamc doctor
   dreamc doctor --json | jq .missing
+  dreamc doctor --gpu             prove each kernel on the GPU beside the naive one, a minute or two
 
-Nothing is changed. Exit code 0, whatever is found: dreamc trains on the CPU with nothing installed.")]
+Nothing is changed. Exit code 0, whatever is found: dreamc trains on the CPU with nothing installed.
+With --gpu: exit code 1 where a kernel is wrong, faults, does not end or does not compile.")]
 pub struct Arguments {
     /// Print JSON with stable keys
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    gpu: gpu::Arguments,
 }
 
 /// Less free space than this is said: a checkpoint of a model with a hundred million parameters
@@ -43,6 +51,9 @@ struct Finding {
 }
 
 pub fn run(a: Arguments) -> Done {
+    if a.gpu.asked() {
+        return gpu::run(&a.gpu, a.json);
+    }
     let findings = findings();
     let missing: Vec<(&str, &str)> =
         findings.iter().filter_map(|f| Some((f.part, f.advice.as_deref()?))).collect();

@@ -567,6 +567,50 @@ fn a_driver_that_does_not_serve_is_an_error_that_says_what_would() {
     fs::write(folder.path().join("libcuda.so"), "no library").unwrap();
 }
 
+/// Kernels of the smallest model and of one of odd sizes, each beside its naive kernel from the same
+/// memory, in a process of its own.
+#[test]
+fn the_doctor_proves_kernels() {
+    let Some(card) = Card::new() else { return };
+    let sandbox = sandbox();
+    let line = ["doctor", "--gpu", "--only", "smallest,smallest-bf16", "--json"];
+    let report: serde_json::Value = serde_json::from_str(&card.good(&sandbox, "card=sm_90", &line)).unwrap();
+    let lines = report["lines"].as_array().unwrap();
+    let of = |kernel: &str, rung: &str| {
+        lines.iter().filter(|l| l["kernel"] == kernel && l["rung"] == rung).count()
+    };
+    assert_eq!(report["wrong"], 0, "{report}");
+    for kernel in ["rows", "product", "grouped", "attention", "attention_grad", "route", "group", "adamw"] {
+        let (common, naive) = (of(kernel, "common"), of(kernel, "naive"));
+        assert!(common > 0 && common == naive, "{kernel}: {common} common, {naive} naive, in {report}");
+    }
+    assert!(lines.iter().all(|l| l["error"].as_f64().unwrap() <= l["bound"].as_f64().unwrap()), "{report}");
+}
+
+/// A kernel that is wrong, that faults, that does not end, that is not launched or does not compile
+/// costs its own line and the exit code; the others are proved.
+#[test]
+fn the_doctor_goes_on_behind_a_kernel_that_is_spoiled() {
+    let Some(card) = Card::new() else { return };
+    let sandbox = sandbox();
+    let line = ["doctor", "--gpu", "--only", "smallest", "--patience", "20"];
+    for (how, found) in
+        [("wrong", "WRONG"), ("fault", "FAULTS"), ("hang", "HANGS"), ("launch", "FAULTS"), ("compile", "NO CODE")]
+    {
+        let mut command = card.command(&sandbox, &format!("spoil={how}:combine_rows"), &line);
+        if how == "compile" {
+            command.env("DREAMC_CACHE", sandbox.path("cache"));
+        }
+        let output = command.output().unwrap();
+        let (out, err) = texts(&output);
+        assert_eq!(output.status.code(), Some(1), "{how}: {out}\n{err}");
+        let count = |word: &str| out.lines().filter(|line| line.contains(word)).count();
+        let spoiled = out.lines().filter(|line| line.starts_with("combine ") && line.contains(found)).count();
+        assert!(spoiled > 0 && spoiled == count(found), "{how}: {out}\n{err}");
+        assert!(count(" right ") > 40 && out.contains(&format!("{spoiled} are not right")), "{how}: {out}");
+    }
+}
+
 /// Cards differ in the shared memory of a block.
 #[test]
 #[ignore = "kernels that nothing else needs"]

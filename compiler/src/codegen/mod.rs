@@ -26,6 +26,7 @@ pub(crate) mod tile;
 
 use crate::count::device::Device;
 use crate::program::{Kernel, KernelKind};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The files that generated texts include: name and text. One front page for all of them is
@@ -202,7 +203,7 @@ impl Default for Variant {
 
 /// A kernel as CUDA C++. Sources of one text differ in names, grids, arguments and scratch alone,
 /// so they are compiled once.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Source {
     /// A name for people: the kind and the sizes.
     pub name: String,
@@ -217,7 +218,7 @@ pub struct Source {
 }
 
 /// One launch of a source.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Pass {
     /// The `extern "C"` name.
     pub entry: String,
@@ -232,7 +233,7 @@ pub struct Pass {
 }
 
 /// An argument of a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Argument {
     /// Address of the operand of that number.
     Operand(usize),
@@ -258,7 +259,7 @@ pub enum Argument {
 }
 
 /// Matrices for the copy engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Base {
     /// At the address of the operand of that number.
     Operand(usize),
@@ -268,7 +269,7 @@ pub enum Base {
 
 /// Matrices of bf16, one behind another, of which a copy brings a box of [`Matrices::ROW`] elements
 /// of some rows into the swizzle of 128 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Matrices {
     /// Where the first begins.
     pub base: Base,

@@ -42,7 +42,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    fn of(plan: &Plan, operand: &Operand, slot: &Slot) -> Self {
+    pub(crate) fn of(plan: &Plan, operand: &Operand, slot: &Slot) -> Self {
         match operand {
             Operand::Index(affine) => Place::Index(affine.clone()),
             Operand::Tensor { buffer, instance, offset, stride } => {
@@ -61,7 +61,7 @@ impl Place {
         }
     }
 
-    fn at(&self, variables: &[u64]) -> Value {
+    pub(crate) fn at(&self, variables: &[u64]) -> Value {
         match self {
             Place::Index(affine) => Value::Index(affine.at(variables)),
             Place::Tensor { base, instance, instance_bytes, stride, dtype } => Value::Tensor {

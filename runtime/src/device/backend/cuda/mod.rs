@@ -14,11 +14,13 @@ mod foreign;
 mod nccl;
 
 use super::gpu::launch::{Arg, Launch, Swizzle, TensorMap};
-use super::gpu::{self, Compiler, Dense, Exchange, Gpu, Library, Target};
+use super::gpu::proof::Trial;
+use super::gpu::{self, Compiler, Dense, Exchange, Gpu, Library, Target, proof};
 use crate::device::{Device, DeviceError, Group, Session};
 use cublaslt::CublasLt;
 use cudarc::driver::{DriverError, result, sys};
 use dreamc_compiler::codegen::{Limits, Source};
+use dreamc_compiler::count::device::{self, DEVICES};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
 use dreamc_dsl::spec::Precision;
@@ -130,6 +132,39 @@ impl CudaDevice {
     /// The version of CUDA that the driver is for.
     pub fn driver(&self) -> (i32, i32) {
         (self.context.versions.0, self.context.versions.1)
+    }
+
+    /// Version of NVRTC, which compiles for it.
+    pub fn nvrtc(&self) -> (i32, i32) {
+        self.compiler.version()
+    }
+
+    /// The GPU's data sheet, where it is in the table of devices.
+    pub fn sheet(&self) -> Option<&'static device::Device> {
+        let title = self.title.to_lowercase().replace(' ', "");
+        DEVICES.iter().find(|device| title.contains(device.name))
+    }
+
+    /// A trial of some programs of a plan, for [`proof::watch`].
+    pub fn trial(&self, plan: &Plan, programs: &[&str]) -> Result<Trial, DeviceError> {
+        Trial::of(plan, programs, &self.compiler, self.sheet())
+    }
+
+    /// Compiles the texts of trials into the cache, on all cores; those that do not compile are
+    /// found again by who runs them.
+    pub fn compile(&self, trials: &[&Trial]) {
+        let all: Vec<Source> = trials.iter().flat_map(|trial| trial.sources()).cloned().collect();
+        let (firsts, _) = gpu::distinct(&all);
+        self.compiler.compile_each(&firsts.iter().map(|&i| &all[i]).collect::<Vec<_>>());
+    }
+
+    /// The work of a process that proves: reads a task, and says what it finds, a line each.
+    pub fn prove(input: &[u8], say: &mut dyn FnMut(String)) -> Result<(), DeviceError> {
+        let open = |ordinal| {
+            let device = CudaDevice::new(ordinal)?;
+            Ok((Stream::new(device.context.clone(), None)?, device.compiler))
+        };
+        proof::child(input, open, say)
     }
 
     fn with_target(ordinal: usize, ptx: Option<&str>) -> Result<Self, DeviceError> {

@@ -31,7 +31,7 @@ pub enum Target {
 }
 
 /// Code, or why there is none.
-type Compiled = Result<Vec<u8>, NvrtcError>;
+pub(crate) type Compiled = Result<Vec<u8>, NvrtcError>;
 
 /// NVRTC with its options and its cache.
 pub(crate) struct Compiler {
@@ -89,6 +89,11 @@ impl Compiler {
 
     /// Compiles all sources, on all cores.
     pub(crate) fn compile(&self, sources: &[&Source]) -> Result<Vec<Vec<u8>>, DeviceError> {
+        Ok(self.compile_each(sources).into_iter().collect::<Result<_, _>>()?)
+    }
+
+    /// The same; of each its code, or why it has none.
+    pub(crate) fn compile_each(&self, sources: &[&Source]) -> Vec<Compiled> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len()).max(1);
         let next = AtomicUsize::new(0);
         let results: Mutex<Vec<Option<Compiled>>> = Mutex::new(sources.iter().map(|_| None).collect());
@@ -107,11 +112,7 @@ impl Compiler {
         });
         let results = results.into_inner().unwrap_or_else(|e| e.into_inner());
         let missing = || NvrtcError::Call { call: "nvrtcCompileProgram", reason: "no result".into() };
-        let mut codes = vec![];
-        for result in results {
-            codes.push(result.unwrap_or_else(|| Err(missing()))?);
-        }
-        Ok(codes)
+        results.into_iter().map(|result| result.unwrap_or_else(|| Err(missing()))).collect()
     }
 
     fn key(&self, source: &Source) -> String {

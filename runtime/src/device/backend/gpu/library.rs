@@ -233,7 +233,7 @@ impl<G: Gpu> Generated<G> {
         }
         // Memory was written to where there are numbers.
         match numbers {
-            Some(_) => self.loaded.gpu.zero(self.loaded.arena, plan.arena),
+            Some(_) => self.loaded.gpu.zero(self.loaded.memory.arena, plan.arena),
             None => Ok(()),
         }
     }
@@ -291,7 +291,7 @@ impl<G: Gpu> Comparison<'_, G> {
     /// Whether the library's product gives what the generated kernel gives, and is faster.
     fn result(&mut self, dense: &Dense, numbers: &[u8]) -> Result<Choice, DeviceError> {
         let generated = |reason: String| Ok(Choice { library: false, reason });
-        let at: Vec<u64> = self.call.values.iter().map(|value| self.loaded.address(value)).collect();
+        let at: Vec<u64> = self.call.values.iter().map(|value| self.loaded.memory.address(value)).collect();
         let (&[a, b, c], [a_bytes, b_bytes, c_bytes]) = (&at[..], dense.bytes()) else {
             return generated("its operands are not three".into());
         };

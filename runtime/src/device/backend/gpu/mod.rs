@@ -18,6 +18,7 @@ mod cache;
 pub(crate) mod launch;
 mod library;
 pub mod machine;
+pub mod proof;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -418,10 +419,35 @@ struct Loaded<G: Gpu> {
     modules: Vec<G::Module>,
     texts: Vec<usize>,
     sources: Vec<Source>,
+    memory: Memory,
+    scratch_bytes: u64,
+}
+
+/// Addresses of what a session has on a GPU.
+#[derive(Clone, Copy)]
+struct Memory {
     arena: u64,
     scratch: u64,
-    scratch_bytes: u64,
     status: u64,
+}
+
+/// A launch as its kernels see it.
+#[derive(Clone, Copy)]
+struct Given<'a> {
+    /// Its number in the program's list.
+    number: usize,
+    values: &'a [Value],
+    /// See [`Call::places`].
+    places: Option<u64>,
+    origin: &'a str,
+    waited: bool,
+}
+
+impl<'a> From<&Call<'a>> for Given<'a> {
+    fn from(call: &Call<'a>) -> Self {
+        let Call { number, values, places, origin, waited, .. } = *call;
+        Given { number, values, places, origin, waited }
+    }
 }
 
 /// Compiles texts: the code of each.
@@ -471,12 +497,13 @@ impl<G: Gpu> Generated<G> {
             codes.push(ready.collect());
         }
         let sources = sources.list;
-        let loaded = Loaded { gpu, modules, texts, sources, arena, scratch, scratch_bytes, status };
+        let memory = Memory { arena, scratch, status };
+        let loaded = Loaded { gpu, modules, texts, sources, memory, scratch_bytes };
         Ok((Generated { products: products.map_or(vec![], |p| p.list), loaded, executed: 0 }, codes))
     }
 }
 
-impl<G: Gpu> Loaded<G> {
+impl Memory {
     fn address(&self, value: &Value) -> u64 {
         match value {
             Value::Tensor { at, .. } => self.arena + at,
@@ -484,14 +511,14 @@ impl<G: Gpu> Loaded<G> {
         }
     }
 
-    fn argument(&self, call: &Call, iteration: u32, argument: Argument) -> Arg {
-        let value = |i: usize| call.values.get(i);
+    fn argument(&self, given: &Given, iteration: u32, argument: Argument) -> Arg {
+        let value = |i: usize| given.values.get(i);
         match argument {
             Argument::Operand(i) => Arg::Pointer(value(i).map_or(0, |v| self.address(v))),
             Argument::Stride(i) => Arg::I64(value(i).map_or(0, Value::stride) as i64),
             // The check has made sure that it fits.
             Argument::Index(i) => Arg::I32(value(i).map_or(0, Value::index) as i32),
-            Argument::Places => Arg::Pointer(call.places.map_or(0, |at| self.arena + at)),
+            Argument::Places => Arg::Pointer(given.places.map_or(0, |at| self.arena + at)),
             Argument::Size(size) => Arg::I32(size as i32),
             Argument::Scratch(at) => Arg::Pointer(self.scratch + at),
             Argument::Map(matrices) => {
@@ -502,17 +529,22 @@ impl<G: Gpu> Loaded<G> {
                 Arg::TensorMap(Box::new(tensor_map(address, matrices.stride.unwrap_or(stride), matrices)))
             }
             Argument::Status => Arg::Pointer(self.status),
-            Argument::Launch => Arg::I32(call.number as i32),
+            Argument::Launch => Arg::I32(given.number as i32),
             Argument::Iteration => Arg::I32(iteration as i32),
         }
     }
 
-    /// The kernels that were generated for a launch.
-    fn generated(&mut self, source: usize, call: &Call) -> Result<(), DeviceError> {
-        let text = self.texts[source];
-        for iteration in 0..self.sources[source].iterations {
-            for pass in &self.sources[source].passes {
-                let args = pass.arguments.iter().map(|&a| self.argument(call, iteration, a)).collect();
+    /// The kernels of a source for a launch.
+    fn launch<G: Gpu>(
+        &self,
+        gpu: &mut G,
+        module: &G::Module,
+        source: &Source,
+        given: &Given,
+    ) -> Result<(), DeviceError> {
+        for iteration in 0..source.iterations {
+            for pass in &source.passes {
+                let args = pass.arguments.iter().map(|&a| self.argument(given, iteration, a)).collect();
                 let launch = Launch {
                     kernel: pass.entry.clone(),
                     grid: [pass.grid, 1, 1],
@@ -520,21 +552,29 @@ impl<G: Gpu> Loaded<G> {
                     shared_bytes: pass.shared_bytes,
                     args,
                 };
-                let launched = self.gpu.launch(&self.modules[text], &launch, call.origin);
-                let by = || format!("kernel {} ({})", self.sources[source].name, pass.entry);
-                waited(&mut self.gpu, launched, call, by)?;
+                let launched = gpu.launch(module, &launch, given.origin);
+                let by = || format!("kernel {} ({})", source.name, pass.entry);
+                waited(gpu, launched, given, by)?;
             }
         }
         Ok(())
     }
+}
+
+impl<G: Gpu> Loaded<G> {
+    /// The kernels that were generated for a launch.
+    fn generated(&mut self, source: usize, call: &Call) -> Result<(), DeviceError> {
+        let module = &self.modules[self.texts[source]];
+        self.memory.launch(&mut self.gpu, module, &self.sources[source], &call.into())
+    }
 
     /// The same by the library.
     fn multiply(&mut self, product: &G::Product, call: &Call) -> Result<(), DeviceError> {
-        let at = |i: usize| call.values.get(i).map_or(0, |value| self.address(value));
+        let at = |i: usize| call.values.get(i).map_or(0, |value| self.memory.address(value));
         let operands = [at(0), at(1), at(2)];
-        let launched = self.gpu.multiply(product, operands, self.scratch, call.origin);
+        let launched = self.gpu.multiply(product, operands, self.memory.scratch, call.origin);
         let name = self.gpu.library().map_or_else(String::new, |library| library.name.clone());
-        waited(&mut self.gpu, launched, call, || name)
+        waited(&mut self.gpu, launched, &call.into(), || name)
     }
 }
 
@@ -542,15 +582,15 @@ impl<G: Gpu> Loaded<G> {
 fn waited<G: Gpu>(
     gpu: &mut G,
     launched: Result<(), DeviceError>,
-    call: &Call,
+    given: &Given,
     by: impl FnOnce() -> String,
 ) -> Result<(), DeviceError> {
-    if !call.waited {
+    if !given.waited {
         return launched;
     }
     launched.and_then(|()| gpu.finish()).map_err(|error| match error {
         DeviceError::Lost { device, what, words, .. } => {
-            let launch = Some(format!("{}, {}", call.origin, by()));
+            let launch = Some(format!("{}, {}", given.origin, by()));
             DeviceError::Lost { device, what, words, launch }
         }
         other => other,
@@ -569,11 +609,11 @@ impl<G: Gpu> Backend for Generated<G> {
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.loaded.gpu.write(self.loaded.arena + at, bytes)
+        self.loaded.gpu.write(self.loaded.memory.arena + at, bytes)
     }
 
     fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.loaded.gpu.read(self.loaded.arena + at, bytes)
+        self.loaded.gpu.read(self.loaded.memory.arena + at, bytes)
     }
 
     fn launch(&mut self, code: &Code, call: &Call) -> Result<(), DeviceError> {
@@ -586,7 +626,7 @@ impl<G: Gpu> Backend for Generated<G> {
     }
 
     fn collective(&mut self, what: Collective, at: u64) -> Result<bool, DeviceError> {
-        let address = |number: u64| self.loaded.arena + at + number * DType::F32.bytes();
+        let address = |number: u64| self.loaded.memory.arena + at + number * DType::F32.bytes();
         let of = |parts: &Parts, what: fn(u64) -> Exchanged| {
             let each = (0..parts.ranks()).map(|rank| (rank, parts.of(rank)));
             let some = each.filter(|(_, (_, count))| *count > 0);
@@ -633,7 +673,7 @@ impl<G: Gpu> Backend for Generated<G> {
     }
 
     fn bad_index(&mut self) -> Result<Option<usize>, DeviceError> {
-        let (gpu, status) = (&mut self.loaded.gpu, self.loaded.status);
+        let (gpu, status) = (&mut self.loaded.gpu, self.loaded.memory.status);
         let mut word = [0; 4];
         gpu.read(status, &mut word)?;
         let number = i32::from_le_bytes(word);

@@ -107,9 +107,7 @@ pub fn table(
     for (name, program) in &plan.programs {
         let often = times(name);
         let counted = executed(plan, name, &|_| Extents::default())?;
-        let mut list = vec![];
-        walk(&program.steps, &mut list);
-        for (launch, counted) in list.into_iter().zip(&counted.launches) {
+        for (launch, counted) in listed(&program.steps).into_iter().zip(&counted.launches) {
             let Some(own) = variants.next() else { continue };
             if often == 0 || counted.times == 0 {
                 continue;
@@ -166,6 +164,32 @@ fn exchanged(collective: Collective, kernel: String, launches: u128, device: &De
     }
 }
 
+/// The launches of a program's list, in order, loops ignored.
+pub(super) fn listed(steps: &[Step]) -> Vec<&Launch> {
+    let mut list = vec![];
+    walk(steps, &mut list);
+    list
+}
+
+/// What one launch asks of a device, by what it counts.
+pub(super) fn demand(plan: &Plan, launch: &Launch, counted: &Launched) -> Demand {
+    let times = counted.times.max(1) as f64;
+    Demand {
+        flops: 2.0 * counted.multiply_adds as f64 / times,
+        narrow: narrow(plan, launch),
+        bytes: moved(plan, launch, counted),
+        elementwise: counted.elementwise as f64 / times,
+    }
+}
+
+/// Whether its first operand is bf16, and so what it multiplies.
+fn narrow(plan: &Plan, launch: &Launch) -> bool {
+    match launch.operands.first() {
+        Some(Operand::Tensor { buffer, .. }) => plan.buffer(*buffer).dtype == DType::Bf16,
+        _ => false,
+    }
+}
+
 fn walk<'p>(steps: &'p [Step], list: &mut Vec<&'p Launch>) {
     for step in steps {
         match step {
@@ -197,14 +221,10 @@ fn of_launch(
 ) -> KernelLine {
     let kernel = plan.kernel(launch.kernel);
     let launches = counted.times * u128::from(often);
-    let flops = 2.0 * counted.multiply_adds as f64 * often as f64;
-    let bytes = moved(plan, launch, counted) * launches as f64;
-    let elementwise = counted.elementwise as f64 * often as f64;
-    let narrow = match launch.operands.first() {
-        Some(Operand::Tensor { buffer, .. }) => plan.buffer(*buffer).dtype == DType::Bf16,
-        _ => false,
-    };
-    let sheet = device.rates().time(Demand { flops, narrow, bytes, elementwise });
+    let one = demand(plan, launch, counted);
+    let times = launches as f64;
+    let (flops, bytes, elementwise) = (one.flops * times, one.bytes * times, one.elementwise * times);
+    let sheet = device.rates().time(Demand { flops, bytes, elementwise, ..one });
     // Products by tiles and in attention are priced by their code, others are arithmetic of
     // threads.
     let multiplies = |code: &&Code| matches!(code.body, Body::Tiles(_) | Body::Attention(_));
