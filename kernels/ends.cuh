@@ -192,7 +192,6 @@ DEVICE void head_grad_x(const D &dlogits, const W &w, float *dx, int iteration) 
     int first = iteration * PART, part = least(PART, VOCAB - first);
     int column = int(take(block, (WIDTH + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS, row = int(block) * T::ROWS;
     int rows = least(T::ROWS, ROWS - row), columns = least(T::COLUMNS, WIDTH - column);
-    if (iteration > 0) ask_for<T>(dx + i64(row) * WIDTH + column, WIDTH, rows, columns);
     typename T::Sums sums;
     typename T::Pipe pipe(shared);
     T::template multiply<true, false>(pipe, sums, rows, columns, part, operand<true>(dlogits, PART).at(row, 0),
@@ -211,7 +210,6 @@ DEVICE void head_grad_w(const D &dlogits, const X &x, float *dw, int iteration) 
     int column = int(take(block, (WIDTH + T::COLUMNS - 1) / T::COLUMNS)) * T::COLUMNS, row = int(block) * T::ROWS;
     int rows = least(T::ROWS, part - row), columns = least(T::COLUMNS, WIDTH - column);
     if (rows <= 0) return;
-    if constexpr (ADD) ask_for<T>(dw + i64(first + row) * WIDTH + column, WIDTH, rows, columns);
     typename T::Sums sums;
     typename T::Pipe pipe(shared);
     T::template multiply<false, false>(pipe, sums, rows, columns, ROWS, operand<false>(dlogits, PART).at(row, 0),

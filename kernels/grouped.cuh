@@ -100,7 +100,6 @@ DEVICE void grouped_outer(const Y &y, const X &x, const int *offsets, const int 
     int first = offset_of(offsets, expert, slots), end = offset_of(offsets, expert + 1, slots);
     if (ADD && first >= end) return;
     w += (i64(expert) * out + row) * inner + column;
-    if constexpr (ADD) ask_for<T>(w, inner, rows, columns);
     auto left = operand<false>(y, out).at(row, first).cut();
     typename T::Sums sums;
     typename T::Pipe pipe(shared);

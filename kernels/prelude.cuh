@@ -102,9 +102,6 @@ DEVICE TwoFloats load_pair(const bf16 *from) {
 DEVICE void store_pair(float *to, float low, float high) { *reinterpret_cast<TwoFloats *>(to) = {low, high}; }
 DEVICE void store_pair(bf16 *to, float low, float high) { *reinterpret_cast<u32 *>(to) = pack(low, high); }
 
-// Asks the cache for the line of an address, and does not wait.
-DEVICE void prefetch(const void *address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
-
 // The left operand of a product, 16 x 16, from two pieces of 16 x 8 as products give them.
 DEVICE void fragment(u32 (&a)[4], const float (&low)[4], const float (&high)[4]) {
     a[0] = pack(low[0], low[1]), a[1] = pack(low[2], low[3]);

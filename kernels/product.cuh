@@ -296,14 +296,6 @@ template <class T, class To> DEVICE void put_quads(typename T::Sums &sums, int i
     }
 }
 
-// Asks the cache for the lines of a tile that results will be added to, while they are computed: a
-// thread would wait for memory once for each batch of addends.
-template <class T> DEVICE void ask_for(const float *to, i64 stride, int rows, int columns) {
-    constexpr int LINE = 32, ACROSS = T::COLUMNS / LINE;
-    for (int i = int(threadIdx.x); i < rows * ACROSS; i += T::THREADS)
-        if (i % ACROSS * LINE < columns) prefetch(to + (i / ACROSS * stride + i % ACROSS * LINE));
-}
-
 // Gives every element of the tile inside the matrix to whoever wants it: `line(i, j)`, for a row of
 // the tile and the first column that the thread has there, gives a `Put` for columns from that one
 // on. The address of a row is computed once so, and its elements are distances that are known when
@@ -461,7 +453,6 @@ DEVICE void product(const A &a, const B &b, C *c, int m, int n, int k, u32 a_far
         if (SOME && rows.count <= 0) return;
         int columns = least(T::COLUMNS, n - column);
         C *to = c + (i64(rows.base) * n + column);
-        if constexpr (ADD && !SOME && Alike<C, float>::value) ask_for<T>(to, n, rows.count, columns);
         typename T::Sums sums;
         multiply_rows<T, A_FAST, B_FAST>(pipe, sums, rows, columns, k, operand<A_FAST, A_NEAR>(a, a_far).at(rows.base, 0),
                                          operand<B_FAST, B_NEAR>(b, b_far).at(column, 0));
