@@ -193,13 +193,22 @@ def read_floats(path):
             yield name, array.array("f", data[8 + length + begin : 8 + length + end])
 
 
+def lengths(mine, other):
+    """Of the difference of two tensors, and of the second."""
+    try:
+        import numpy
+    except ImportError:
+        return math.sqrt(math.fsum((x - y) ** 2 for x, y in zip(mine, other))), math.sqrt(math.fsum(y * y for y in other))
+    mine, other = (numpy.frombuffer(x, numpy.float32).astype(numpy.float64) for x in (mine, other))
+    return float(numpy.linalg.norm(mine - other)), float(numpy.linalg.norm(other))
+
+
 def agree(left, right):
     """How far the tensors of two probes are apart, relative to their lengths; NaN where either has one."""
     others, worst, count = dict(read_floats(right)), ("", 0.0), 0
     for name, mine in read_floats(left):
         other = others.pop(name)
-        apart = math.sqrt(math.fsum((x - y) ** 2 for x, y in zip(mine, other)))
-        length = math.sqrt(math.fsum(y * y for y in other))
+        apart, length = lengths(mine, other)
         # Gradients that are zero by nature hold rounding noise.
         distance = apart if length < 1e-8 else apart / length
         count += 1
