@@ -229,7 +229,7 @@ impl Clocks {
         Rc::new(view)
     }
 
-    /// What a wait of a thread found: at once, or from its next acquire fence on (`relaxed`).
+    /// The view that a wait of a thread found: at once, or from its next acquire fence on (`relaxed`).
     pub fn see(&mut self, warp: u32, lane: u32, view: &Rc<View>, relaxed: bool) {
         match relaxed {
             true => self.taken.entry(thread_of(warp, lane)).or_default().push(view.clone()),
