@@ -76,9 +76,9 @@ template <class S_, bool WIDE_> struct FlashWarps {
     template <class Next, class Own, class Load>
     static DEVICE bool bring(Flow &, int, int, Next, Own, Load) { return false; }
 
-    // `own` once, then for every tile from `at` to `end`, by `next`: `load`, the products of `first`,
-    // what `between` makes of them, and the products of `last`. The next tile is loaded while one is
-    // used.
+    // `own` once, then for every tile from `at` to `end`, by `next`: `load`, the products of
+    // `first`, what `between` makes of them, and the products of `last`. The next tile is loaded
+    // while one is used.
     template <bool AHEAD, class Next, class Own, class Load, class First, class Between, class Last>
     static DEVICE void pass(Flow &, int at, int end, Next next, Own own, Load load, First first, Between between, Last last) {
         auto stage = [&](int buffer, int at) {

@@ -71,10 +71,10 @@ template <class S_, int TILE_, int STAGES_, int SHARERS_ = 1> struct FlashWarpgr
         return true;
     }
 
-    // `AHEAD`: a turn on the tensor cores has the last products of a tile and the first of the next,
-    // one after another without a wait, while the other warpgroup works on what its first products
-    // gave. Elsewhere, where registers do not hold the products of two tiles, a warpgroup waits in
-    // its turn.
+    // `AHEAD`: a turn on the tensor cores has the last products of a tile and the first of the
+    // next, one after another without a wait, while the other warpgroup works on what its first
+    // products gave. Elsewhere, where registers do not hold the products of two tiles, a warpgroup
+    // waits in its turn.
     template <bool AHEAD, class Next, class Own, class Load, class First, class Between, class Last>
     static DEVICE void pass(Flow &flow, int at, int end, Next next, Own, Load, First first, Between between, Last last) {
         if (at >= end) return;

@@ -143,8 +143,9 @@ DEVICE u32 place_in(u32 address, u32 block) {
     return place;
 }
 
-// A fence of shared memory alone, where NVRTC knows it (12.8): an arrival that releases to a cluster,
-// and a wait that acquires from it, make `ptxas` order all of the device's memory at each stage.
+// A fence of shared memory alone, where NVRTC knows it (12.8): an arrival that releases to a
+// cluster, and a wait that acquires from it, make `ptxas` order all of the device's memory at each
+// stage.
 #define FENCES_SHARED (__CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208)
 
 // Arrives at a barrier of any block of the cluster.

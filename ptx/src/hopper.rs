@@ -98,7 +98,8 @@ pub(super) enum Op {
     /// `fence.release.sync_restrict::shared::cta.cluster`: what a thread has done goes out with its
     /// next relaxed arrival.
     ReleaseFence,
-    /// `fence.acquire.sync_restrict::shared::cluster.cluster`: what relaxed waits of a thread saw counts.
+    /// `fence.acquire.sync_restrict::shared::cluster.cluster`: what relaxed waits of a thread saw
+    /// counts.
     AcquireFence,
     WgFence,
     WgCommit,

@@ -90,9 +90,10 @@ pub(super) struct Clocks {
     fenced: Vec<Option<(Rc<View>, Scope)>>,
     /// Knowledge that atomics brought in and the next fence makes count.
     pending: HashMap<u32, Vec<Rc<Release>>>,
-    /// What the last release fence of a thread covered, for its next relaxed arrival at an mbarrier.
+    /// Knowledge that the last release fence of a thread covered, for its next relaxed arrival at
+    /// an mbarrier.
     given: HashMap<u32, Rc<View>>,
-    /// What relaxed waits of a thread saw, until its next acquire fence.
+    /// Knowledge that relaxed waits of a thread brought in, until its next acquire fence.
     taken: HashMap<u32, Vec<Rc<View>>>,
 }
 
@@ -229,7 +230,8 @@ impl Clocks {
         Rc::new(view)
     }
 
-    /// The view that a wait of a thread found: at once, or from its next acquire fence on (`relaxed`).
+    /// The view that a wait of a thread found: at once, or from its next acquire fence on
+    /// (`relaxed`).
     pub fn see(&mut self, warp: u32, lane: u32, view: &Rc<View>, relaxed: bool) {
         match relaxed {
             true => self.taken.entry(thread_of(warp, lane)).or_default().push(view.clone()),
@@ -244,7 +246,7 @@ impl Clocks {
         }
     }
 
-    /// What a relaxed arrival of a thread gives away.
+    /// The view that a relaxed arrival of a thread gives away.
     pub fn released(&self, warp: u32, lane: u32) -> Option<Rc<View>> {
         self.given.get(&thread_of(warp, lane)).cloned()
     }
