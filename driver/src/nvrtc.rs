@@ -101,7 +101,8 @@ forward! {
     nvrtcGetProgramLog(program: Handle, to: *mut c_char);
 }
 
-/// Makes a program, and looks for kernels in its text that are to be spoiled: `name(` behind a space.
+/// Makes a program, and looks for kernels in its text that are to be spoiled: `name(` behind a
+/// space.
 ///
 /// # Safety
 /// As NVRTC documents it.
@@ -115,7 +116,8 @@ pub unsafe extern "C" fn nvrtcCreateProgram(
     names: *const *const c_char,
 ) -> c_int {
     type Strings = *const *const c_char;
-    type Create = unsafe extern "C" fn(*mut Handle, *const c_char, *const c_char, c_int, Strings, Strings) -> c_int;
+    type Create =
+        unsafe extern "C" fn(*mut Handle, *const c_char, *const c_char, c_int, Strings, Strings) -> c_int;
     // SAFETY: the function's own type; arguments are the caller's, a C string among them.
     unsafe {
         let Some(create) = real::<Create>(c"nvrtcCreateProgram") else { return INTERNAL };

@@ -36,7 +36,7 @@ pub struct Settings {
     pub spoils: Vec<(Spoil, String)>,
 }
 
-/// What is wrong with the kernels whose names begin so.
+/// The defect of kernels whose names begin so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spoil {
     /// They do nothing.

@@ -117,7 +117,8 @@ pub enum NvrtcError {
     /// No library anywhere.
     #[error(
         "NVRTC, the CUDA run-time compiler, was not found (looked in {searched}); install it with `pip install \
-         nvidia-cuda-nvrtc` in a virtual environment and name that in DREAMC_NVRTC, or install the CUDA toolkit"
+         nvidia-cuda-nvrtc==13.0.*` (for a driver of CUDA 12 `nvidia-cuda-nvrtc-cu12`) in a virtual environment and name that \
+         in DREAMC_NVRTC, or install the CUDA toolkit"
     )]
     NotFound {
         /// The places that were tried.
@@ -232,8 +233,7 @@ impl<'a> Program<'a> {
         check("nvrtcCreateProgram", created)?;
         let program = Program { api, handle };
         // SAFETY: a live handle and `options.len()` C strings.
-        let compiled =
-            unsafe { (api.compile)(program.handle, options.len() as c_int, options_at.as_ptr()) };
+        let compiled = unsafe { (api.compile)(program.handle, options.len() as c_int, options_at.as_ptr()) };
         match compiled {
             0 => Ok(program),
             INVALID_OPTION | COMPILATION => {
@@ -313,12 +313,11 @@ fn load() -> Result<Nvrtc, NvrtcError> {
     let path = places.iter().find_map(|place| library_in(place, LIBRARY));
     let library = match &path {
         Some(path) => open_with_builtins(path)?,
-        // What the loader has is not what was asked for.
+        // The loader's own is not the one that was asked for.
         None if asked => return Err(not_found(&places)),
-        None => NAMES
-            .iter()
-            .find_map(|name| open(OsStr::new(name)).ok())
-            .ok_or_else(|| not_found(&places))?,
+        None => {
+            NAMES.iter().find_map(|name| open(OsStr::new(name)).ok()).ok_or_else(|| not_found(&places))?
+        }
     };
     let shown = path.as_deref().unwrap_or(Path::new(LIBRARY)).display().to_string();
     let lacks = |error: libloading::Error| NvrtcError::Load { path: shown, reason: error.to_string() };
@@ -335,8 +334,8 @@ fn not_found(places: &[PathBuf]) -> NvrtcError {
     NvrtcError::NotFound { searched: searched.join(", ") }
 }
 
-/// Loads NVRTC from its file; its builtins first, which it looks for by name alone and would find on
-/// the loader's paths only, for the life of the process.
+/// Loads NVRTC from its file; its builtins first, which it looks for by name alone and would find
+/// on the loader's paths only, for the life of the process.
 fn open_with_builtins(path: &Path) -> Result<Library, NvrtcError> {
     let load = |file: &Path| {
         let failed = |error: libloading::Error| NvrtcError::Load {

@@ -89,6 +89,12 @@ impl TensorMap {
         if self.strides.iter().any(|&stride| stride % 16 != 0 || stride >= 1 << 40) {
             return wrong(format!("with strides {:?}, which must be multiples of 16", self.strides));
         }
+        if self.strides.windows(2).any(|pair| pair[0] == 0 || pair[1] % pair[0] != 0) {
+            let strides = &self.strides;
+            return wrong(format!(
+                "with strides {strides:?}, each of which must be a multiple of the one before"
+            ));
+        }
         if self.tile.iter().any(|&side| side == 0 || side > 256) {
             return wrong(format!("with a box of {:?}; sides are 1 to 256", self.tile));
         }

@@ -11,6 +11,7 @@ pub mod init;
 pub mod mapped;
 pub mod model;
 pub mod noise;
+pub mod notice;
 pub mod quantise;
 pub mod statistics;
 pub mod train;

@@ -1,8 +1,8 @@
 //! `dreamc doctor`: what this machine can do, and what to install so that it can do more.
 //!
 //! *In*: the machine. *Out*: a table, or JSON. *Promise*: nothing is changed, and a part that is
-//! missing is an answer, not a failure. With `--gpu` ([`gpu`]): kernels are proved on the GPU, and a
-//! wrong one is a failure.
+//! missing is an answer, not a failure. With `--gpu` ([`gpu`]): kernels are proved on the GPU, and
+//! a wrong one is a failure.
 
 mod gpu;
 
@@ -35,7 +35,7 @@ pub struct Arguments {
     json: bool,
 
     #[command(flatten)]
-    gpu: gpu::Arguments,
+    gpu: gpu::GpuArguments,
 }
 
 /// Less free space than this is said: a checkpoint of a model with a hundred million parameters
@@ -48,6 +48,11 @@ struct Finding {
     found: String,
     /// The advice, where something is missing.
     advice: Option<String>,
+}
+
+/// From now on plans that are loaded on a GPU are proved by this program.
+pub fn prove_plans() {
+    gpu::prove_plans();
 }
 
 pub fn run(a: Arguments) -> Done {
@@ -112,8 +117,17 @@ fn gpus() -> Vec<Finding> {
         match CudaDevice::new(all.len()) {
             Ok(gpu) => {
                 let (major, minor) = gpu.driver();
-                let found = format!("{}, driver for CUDA {major}.{minor}", gpu.name());
-                all.push(Finding { part: "GPU", found, advice: None });
+                let remark = gpu.remark().map_or(String::new(), |remark| format!(", {remark}"));
+                let mut found = format!("{}, driver for CUDA {major}.{minor}{remark}", gpu.name());
+                let mut advice = None;
+                match gpu.try_a_kernel() {
+                    Ok(()) => found += ", runs a kernel",
+                    Err(error) => {
+                        found += ", runs no kernel";
+                        advice = Some(error.to_string());
+                    }
+                }
+                all.push(Finding { part: "GPU", found, advice });
             }
             Err(error) if all.is_empty() => {
                 let text = error.to_string();

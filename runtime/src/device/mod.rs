@@ -181,6 +181,16 @@ pub enum DeviceError {
     /// Generated kernels could not be compiled.
     #[error(transparent)]
     Nvrtc(#[from] crate::nvrtc::NvrtcError),
+    /// Ways of computing a product differ, and the naive kernel agrees with none.
+    #[error(
+        "{device}: {kernel} each compute something else; `dreamc doctor --gpu` proves all kernels, DREAMC_NAIVE=1 runs naive ones"
+    )]
+    Disagree {
+        /// Name of the device.
+        device: String,
+        /// The product, and the names of both ways.
+        kernel: String,
+    },
     /// A launch or the device itself failed so that this process can do nothing more on it.
     #[error(
         "{device}: {}{what} ({words}); the GPU is lost to this process{}",

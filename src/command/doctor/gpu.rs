@@ -11,7 +11,7 @@ use crate::{say, show};
 use clap::Args;
 use dreamc_runtime::device::cuda::CudaDevice;
 use dreamc_runtime::device::gpu::proof::cases::{CASES, Case};
-use dreamc_runtime::device::gpu::proof::{Outcome, Prover, Rung, Trial, Verdict, watch};
+use dreamc_runtime::device::gpu::proof::{Outcome, Prover, Rung, Trial, Verdict, prove_by, watch};
 use dreamc_runtime::device::{Device, DeviceError};
 use dreamc_runtime::train::event::{Event, Watcher};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 #[derive(Args)]
-pub(super) struct Arguments {
+pub(super) struct GpuArguments {
     /// Prove each kernel on a GPU beside the naive one
     #[arg(long)]
     gpu: bool,
@@ -33,7 +33,7 @@ pub(super) struct Arguments {
     only: Vec<String>,
 
     /// Seconds after which a kernel that does not end is given up
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "gpu")]
+    #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE, requires = "gpu")]
     patience: u64,
 
     /// Be the process that proves: a task on standard input, findings on standard output
@@ -41,7 +41,7 @@ pub(super) struct Arguments {
     prove: bool,
 }
 
-impl Arguments {
+impl GpuArguments {
     pub(super) fn asked(&self) -> bool {
         self.gpu || self.prove
     }
@@ -55,7 +55,7 @@ fn case(name: &str) -> Result<String, String> {
     }
 }
 
-/// What was found of one rung of a kernel.
+/// One rung of a kernel.
 struct Line {
     case: &'static str,
     kernel: String,
@@ -65,7 +65,7 @@ struct Line {
     share: Option<f64>,
 }
 
-pub(super) fn run(a: &Arguments, json: bool) -> Done {
+pub(super) fn run(a: &GpuArguments, json: bool) -> Done {
     if a.prove {
         return prove();
     }
@@ -78,9 +78,7 @@ pub(super) fn run(a: &Arguments, json: bool) -> Done {
     progress.tell(&Event::Busy("compiling"));
     device.compile(&trials.iter().collect::<Vec<_>>());
     let compiled = begun.elapsed().as_secs_f64();
-    let program = std::env::current_exe().map_err(|e| Failure::Error(e.into()))?;
-    let arguments = ["doctor", "--prove"].map(String::from).into();
-    let prover = Prover { program, arguments, patience: Duration::from_secs(a.patience.max(1)) };
+    let prover = prover(a.patience)?;
     let (mut lines, mut launches) = (vec![], 0);
     for (case, trial) in cases.iter().zip(&trials) {
         progress.tell(&Event::Busy(case.name));
@@ -109,9 +107,34 @@ pub(super) fn run(a: &Arguments, json: bool) -> Done {
         compiled,
         seconds: begun.elapsed().as_secs_f64(),
     };
-    if json { show::json(&summary.json(&lines))? } else { summary.print(&lines)? }
+    if json {
+        show::json(&summary.json(&lines))?
+    } else {
+        summary.print(&lines)?
+    }
     if wrong == 0 { Ok(()) } else { Err(Failure::Said) }
 }
+
+/// This program as a process that proves.
+fn prover(patience: u64) -> std::io::Result<Prover> {
+    let arguments = ["doctor", "--prove"].map(String::from).into();
+    Ok(Prover {
+        program: std::env::current_exe()?,
+        arguments,
+        patience: Duration::from_secs(patience.max(1)),
+    })
+}
+
+/// See [`super::prove_plans`]; a program that does not know its file proves nothing.
+pub(super) fn prove_plans() {
+    let asked = std::env::var("DREAMC_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
+    if let Ok(prover) = prover(asked.unwrap_or(PATIENCE)) {
+        prove_by(prover);
+    }
+}
+
+/// Seconds after which a kernel that does not end is given up.
+const PATIENCE: u64 = 60;
 
 /// The other process.
 fn prove() -> Done {
@@ -119,7 +142,7 @@ fn prove() -> Done {
     std::io::stdin().read_to_end(&mut input).map_err(|e| Failure::Error(e.into()))?;
     let mut output = std::io::stdout().lock();
     let mut gone = false;
-    // Who listens has gone: nobody wants the rest.
+    // Nobody listens any more, and nobody wants the rest.
     let said = CudaDevice::prove(&input, &mut |line| {
         gone |= writeln!(output, "{line}").and_then(|()| output.flush()).is_err();
     });
@@ -146,7 +169,8 @@ impl Summary {
             let Line { case, kernel, shape, origin, verdict, share } = line;
             let mut value = json!({"model": case, "kernel": kernel, "shape": shape, "origin": origin,
                 "right": verdict.outcome.right(), "share": share});
-            if let (Value::Object(all), Ok(Value::Object(own))) = (&mut value, serde_json::to_value(verdict)) {
+            if let (Value::Object(all), Ok(Value::Object(own))) = (&mut value, serde_json::to_value(verdict))
+            {
                 all.extend(own);
             }
             value
@@ -164,9 +188,12 @@ impl Summary {
     }
 
     fn print(&self, lines: &[Line]) -> std::io::Result<()> {
-        let mut rows = vec![["kernel", "rung", "error", "bound", "µs", "roofline", "found", "shape"].map(String::from).to_vec()];
+        let mut rows =
+            vec![["kernel", "rung", "error", "bound", "µs", "roofline", "found"].map(String::from).to_vec()];
         let mut case = "";
-        for line in lines.iter().filter(|line| line.verdict.rung != Rung::Naive || !line.verdict.outcome.right()) {
+        for line in
+            lines.iter().filter(|line| line.verdict.rung != Rung::Naive || !line.verdict.outcome.right())
+        {
             if line.case != case {
                 case = line.case;
                 rows.push(vec![format!("— {case}")]);
@@ -176,7 +203,7 @@ impl Summary {
         say!("{}", show::table(&rows))?;
         for line in lines.iter().filter(|line| !line.verdict.outcome.right()) {
             let Line { case, kernel, shape, origin, verdict, .. } = line;
-            say!("{kernel} {shape}, {} ({case}, {origin}): {}", verdict.rung, words(&verdict.outcome))?;
+            say!("{kernel} {shape}, {} ({case}, {origin}): {}", verdict.rung, verdict.outcome)?;
         }
         let ((driver, minor), (nvrtc, patch)) = (self.driver, self.nvrtc);
         say!(
@@ -187,6 +214,16 @@ impl Summary {
             show::duration(self.compiled),
             show::duration(self.seconds),
         )
+    }
+}
+
+/// Kind and shape of a kernel, as far as a column has room.
+fn named(kernel: &str, shape: &str) -> String {
+    const ROOM: usize = 60;
+    let all = format!("{kernel} {shape}");
+    match all.char_indices().nth(ROOM) {
+        Some((end, _)) => format!("{}…", &all[..end]),
+        None => all,
     }
 }
 
@@ -211,21 +248,6 @@ impl Line {
         };
         let share = self.share.map_or(String::new(), |share| format!("{:.0} %", share * 1e2));
         let rung = self.verdict.rung.to_string();
-        vec![self.kernel.clone(), rung, error, bound, time, share, found.into(), self.shape.clone()]
-    }
-}
-
-/// An outcome that is not right, in words.
-fn words(outcome: &Outcome) -> String {
-    match outcome {
-        Outcome::Ran { error, bound, buffer, .. } if *error == f64::MAX => {
-            format!("{buffer} holds other integers than the naive kernel's, or no numbers (bound {bound:.0e})")
-        }
-        Outcome::Ran { error, bound, buffer, .. } => {
-            format!("{buffer} is {error:.1e} of its largest number from the naive kernel's; rounding may make {bound:.0e}")
-        }
-        Outcome::Uncompiled { why } => format!("there is no code for it: {why}"),
-        Outcome::Faults { why } => format!("it failed: {why}"),
-        Outcome::Hangs { seconds } => format!("it did not end in {seconds} s"),
+        vec![named(&self.kernel, &self.shape), rung, error, bound, time, share, found.into()]
     }
 }

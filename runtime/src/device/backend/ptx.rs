@@ -92,6 +92,7 @@ impl Device for PtxDevice {
             &self.compiler,
             plan,
             group,
+            &gpu::Trust::default(),
         )
     }
 }

@@ -19,7 +19,7 @@ use super::gpu::{self, Compiler, Dense, Exchange, Gpu, Library, Target, proof};
 use crate::device::{Device, DeviceError, Group, Session};
 use cublaslt::CublasLt;
 use cudarc::driver::{DriverError, result, sys};
-use dreamc_compiler::codegen::{Limits, Source};
+use dreamc_compiler::codegen::{Argument, Limits, Pass, Source};
 use dreamc_compiler::count::device::{self, DEVICES};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
@@ -27,6 +27,8 @@ use dreamc_dsl::spec::Precision;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// A GPU.
 pub struct CudaDevice {
@@ -34,6 +36,12 @@ pub struct CudaDevice {
     compiler: Compiler,
     title: String,
     library: Option<Library>,
+    number: usize,
+    capability: (i32, i32),
+    /// The GPU and its driver, by which proofs of kernels are kept.
+    identity: String,
+    /// Whether it runs what NVRTC makes for it, and no PTX for calibration.
+    proves: bool,
 }
 
 /// The driver's calls in use. The bindings panic where one is missing, so all are looked for
@@ -88,6 +96,29 @@ fn words(error: DriverError) -> String {
     }
 }
 
+/// Advice where the driver does not start.
+fn advice(code: sys::CUresult) -> Option<&'static str> {
+    use sys::CUresult::*;
+    Some(match code {
+        CUDA_ERROR_STUB_LIBRARY => {
+            "this libcuda is the toolkit's stub: take its folder `stubs` out of LD_LIBRARY_PATH"
+        }
+        CUDA_ERROR_SYSTEM_NOT_READY => {
+            "on machines whose GPUs are joined by NVSwitch start NVIDIA's fabric manager \
+             (`systemctl start nvidia-fabricmanager`), of the driver's version"
+        }
+        CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
+            "libcuda and the driver of the kernel are of two versions: restart the machine after an update, or give \
+             the container the libcuda of its host"
+        }
+        CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+            "this libcuda is of the package cuda-compat, which this GPU does not take: take its folder out of \
+             LD_LIBRARY_PATH"
+        }
+        _ => return None,
+    })
+}
+
 /// The part that failed, where the driver gives nothing more to this process. Such an error may
 /// come out of any later call.
 fn lost(error: DriverError) -> Option<&'static str> {
@@ -112,6 +143,20 @@ fn lost(error: DriverError) -> Option<&'static str> {
     }
 }
 
+/// How long work on a GPU is waited for: `DREAMC_GPU_TIMEOUT` in seconds, else ten minutes.
+fn patience() -> Result<Duration, String> {
+    const USUAL: Duration = Duration::from_secs(600);
+    let Some(asked) = std::env::var_os("DREAMC_GPU_TIMEOUT").filter(|v| !v.is_empty()) else {
+        return Ok(USUAL);
+    };
+    let seconds = asked.to_str().and_then(|text| text.parse().ok()).filter(|&seconds| seconds > 0);
+    let wrong = || format!("DREAMC_GPU_TIMEOUT is `{}`; it is a whole number of seconds", asked.display());
+    Ok(Duration::from_secs(seconds.ok_or_else(wrong)?))
+}
+
+/// Memory that the driver takes for code and recorded launches, after the arena.
+const RESERVE: u64 = 128 << 20;
+
 /// Memory is handed out in pages of this size.
 const PAGE: u64 = 2 << 20;
 
@@ -134,6 +179,43 @@ impl CudaDevice {
         (self.context.versions.0, self.context.versions.1)
     }
 
+    /// Compiles a kernel for it, loads and runs it: what versions promise, seen once.
+    pub fn try_a_kernel(&self) -> Result<(), DeviceError> {
+        const WORD: i32 = 0x600d;
+        let entry = || "written".to_string();
+        let pass = Pass {
+            entry: entry(),
+            grid: 1,
+            block: 1,
+            shared_bytes: 0,
+            arguments: vec![Argument::Operand(0)],
+        };
+        let text = format!("extern \"C\" __global__ void written(int *word) {{ *word = {WORD}; }}\n");
+        let source = Source { name: entry(), text, passes: vec![pass], iterations: 1, scratch: 0 };
+        let code = self.compiler.compile(&[&source])?;
+        let mut stream = Stream::new(self.context.clone(), None)?;
+        let address = stream.allocate(4, "word")?;
+        let module = Gpu::load(&mut stream, &source, code.first().map_or(&[], Vec::as_slice))?;
+        let args = vec![Arg::Pointer(address)];
+        let launch = Launch { kernel: entry(), grid: [1; 3], block: [1; 3], shared_bytes: 0, args };
+        stream.launch(&module, &launch, "a kernel that writes a word")?;
+        let mut word = [0; 4];
+        stream.read(address, &mut word)?;
+        match i32::from_le_bytes(word) {
+            WORD => Ok(()),
+            other => Err(self.context.refuses(format!("a kernel that writes {WORD} wrote {other}"))),
+        }
+    }
+
+    /// A remark on the kernels that a GPU of its compute capability runs, where there could be
+    /// faster ones.
+    pub fn remark(&self) -> Option<&'static str> {
+        match self.capability.0 {
+            10.. => Some("kernels of compute capability 8.0: it has none of its own yet"),
+            _ => None,
+        }
+    }
+
     /// Version of NVRTC, which compiles for it.
     pub fn nvrtc(&self) -> (i32, i32) {
         self.compiler.version()
@@ -147,11 +229,12 @@ impl CudaDevice {
 
     /// A trial of some programs of a plan, for [`proof::watch`].
     pub fn trial(&self, plan: &Plan, programs: &[&str]) -> Result<Trial, DeviceError> {
-        Trial::of(plan, programs, &self.compiler, self.sheet())
+        // A naive kernel of so many multiply-adds takes some seconds.
+        Trial::of(plan, programs, &self.compiler, (self.sheet(), 4e12))
     }
 
     /// Compiles the texts of trials into the cache, on all cores; those that do not compile are
-    /// found again by who runs them.
+    /// found again where they run.
     pub fn compile(&self, trials: &[&Trial]) {
         let all: Vec<Source> = trials.iter().flat_map(|trial| trial.sources()).cloned().collect();
         let (firsts, _) = gpu::distinct(&all);
@@ -172,11 +255,15 @@ impl CudaDevice {
         let missing = |message: String| DeviceError::Driver { device: name.clone(), message };
         // SAFETY: loads a shared library whose initialisers are NVIDIA's own.
         if !unsafe { sys::is_culib_present() } {
-            return Err(missing(
-                "there is no NVIDIA driver (libcuda was not found); install the driver of your GPU, or use \
-                 `--device cpu`"
-                    .into(),
-            ));
+            let wsl = std::fs::read_to_string("/proc/version")
+                .is_ok_and(|v| v.to_lowercase().contains("microsoft"));
+            let install = match wsl {
+                true => "install the driver of your GPU on Windows, which puts libcuda into /usr/lib/wsl/lib",
+                false => "install the driver of your GPU",
+            };
+            return Err(missing(format!(
+                "there is no NVIDIA driver (libcuda was not found); {install}, or use `--device cpu`"
+            )));
         }
         // SAFETY: the library is there; what is looked up is not called.
         let absent: Vec<&str> = CALLS
@@ -199,7 +286,10 @@ impl CudaDevice {
             sys::CUresult::CUDA_ERROR_NO_DEVICE => {
                 missing("the driver sees no GPU (CUDA_VISIBLE_DEVICES may hide it)".into())
             }
-            _ => fail("cuInit", e),
+            code => match advice(code) {
+                Some(advice) => missing(format!("cuInit: {}; {advice}", words(e))),
+                None => fail("cuInit", e),
+            },
         })?;
         let count = result::device::get_count().map_err(|e| fail("cuDeviceGetCount", e))?;
         let number = i32::try_from(ordinal).ok().filter(|&n| n < count).ok_or_else(|| {
@@ -230,6 +320,8 @@ impl CudaDevice {
                 "{title} has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or newer"
             )));
         }
+        let nvrtc = crate::nvrtc::Nvrtc::find()?.version();
+        fits(nvrtc, driver, (major, minor), ptx.is_some()).map_err(&missing)?;
         let limits = Limits { processors: processors.unsigned_abs().into(), shared: shared.into() };
         // Hopper's own operations are in the `a` variant of its architecture.
         let suffix = if major == 9 { "a" } else { "" };
@@ -254,9 +346,55 @@ impl CudaDevice {
             }
         };
         let versions = (driver / 1000, driver % 1000 / 10, compiler.version());
-        let context = Arc::new(Context { device, context, name: name.clone(), versions, shared });
-        Ok(CudaDevice { context, compiler, title, library })
+        let (patience, stuck) = (patience().map_err(missing)?, AtomicBool::new(false));
+        let context = Context { device, context, name: name.clone(), versions, shared, patience, stuck };
+        let context = Arc::new(context);
+        let identity =
+            format!("{title}, {major}.{minor}, {processors} processors, {shared} bytes, driver {driver}");
+        let (number, proves, capability) = (ordinal, ptx.is_none(), (major, minor));
+        Ok(CudaDevice { context, compiler, title, library, number, capability, identity, proves })
     }
+}
+
+/// Whether NVRTC compiles for a GPU of a compute capability, and its driver takes what comes out:
+/// machine code of the driver's own major version or an older one, PTX of its own version or an
+/// older one.
+fn fits(nvrtc: (i32, i32), driver: i32, capability: (i32, i32), ptx: bool) -> Result<(), String> {
+    let own = (driver / 1000, driver % 1000 / 10);
+    let package = |(major, minor): (i32, i32)| match major {
+        ..=12 => format!("`pip install nvidia-cuda-nvrtc-cu12=={major}.{minor}.*`"),
+        _ => format!("`pip install nvidia-cuda-nvrtc=={major}.{minor}.*`"),
+    };
+    let newer = if ptx { nvrtc > own } else { nvrtc.0 > own.0 };
+    if newer {
+        return Err(format!(
+            "the driver is for CUDA {}.{}, and NVRTC, which compiles the kernels, is {}.{}: NVRTC must not be the newer \
+             one; install a newer driver, or {}",
+            own.0,
+            own.1,
+            nvrtc.0,
+            nvrtc.1,
+            package(own)
+        ));
+    }
+    // As `nvrtcGetSupportedArchs` of these versions answers.
+    let least = match capability {
+        (..=8, ..=8) => (11, 8),
+        (8, _) | (9, _) => (12, 0),
+        (10, 0..=1) | (12, 0) => (12, 8),
+        (10, _) | (12, _) => (12, 9),
+        _ => (13, 0),
+    };
+    if nvrtc < least {
+        let (major, minor) = capability;
+        return Err(format!(
+            "NVRTC {}.{} does not compile for compute capability {major}.{minor}; {} does",
+            nvrtc.0,
+            nvrtc.1,
+            package(least)
+        ));
+    }
+    Ok(())
 }
 
 /// cuBLASLt, where it is there and wanted: `DREAMC_CUBLASLT=0` never, `DREAMC_CUBLASLT=1` wherever
@@ -307,7 +445,15 @@ impl Device for CudaDevice {
     }
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {
-        gpu::load(Stream::new(self.context.clone(), self.library.clone())?, &self.compiler, plan, group)
+        let meeting = proof::Meeting {
+            name: &self.context.name,
+            number: self.number,
+            identity: &self.identity,
+            compiler: &self.compiler,
+        };
+        let trust = if self.proves { gpu::Trust::earn(&meeting, plan) } else { gpu::Trust::default() };
+        let stream = Stream::new(self.context.clone(), self.library.clone())?;
+        gpu::load(stream, &self.compiler, plan, group, &trust)
     }
 }
 
@@ -320,6 +466,10 @@ struct Context {
     versions: (i32, i32, (i32, i32)),
     /// Shared memory that a block may have.
     shared: u32,
+    /// How long work is waited for.
+    patience: Duration,
+    /// Work is under way that does not end, so nothing can be waited for any more.
+    stuck: AtomicBool,
 }
 
 // SAFETY: contexts may be used from any thread; every call makes its own current first.
@@ -349,6 +499,14 @@ impl Context {
         DeviceError::Driver { device, message: format!("{call}: {}{advice}", words(error)) }
     }
 
+    /// Gives up on work that does not end.
+    fn stuck(&self) -> DeviceError {
+        self.stuck.store(true, Ordering::Relaxed);
+        let seconds = self.patience.as_secs();
+        let words = format!("waited for {seconds} s; DREAMC_GPU_TIMEOUT has more patience");
+        DeviceError::Lost { device: self.name.clone(), what: "a kernel does not end", words, launch: None }
+    }
+
     /// A failure in words.
     fn refuses(&self, message: String) -> DeviceError {
         DeviceError::Driver { device: self.name.clone(), message }
@@ -363,6 +521,10 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        // It would wait; the end of the process does not.
+        if self.stuck.load(Ordering::Relaxed) {
+            return;
+        }
         // SAFETY: retained once; sessions hold the context, so none is left. There is no one to
         // tell of a failure.
         let _ = unsafe { result::primary_ctx::release(self.device) };
@@ -386,6 +548,8 @@ struct Stream {
     /// NCCL, where all ranks of the group have it.
     ranks: Option<nccl::Communicator>,
     recording: bool,
+    /// Recorded behind what is waited for.
+    end: sys::CUevent,
 }
 
 // SAFETY: streams, memory and modules may be used from any thread whose current context is theirs,
@@ -397,6 +561,8 @@ impl Stream {
         context.enter()?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(|e| context.error("cuStreamCreate", e))?;
+        let end = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+            .map_err(|e| context.error("cuEventCreate", e))?;
         Ok(Stream {
             context,
             stream,
@@ -407,6 +573,7 @@ impl Stream {
             events: vec![],
             ranks: None,
             recording: false,
+            end,
         })
     }
 
@@ -433,8 +600,26 @@ impl Stream {
             .map_err(|e| self.context.error("cuEventRecord", e))
     }
 
+    /// Waits for the stream, and no longer than a person would.
     fn wait(&self) -> Result<(), DeviceError> {
         self.context.enter()?;
+        self.record_event(self.end)?;
+        let begun = Instant::now();
+        // SAFETY: a live event that was recorded.
+        while let Err(error) = unsafe { result::event::query(self.end) } {
+            if error.0 != sys::CUresult::CUDA_ERROR_NOT_READY {
+                return Err(self.context.error("cuEventQuery", error));
+            }
+            let waited = begun.elapsed();
+            if waited > self.context.patience {
+                return Err(self.context.stuck());
+            }
+            // Short work is looked at all the time; of long work a fiftieth is lost at most.
+            match waited.as_micros() {
+                0..2000 => std::thread::yield_now(),
+                micros => std::thread::sleep(Duration::from_micros((micros as u64 / 50).min(1000))),
+            }
+        }
         // SAFETY: a live stream of the current context.
         unsafe { result::stream::synchronize(self.stream) }
             .map_err(|e| self.context.error("cuStreamSynchronize", e))
@@ -487,7 +672,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.context.enter().is_err() {
+        if self.context.stuck.load(Ordering::Relaxed) || self.context.enter().is_err() {
             return;
         }
         // SAFETY: made by this session in this context and freed once, after the stream has come to
@@ -496,7 +681,7 @@ impl Drop for Stream {
             self.ranks = None;
             let _ = result::stream::synchronize(self.stream);
             self.products = None;
-            for &event in &self.events {
+            for &event in self.events.iter().chain([&self.end]) {
                 let _ = result::event::destroy(event);
             }
             for &module in &self.modules {
@@ -526,7 +711,7 @@ unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if self.context.enter().is_ok() {
+        if !self.context.stuck.load(Ordering::Relaxed) && self.context.enter().is_ok() {
             // SAFETY: instantiated once and destroyed once; the driver keeps what is still running.
             // There is no one to tell of a failure.
             let _ = unsafe { result::graph::exec_destroy(self.executable) };
@@ -545,6 +730,7 @@ impl Gpu for Stream {
     const SYNCHRONOUS: bool = false;
     const RECORDS: bool = true;
     const PAGE: u64 = PAGE;
+    const RESERVE: u64 = RESERVE;
 
     fn name(&self) -> &str {
         &self.context.name
@@ -805,6 +991,27 @@ impl Gpu for Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn versions_that_do_not_go_together_are_told() {
+        let of =
+            |nvrtc, driver, capability, ptx| fits(nvrtc, driver, capability, ptx).err().unwrap_or_default();
+        assert_eq!(of((13, 0), 13000, (9, 0), false), "");
+        assert_eq!(of((12, 8), 13000, (12, 0), false), "");
+        // Machine code runs on drivers of its major version, PTX does not.
+        assert_eq!(of((13, 5), 13000, (9, 0), false), "");
+        assert!(of((13, 5), 13000, (9, 0), true).contains("`pip install nvidia-cuda-nvrtc==13.0.*`"));
+        let old = of((13, 0), 12040, (9, 0), false);
+        assert!(
+            old.contains("for CUDA 12.4") && old.contains("`pip install nvidia-cuda-nvrtc-cu12==12.4.*`"),
+            "{old}"
+        );
+        let new = of((12, 4), 12080, (12, 0), false);
+        assert!(
+            new.contains("NVRTC 12.4") && new.contains("12.0; `pip install nvidia-cuda-nvrtc-cu12==12.8.*`"),
+            "{new}"
+        );
+    }
 
     #[test]
     fn a_machine_without_a_gpu_is_told_what_is_missing() {

@@ -151,6 +151,35 @@ impl Compiler {
         self.folder.as_ref().map(|folder| KeptChoice(folder.join(name)))
     }
 
+    /// Where the outcome of a proof of a source is kept, on a device of this identity.
+    pub(super) fn proof(&self, identity: &str, source: &Source) -> Option<PathBuf> {
+        let mut hash = blake3::Hasher::new();
+        for part in [&self.key(source), &geometry(source), identity] {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part.as_bytes());
+        }
+        self.folder.as_ref().map(|folder| folder.join(format!("proof-{}", hash.finalize().to_hex())))
+    }
+
+    /// A text that is kept, if it is whole.
+    pub(super) fn kept(&self, place: &Path) -> Option<String> {
+        String::from_utf8(read(place)?).ok()
+    }
+
+    /// Keeps a text, if that works.
+    pub(super) fn keep(&self, place: &Path, text: &str) {
+        write(place, text.as_bytes());
+    }
+
+    /// Leaves a file for a person, beside the folder of kernels; gives its path.
+    pub(super) fn report(&self, source: &Source, text: &str) -> Option<PathBuf> {
+        let folder = self.folder.as_ref()?.parent()?.join("reports");
+        let path = folder.join(format!("{}-{}.txt", source.name.replace('/', "-"), &self.key(source)[..12]));
+        std::fs::create_dir_all(&folder).ok()?;
+        files::write_atomic(&path, |out| out.write_all(text.as_bytes())).ok()?;
+        Some(path)
+    }
+
     fn one(&self, source: &Source) -> Compiled {
         let path = self.folder.as_ref().map(|folder| folder.join(self.key(source)));
         if let Some(code) = path.as_deref().and_then(read) {

@@ -4,14 +4,16 @@
 //! distinct product of its plan the choice between both ([`Choice`]), and the library's products
 //! ready to launch. *Promise*: what is chosen by measuring is kept on disk and never measured
 //! again, so that two runs on one machine choose alike; nothing is measured where it could not be
-//! kept. Nothing is allocated, and memory is zero afterwards. A library that refuses, fails, or
-//! computes something else leaves the product to the generated kernel.
+//! kept. Nothing is allocated, and memory is zero afterwards. A library that refuses or fails
+//! leaves the product to the generated kernel. Where both compute something else, the naive kernel
+//! decides, and a person reads of it; where it agrees with neither, the plan is not loaded.
 
 use super::cache::Compiler;
-use super::{Call, Generated, Gpu, Loaded, Place, Plan, Program};
+use super::{Call, Generated, Gpu, Loaded, Place, Plan, Program, waited};
 use crate::device::{Choice, DeviceError};
+use crate::notice::notice;
 use crate::rng::Philox;
-use dreamc_compiler::codegen::{Source, Variant};
+use dreamc_compiler::codegen::{Source, Variant, generate};
 use dreamc_compiler::program::Kernel;
 use dreamc_compiler::program::kernel::Product;
 use std::collections::HashMap;
@@ -202,8 +204,10 @@ impl<G: Gpu> Generated<G> {
                 Some(kept) => (kept, None),
                 None => {
                     let numbers = numbers.get_or_insert_with(numbers_of_either_type);
-                    let (choice, product) = match self.measure(i, numbers, plan, programs) {
+                    let (choice, product) = match self.measure(i, compiler, numbers, plan, programs) {
                         Ok(measured) => measured,
+                        // Nobody knows which product is right.
+                        Err(error @ DeviceError::Disagree { .. }) => return Err(error),
                         Err(error) => {
                             // An error that a GPU does not get over ends the run, any other the
                             // comparison.
@@ -242,6 +246,7 @@ impl<G: Gpu> Generated<G> {
     fn measure(
         &mut self,
         i: usize,
+        compiler: &Compiler,
         numbers: &[u8],
         plan: &Plan,
         programs: &[Program],
@@ -254,9 +259,10 @@ impl<G: Gpu> Generated<G> {
         let (program, mut values) = (&programs[program], vec![]);
         let variables = vec![0; program.variables];
         let call = program.launches[launch].call(launch, plan, &variables, &mut values);
-        let choice = Comparison { loaded: &mut self.loaded, source, call, product: &product }
+        let choice = Comparison { loaded: &mut self.loaded, source, call, product: &product, compiler }
             .result(&dense, numbers)?;
-        Ok((choice, Some(product)))
+        let product = choice.library.then_some(product);
+        Ok((choice, product))
     }
 }
 
@@ -277,6 +283,7 @@ struct Comparison<'a, G: Gpu> {
     source: usize,
     call: Call<'a>,
     product: &'a G::Product,
+    compiler: &'a Compiler,
 }
 
 impl<G: Gpu> Comparison<'_, G> {
@@ -305,7 +312,10 @@ impl<G: Gpu> Comparison<'_, G> {
         self.ours()?;
         let after = samples(&mut self.loaded.gpu, dense, c)?;
         if !same(dense, &before, &between, &after) {
-            return generated("the library computes something else".into());
+            fill(&mut self.loaded.gpu, c, c_bytes, numbers, 600_000)?;
+            self.naive(dense)?;
+            let naive = samples(&mut self.loaded.gpu, dense, c)?;
+            return self.decide(dense, [&before, &between, &after, &naive]);
         }
         let once = self.timed(|run| run.theirs())?;
         let other = self.timed(|run| run.ours())?;
@@ -339,6 +349,52 @@ impl<G: Gpu> Comparison<'_, G> {
             true => Choice { library: true, reason: format!("{theirs_took}, generated {ours_took}") },
             false => Choice { library: false, reason: format!("{ours_took}, library {theirs_took}") },
         })
+    }
+
+    /// The product by its naive kernel.
+    fn naive(&mut self, dense: &Dense) -> Result<(), DeviceError> {
+        let narrow = u32::from(dense.narrow) * 0b011 | u32::from(dense.narrow_result) * 0b100;
+        let variant = Variant { narrow, naive: true, hopper: false, ..self.compiler.texts() };
+        let wrong = |message: String| DeviceError::Driver { device: self.loaded.gpu.name().into(), message };
+        let source = generate(self.call.kernel, variant).map_err(|e| wrong(e.to_string()))?;
+        let source = source.ok_or_else(|| wrong("a product without a naive kernel".into()))?;
+        let codes = self.compiler.compile(&[&source])?;
+        let module = self.loaded.gpu.load(&source, codes.first().map_or(&[], Vec::as_slice))?;
+        let Loaded { gpu, memory, .. } = &mut *self.loaded;
+        let given = (&self.call).into();
+        let launched = memory.launch(gpu, &module, &source, &given);
+        waited(gpu, launched, &given, || source.name.clone())
+    }
+
+    /// Which of two products that differ is the naive kernel's: results before both, after the
+    /// library's, after ours behind that, and after the naive one alone.
+    fn decide(
+        &self,
+        dense: &Dense,
+        [before, theirs, ours, naive]: [&[f32]; 4],
+    ) -> Result<Choice, DeviceError> {
+        let add = |to: &[f32], from: &[f32], step: &[f32]| -> Vec<f32> {
+            let sums = to.iter().zip(from).zip(step).map(|((to, from), step)| to + (step - from));
+            if dense.accumulate { sums.collect() } else { step.to_vec() }
+        };
+        let library = same(dense, before, theirs, &add(theirs, before, naive));
+        let generated = same(dense, before, naive, &add(naive, theirs, ours));
+        let name = self.loaded.gpu.library().map_or("the library", |library| &library.name);
+        let device = self.loaded.gpu.name();
+        let what = format!("{} ({})", self.call.kernel, self.call.origin);
+        let (right, wrong, library) = match (library, generated) {
+            (true, false) => (name, "the generated kernel", true),
+            (false, true) => ("the generated kernel", name, false),
+            (true, true) | (false, false) => {
+                let kernel = format!("{what}: {name}, the generated and the naive kernel");
+                return Err(DeviceError::Disagree { device: device.into(), kernel });
+            }
+        };
+        notice(&format!(
+            "{device}: {wrong} computes {what} otherwise than the naive kernel; {right} is used. `dreamc doctor --gpu` proves \
+             all kernels"
+        ));
+        Ok(Choice { library, reason: format!("{wrong} computes otherwise than the naive kernel") })
     }
 
     fn timed(&mut self, work: impl FnOnce(&mut Self) -> Result<(), DeviceError>) -> Result<f64, DeviceError> {

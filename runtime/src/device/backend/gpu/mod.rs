@@ -38,6 +38,8 @@ pub(crate) use cache::Compiler;
 pub use cache::Target;
 pub(crate) use library::{Dense, Library, Side};
 use library::{DenseProduct, Products};
+use proof::Rung;
+pub(crate) use proof::Trust;
 pub use table::{KernelLine, Recode, Table, TableError, table};
 
 /// A GPU's driver; addresses are its own.
@@ -109,6 +111,9 @@ pub(crate) trait Gpu: Send + 'static {
 
     /// Allocations take memory in multiples of so many bytes.
     const PAGE: u64 = 1;
+
+    /// Memory that is taken after all allocations, for code and recorded launches.
+    const RESERVE: u64 = 0;
 
     /// A product of a library, ready to launch.
     type Product: Send;
@@ -208,7 +213,7 @@ pub(crate) struct Sources {
 
 impl Sources {
     /// Generates the texts of all launches of a plan that the check has passed.
-    fn new(device: &str, launches: &[PlanLaunch]) -> Result<Self, DeviceError> {
+    fn new(device: &str, launches: &[PlanLaunch], trust: &Trust) -> Result<Self, DeviceError> {
         let mut sources = Sources { list: vec![], by_kernel: HashMap::new() };
         let mut known: HashMap<Source, usize> = HashMap::new();
         for launch in launches {
@@ -216,12 +221,17 @@ impl Sources {
             if sources.by_kernel.contains_key(&key) {
                 continue;
             }
-            let source =
-                generate(launch.kernel, launch.variant).map_err(|error| DeviceError::Unsupported {
+            let of = |variant: Variant| {
+                generate(launch.kernel, variant).map_err(|error| DeviceError::Unsupported {
                     device: device.into(),
                     kernel: launch.id,
                     reason: error.to_string(),
-                })?;
+                })
+            };
+            let mut source = of(launch.variant)?;
+            if let Some(rung) = source.as_ref().and_then(|best| trust.lowered(best)) {
+                source = of(Variant { hopper: false, naive: rung == Rung::Naive, ..launch.variant })?;
+            }
             let number = source.map(|source| {
                 *known.entry(source.clone()).or_insert_with(|| {
                     sources.list.push(source);
@@ -301,7 +311,8 @@ fn launches<'p>(plan: &'p Plan, programs: &[Program], texts: Variant) -> Vec<Pla
 /// [`distinct`] gives the texts, of which one may serve several sources.
 pub fn sources(plan: &Plan, architecture: &str, limits: Limits) -> Result<Vec<Source>, DeviceError> {
     let of = Variant { limits, ..cache::texts(architecture) };
-    Ok(Sources::new("cuda", &launches(plan, &executor::list(plan)?, of))?.list)
+    let launches = launches(plan, &executor::list(plan)?, of);
+    Ok(Sources::new("cuda", &launches, &Trust::default())?.list)
 }
 
 /// Numbers of the first sources of each text, and for each source which of these it shares its text
@@ -370,7 +381,8 @@ pub(crate) fn scratch_bytes(
     plan: &Plan,
 ) -> Result<u64, DeviceError> {
     let launches = launches(plan, &executor::list(plan)?, compiler.texts());
-    Ok(Sources::new(device, &launches)?.scratch(&launches, library) + STATUS_BYTES)
+    let sources = Sources::new(device, &launches, &Trust::default())?;
+    Ok(sources.scratch(&launches, library) + STATUS_BYTES)
 }
 
 /// The status word's allocation, and what it holds where nothing was reported.
@@ -383,6 +395,7 @@ pub(crate) fn load<G: Gpu>(
     compiler: &Compiler,
     plan: &Plan,
     group: &Group,
+    trust: &Trust,
 ) -> Result<Box<dyn Session>, DeviceError> {
     executor::load(plan, group, |programs| {
         let mut gpu = gpu;
@@ -390,7 +403,7 @@ pub(crate) fn load<G: Gpu>(
             gpu.join(group)?;
         }
         let compile = |sources: &[&Source]| compiler.compile(sources);
-        let (mut made, codes) = Generated::new(gpu, compiler.texts(), plan, programs, &compile)?;
+        let (mut made, codes) = Generated::new(gpu, (compiler.texts(), trust), plan, programs, &compile)?;
         made.choose(compiler, plan, programs)?;
         Ok((made, codes))
     })
@@ -457,18 +470,19 @@ impl<G: Gpu> Generated<G> {
     /// Allocates and compiles; `compile` makes machine code, one for each text.
     fn new(
         mut gpu: G,
-        variant: Variant,
+        (variant, trust): (Variant, &Trust),
         plan: &Plan,
         programs: &[Program],
         compile: &Compile,
     ) -> Result<(Self, Vec<Vec<Code>>), DeviceError> {
         let launches = launches(plan, programs, variant);
-        let sources = Sources::new(gpu.name(), &launches)?;
+        let sources = Sources::new(gpu.name(), &launches, trust)?;
         let scratch_bytes = sources.scratch(&launches, gpu.library());
         // Memory first: what does not fit is known before anything is compiled.
         if let Some(free) = gpu.free()? {
             let pages = [plan.arena, scratch_bytes, STATUS_BYTES].map(|b| b.max(1).next_multiple_of(G::PAGE));
-            super::room::check(gpu.name(), plan, scratch_bytes + STATUS_BYTES, pages.iter().sum(), free)?;
+            let needed = pages.iter().sum::<u64>() + G::RESERVE;
+            super::room::check(gpu.name(), plan, scratch_bytes + STATUS_BYTES, needed, free)?;
         }
         let arena = gpu.allocate(plan.arena, "arena")?;
         let scratch = gpu.allocate_scratch(scratch_bytes)?;

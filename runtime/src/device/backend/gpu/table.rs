@@ -8,7 +8,7 @@
 //! what [`Network`] gives them.
 
 use super::machine::{Body, Code, Why, read};
-use super::{Sources, cache, launches};
+use super::{Sources, Trust, cache, launches};
 use crate::device::executor::Collective;
 use crate::device::{DeviceError, executor};
 use dreamc_compiler::codegen::{Limits, Source, Variant};
@@ -92,7 +92,7 @@ pub fn table(
         &executor::list(plan)?,
         Variant { limits: Limits::of(device), ..cache::texts(architecture) },
     );
-    let sources = Sources::new("cuda", &all)?;
+    let sources = Sources::new("cuda", &all, &Trust::default())?;
     let read: Vec<Vec<Code>> = sources
         .list
         .iter()
@@ -171,7 +171,7 @@ pub(super) fn listed(steps: &[Step]) -> Vec<&Launch> {
     list
 }
 
-/// What one launch asks of a device, by what it counts.
+/// Work that one launch asks of a device.
 pub(super) fn demand(plan: &Plan, launch: &Launch, counted: &Launched) -> Demand {
     let times = counted.times.max(1) as f64;
     Demand {

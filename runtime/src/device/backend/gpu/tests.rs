@@ -1,7 +1,7 @@
 //! Recording, on a GPU that only writes down its calls.
 
 use super::launch::Launch;
-use super::{Generated, Gpu};
+use super::{Generated, Gpu, Trust};
 use crate::device::executor::{Executor, Graphs};
 use crate::device::{DeviceError, Group, Instrument, Session};
 use dreamc_compiler::codegen::{Source, Variant};
@@ -118,7 +118,7 @@ fn load(plan: &Plan, graphs: Graphs, refuses: Option<&'static str>) -> (Box<dyn 
     let compile = |sources: &[&Source]| Ok(vec![vec![]; sources.len()]);
     let made = Executor::new(plan, &Group::alone(), graphs, |programs| {
         let texts = Variant { hopper: true, ..Variant::default() };
-        Generated::new(writer, texts, plan, programs, &compile)
+        Generated::new(writer, (texts, &Trust::default()), plan, programs, &compile)
     });
     (Box::new(made.unwrap()), log)
 }

@@ -55,8 +55,8 @@ impl Case {
     /// The launches of a step of it on a GPU.
     pub fn trial(&self, device: &CudaDevice) -> Result<Trial, ProofError> {
         let failed = |why: String| ProofError::Case { case: self.name, why };
-        let ast = dreamc_dsl::parse(self.name, self.text, Spelling::Dream)
-            .map_err(|d| failed(d.render(false)))?;
+        let ast =
+            dreamc_dsl::parse(self.name, self.text, Spelling::Dream).map_err(|d| failed(d.render(false)))?;
         let (spec, _) = dreamc_dsl::check(&ast, &[]).map_err(|d| failed(d.render(false)))?;
         let rewrite = device.sheet().map_or_else(Rewriting::default, |sheet| Rewriting {
             target: Target::of(sheet),

@@ -9,16 +9,13 @@ use crate::device::backend::gpu::{Compiler, Given, Gpu, Memory, NOTHING, STATUS_
 use crate::rng::Philox;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
+use std::thread;
 
-/// What a process is given on its standard input.
+/// The standard input of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Task {
     pub(super) device: usize,
     pub(super) trial: Trial,
-    /// Launches that were proved before.
-    pub(super) known: Vec<usize>,
-    /// Rungs that are not to run.
-    pub(super) without: Vec<(usize, Rung)>,
 }
 
 /// Random numbers between -1 and 1; a prime number of them, so that rows rarely repeat one another.
@@ -91,8 +88,8 @@ impl<'t, G: Gpu> Bench<'t, G> {
             say(Event::Busy);
             write(&mut gpu, arena, fill, &numbers, i * 7919)?;
         }
-        let known = task.known.iter().copied().collect();
-        let without = task.without.iter().copied().collect();
+        let known = trial.known.iter().copied().collect();
+        let without = trial.without.iter().copied().collect();
         Ok(Bench { gpu, memory, trial, modules, texts, known, without })
     }
 
@@ -106,7 +103,7 @@ impl<'t, G: Gpu> Bench<'t, G> {
             .filter(|(rung, _)| !self.without.contains(&(step.distinct, *rung)))
             .collect();
         if step.written.is_empty() || self.known.contains(&step.distinct) {
-            // What was shown to be wrong is left out: what follows reads right numbers.
+            // A rung that is wrong is left out: the launches behind this one read right numbers.
             let Some(&(_, source)) = rungs.first() else { return Ok(()) };
             return self.launch(step, source).map(drop);
         }
@@ -117,6 +114,7 @@ impl<'t, G: Gpu> Bench<'t, G> {
             let failed = |outcome| Event::Proved(Verdict { launch: step.distinct, rung, outcome });
             if let Err(why) = &self.modules[self.texts[source]] {
                 say(failed(Outcome::Uncompiled { why: why.clone() }));
+                say(Event::Busy);
                 self.without.insert((step.distinct, rung));
                 continue;
             }
@@ -138,6 +136,7 @@ impl<'t, G: Gpu> Bench<'t, G> {
                     if let DeviceError::Lost { .. } = error {
                         return Err(error);
                     }
+                    say(Event::Busy);
                 }
             }
         }
@@ -178,7 +177,8 @@ impl<'t, G: Gpu> Bench<'t, G> {
     fn launch(&mut self, step: &Step, source: usize) -> Result<(), DeviceError> {
         let values: Vec<Value> = step.operands.iter().map(|&number| number.into()).collect();
         let origin = self.trial.origin(step.distinct);
-        let given = Given { number: step.distinct, values: &values, places: step.places, origin, waited: false };
+        let given =
+            Given { number: step.distinct, values: &values, places: step.places, origin, waited: false };
         match &self.modules[self.texts[source]] {
             Ok(module) => self.memory.launch(&mut self.gpu, module, &self.trial.sources[source], &given),
             Err(_) => Ok(()),
@@ -222,47 +222,78 @@ impl<'t, G: Gpu> Bench<'t, G> {
 }
 
 /// Writes what memory holds at the beginning.
-fn write<G: Gpu>(gpu: &mut G, arena: u64, fill: &Fill, numbers: &[f32], from: usize) -> Result<(), DeviceError> {
-    const PART: u64 = 1 << 24;
-    let mut done = 0;
-    while done < fill.elements {
-        let part = PART.min(fill.elements - done);
-        let random = |i: u64| numbers[((from as u64 + i) % NUMBERS as u64) as usize];
-        let mut bytes = Vec::with_capacity((part * fill.dtype.bytes()) as usize);
-        for i in done..done + part {
-            let (float, int) = match fill.with {
-                With::Around(centre, far) => (centre + far * random(i), 0),
-                With::Below(bound) => (0.0, ((f64::from(random(i)) + 1.0) / 2.0 * bound as f64) as i32),
-                With::Counted(row) => (0.0, (i % row) as i32),
-                With::Documents(row) => (0.0, (i % row * 3 / row) as i32),
-            };
-            match fill.dtype {
-                Type::F32 => bytes.extend(float.to_le_bytes()),
-                Type::Bf16 => bytes.extend(half::bf16::from_f32(float).to_le_bytes()),
-                Type::I32 => bytes.extend(int.to_le_bytes()),
-            }
+fn write<G: Gpu>(
+    gpu: &mut G,
+    arena: u64,
+    fill: &Fill,
+    numbers: &[f32],
+    from: usize,
+) -> Result<(), DeviceError> {
+    let period = match fill.with {
+        With::Around(..) | With::Below(_) => NUMBERS as u64,
+        With::Counted(row) | With::Documents(row) => row,
+    };
+    let random = |i: u64| numbers[((from as u64 + i) % NUMBERS as u64) as usize];
+    let mut bytes = vec![];
+    for i in 0..period.min(fill.elements) {
+        let (float, int) = match fill.with {
+            With::Around(centre, far) => (centre + far * random(i), 0),
+            With::Below(bound) => (0.0, ((f64::from(random(i)) + 1.0) / 2.0 * bound as f64) as i32),
+            With::Counted(_) => (0.0, i as i32),
+            With::Documents(row) => (0.0, (i * 3 / row) as i32),
+        };
+        match fill.dtype {
+            Type::F32 => bytes.extend(float.to_le_bytes()),
+            Type::Bf16 => bytes.extend(half::bf16::from_f32(float).to_le_bytes()),
+            Type::I32 => bytes.extend(int.to_le_bytes()),
         }
-        gpu.write(arena + fill.at + done * fill.dtype.bytes(), &bytes)?;
+    }
+    // Short periods together: each write is waited for.
+    let times = (NUMBERS as u64 / period.max(1)).clamp(1, fill.elements.div_ceil(period.max(1)).max(1));
+    let bytes = bytes.repeat(times as usize);
+    let (mut done, all) = (0, fill.elements * fill.dtype.bytes());
+    while done < all && !bytes.is_empty() {
+        let part = (bytes.len() as u64).min(all - done);
+        gpu.write(arena + fill.at + done, &bytes[..part as usize])?;
         done += part;
     }
     Ok(())
 }
 
-/// The floats of a range; integers are compared as they are.
-fn floats(dtype: Type, bytes: &[u8]) -> Box<dyn Iterator<Item = f64> + '_> {
+/// Bytes that a thread looks at.
+const PIECE: usize = 1 << 22;
+
+/// The largest of what `of` gives for pieces of two contents, on all cores.
+fn most(a: &[u8], b: &[u8], of: impl Fn(&[u8], &[u8]) -> f64 + Sync) -> f64 {
+    let threads = thread::available_parallelism().map_or(1, |n| n.get());
+    let each = a.len().div_ceil(threads).next_multiple_of(4).max(PIECE);
+    thread::scope(|scope| {
+        let of = &of;
+        let pieces: Vec<_> = a.chunks(each).zip(b.chunks(each)).collect();
+        let threads: Vec<_> = pieces.into_iter().map(|(a, b)| scope.spawn(move || of(a, b))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or(f64::MAX)).fold(0.0, f64::max)
+    })
+}
+
+/// The largest of what `of` gives for pairs of floats; integers are compared as they are.
+fn pairs(dtype: Type, a: &[u8], b: &[u8], of: impl Fn(f64, f64) -> f64 + Sync) -> f64 {
+    let wide = |c: &[u8]| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]]));
+    let narrow = |c: &[u8]| half::bf16::from_le_bytes([c[0], c[1]]).to_f64();
     match dtype {
-        Type::F32 => Box::new(
-            bytes.chunks_exact(4).map(|c| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]]))),
-        ),
-        Type::Bf16 => {
-            Box::new(bytes.chunks_exact(2).map(|c| half::bf16::from_le_bytes([c[0], c[1]]).to_f64()))
-        }
-        Type::I32 => Box::new(std::iter::empty()),
+        Type::F32 => most(a, b, |a, b| {
+            let all = a.chunks_exact(4).zip(b.chunks_exact(4));
+            all.fold(0.0, |most: f64, (a, b)| most.max(of(wide(a), wide(b))))
+        }),
+        Type::Bf16 => most(a, b, |a, b| {
+            let all = a.chunks_exact(2).zip(b.chunks_exact(2));
+            all.fold(0.0, |most: f64, (a, b)| most.max(of(narrow(a), narrow(b))))
+        }),
+        Type::I32 => 0.0,
     }
 }
 
 fn largest(dtype: Type, bytes: &[u8]) -> f64 {
-    floats(dtype, bytes).filter(|x| x.is_finite()).fold(0.0, |most, x| most.max(x.abs()))
+    pairs(dtype, bytes, bytes, |x, _| if x.is_finite() { x.abs() } else { 0.0 })
 }
 
 /// The share of the largest number of a launch below which a buffer holds rounding alone.
@@ -293,12 +324,14 @@ fn difference(dtype: Type, expected: &[u8], found: &[u8], floor: f64) -> f64 {
         return f64::MAX;
     }
     let scale = largest(dtype, expected).max(floor).max(f64::MIN_POSITIVE);
-    let pairs = floats(dtype, expected).zip(floats(dtype, found));
-    pairs.fold(0.0, |most, (x, y)| {
+    pairs(dtype, expected, found, |x, y| {
         let apart = (x - y).abs();
         let same = x == y || (x.is_nan() && y.is_nan());
-        let error = if same { 0.0 } else if apart.is_finite() { apart / scale } else { f64::MAX };
-        most.max(error)
+        match (same, apart.is_finite()) {
+            (true, _) => 0.0,
+            (false, true) => apart / scale,
+            (false, false) => f64::MAX,
+        }
     })
 }
 

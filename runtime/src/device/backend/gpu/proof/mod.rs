@@ -6,18 +6,22 @@
 //! what earlier launches left; whatever a rung did to memory is undone before the next one runs.
 //!
 //! [`Trial`] is what a process is given: texts, the order of launches, what memory holds at the
-//! beginning. [`child`] runs it and says [`Event`]s; [`watch`] starts processes, listens, and goes on
-//! without what ended one. [`cases`] are the models of `dreamc doctor --gpu`.
+//! beginning. [`child`] runs it and says [`Event`]s; [`watch`] starts processes, listens, and goes
+//! on without what ended one. [`trust`] does so for a plan that is loaded, and keeps what was
+//! found; [`cases`] are the models of `dreamc doctor --gpu`.
 
 pub mod cases;
 mod child;
 mod trial;
+mod trust;
 mod watch;
 
 pub use trial::{Number, Trial};
+pub use trust::prove_by;
 pub use watch::{Prover, watch};
 
 pub(crate) use child::child;
+pub(crate) use trust::{Meeting, Trust};
 
 use crate::device::DeviceError;
 use serde::{Deserialize, Serialize};
@@ -28,9 +32,9 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rung {
-    /// What Hopper alone has: `wgmma` and the copy engine.
+    /// For Hopper alone: `wgmma` and the copy engine.
     Hopper,
-    /// What every GPU from compute capability 8.0 on runs.
+    /// For every GPU from compute capability 8.0 on.
     Common,
     /// A thread for each element of a result: the arbiter.
     Naive,
@@ -86,7 +90,30 @@ impl Outcome {
     }
 }
 
-/// What a proof found of one rung of a launch.
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Outcome::Ran { error, bound, .. } if error <= bound => {
+                write!(f, "{error:.1e} from the naive kernel's, rounding may make {bound:.0e}")
+            }
+            Outcome::Ran { error, bound, buffer, .. } if *error == f64::MAX => {
+                write!(
+                    f,
+                    "{buffer} holds other integers than the naive kernel's, or no numbers (bound {bound:.0e})"
+                )
+            }
+            Outcome::Ran { error, bound, buffer, .. } => write!(
+                f,
+                "{buffer} is {error:.1e} of its largest number from the naive kernel's; rounding may make {bound:.0e}"
+            ),
+            Outcome::Uncompiled { why } => write!(f, "there is no code for it: {why}"),
+            Outcome::Faults { why } => write!(f, "it failed: {why}"),
+            Outcome::Hangs { seconds } => write!(f, "it did not end in {seconds} s"),
+        }
+    }
+}
+
+/// The outcome of a proof of one rung of a launch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Number of the launch in its trial.
@@ -98,7 +125,7 @@ pub struct Verdict {
     pub outcome: Outcome,
 }
 
-/// What a process that proves says, a line of JSON each.
+/// Lines of a process that proves, JSON each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Event {

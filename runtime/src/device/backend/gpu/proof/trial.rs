@@ -1,15 +1,16 @@
 //! A trial: a plan as a process needs it that knows addresses and texts, and no kernels.
 
+use super::Trust;
 use super::{Outcome, Rung, Verdict};
 use crate::device::backend::Value;
-use crate::device::backend::gpu::{Compiler, PlanLaunch, Sources, launches, table};
+use crate::device::backend::gpu::{Compiler, PlanLaunch, Sources, distinct, launches, table};
 use crate::device::executor::{self, Collective, Place};
 use crate::device::{DeviceError, agree};
 use dreamc_compiler::codegen::{Source, Variant};
 use dreamc_compiler::count::device::Device;
-use dreamc_compiler::count::executed::executed;
+use dreamc_compiler::count::executed::{Launched, executed};
 use dreamc_compiler::ir::{DType, Extents};
-use dreamc_compiler::program::{Buffer, Kernel, KernelKind, Launch, Operand, Plan, Space};
+use dreamc_compiler::program::{Buffer, Kernel, KernelKind, Launch, Layout, Operand, Plan, Space};
 use serde::{Deserialize, Serialize};
 
 /// Texts, launches, and what memory holds at the beginning.
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub struct Trial {
     /// Bytes of the arena.
     pub(super) arena: u64,
-    /// What is written before anything runs; all else is zero.
+    /// Numbers written before anything runs; all else is zero.
     pub(super) fills: Vec<Fill>,
     /// Sources of all rungs.
     pub(super) sources: Vec<Source>,
@@ -25,6 +26,10 @@ pub struct Trial {
     pub(super) distinct: Vec<Distinct>,
     /// The launches, in the order in which they take place.
     pub(super) steps: Vec<Step>,
+    /// Distinct launches that are not to be proved.
+    pub(super) known: Vec<usize>,
+    /// Rungs that are not to run.
+    pub(super) without: Vec<(usize, Rung)>,
 }
 
 /// A launch and its texts.
@@ -47,7 +52,7 @@ pub(super) struct Step {
     pub(super) distinct: usize,
     pub(super) operands: Vec<Number>,
     pub(super) places: Option<u64>,
-    /// What it writes; nothing where the launch was proved by an earlier step.
+    /// Buffers that it writes; empty where the launch was proved by an earlier step.
     pub(super) written: Vec<Range>,
     /// The beginning of what it reads.
     pub(super) read: Vec<Range>,
@@ -141,12 +146,13 @@ pub(super) enum With {
 
 impl Trial {
     /// The trial of some programs of a plan, for the GPU that a compiler compiles for; `sheet`: its
-    /// data sheet, where it is in a table.
+    /// data sheet, where it is in a table; `most`: multiply-adds of a naive kernel that
+    /// is waited for.
     pub(crate) fn of(
         plan: &Plan,
         programs: &[&str],
         compiler: &Compiler,
-        sheet: Option<&'static Device>,
+        (sheet, most): (Option<&'static Device>, f64),
     ) -> Result<Trial, DeviceError> {
         let chosen = programs.iter().filter_map(|name| plan.programs.get_key_value(*name));
         let plan = Plan {
@@ -162,22 +168,32 @@ impl Trial {
             sources: vec![],
             distinct: vec![],
             steps: vec![],
+            known: vec![],
+            without: vec![],
         };
         let rungs = trial.rungs(&planned, texts)?;
         let mut first = 0;
         for (listed, (name, program)) in listed.iter().zip(&plan.programs) {
             let least = least(&plan, name, sheet);
+            let costs = costs(&plan, name);
             let mut known: Vec<Option<usize>> = vec![None; listed.launches.len()];
             for (number, launch) in agree::unrolled(program) {
                 let kernel = plan.kernel(launch.kernel);
-                let rungs = &rungs[first + number];
+                // A thread for each element takes hours over the largest: the rung above it is
+                // held against the one between.
+                let rungs: Vec<(Rung, usize)> = rungs[first + number]
+                    .iter()
+                    .copied()
+                    .filter(|(rung, _)| *rung != Rung::Naive || costs.get(number).is_none_or(|&c| c <= most))
+                    .collect();
                 if rungs.is_empty() || Collective::of(kernel).is_some() {
                     continue;
                 }
                 let slots = kernel.signature();
                 let places = launch.operands.iter().zip(&slots).map(|(o, slot)| Place::of(&plan, o, slot));
                 let known = &mut known[number];
-                let same = || trial.distinct.iter().position(|d| d.rungs == *rungs && d.kernel == kernel.to_string());
+                let same =
+                    || trial.distinct.iter().position(|d| d.rungs == rungs && d.kernel == kernel.to_string());
                 let before = known.or_else(same);
                 let (written, read) =
                     if before.is_some() { (vec![], vec![]) } else { touched(&plan, &launch) };
@@ -208,7 +224,11 @@ impl Trial {
     }
 
     /// The rungs of each launch of the list, best first; nothing where nothing runs.
-    fn rungs(&mut self, planned: &[PlanLaunch], texts: Variant) -> Result<Vec<Vec<(Rung, usize)>>, DeviceError> {
+    fn rungs(
+        &mut self,
+        planned: &[PlanLaunch],
+        texts: Variant,
+    ) -> Result<Vec<Vec<(Rung, usize)>>, DeviceError> {
         let mut all: Vec<Vec<(Rung, usize)>> = vec![vec![]; planned.len()];
         let variants = [
             (Rung::Hopper, texts),
@@ -223,14 +243,15 @@ impl Trial {
                     ..*p
                 })
                 .collect();
-            let sources = Sources::new("cuda", &other)?;
+            let sources = Sources::new("cuda", &other, &Trust::default())?;
             let begin = self.sources.len();
             for (rungs, launch) in all.iter_mut().zip(&other) {
                 let found = sources.by_kernel.get(&(launch.id, launch.variant)).copied().flatten();
                 let Some(number) = found else { continue };
-                // A kernel without anything of Hopper's own is the common one.
+                // Without anything of Hopper's own the best text is the common one.
                 let own = sources.list[number].text.contains("hopper.cuh");
-                if (rung == Rung::Hopper) == own {
+                let rung = if rung == Rung::Hopper && !own { Rung::Common } else { rung };
+                if rungs.iter().all(|(known, _)| *known != rung) {
                     rungs.push((rung, begin + number));
                 }
             }
@@ -239,7 +260,12 @@ impl Trial {
         Ok(all)
     }
 
-    /// Texts of all rungs.
+    /// Sources of all rungs, each text once.
+    pub(super) fn texts(&self) -> Vec<&Source> {
+        distinct(&self.sources).0.into_iter().map(|i| &self.sources[i]).collect()
+    }
+
+    /// Sources of all rungs.
     pub(crate) fn sources(&self) -> &[Source] {
         &self.sources
     }
@@ -276,6 +302,27 @@ impl Trial {
     }
 }
 
+/// Multiply-adds of the naive kernel of each launch of a program's list: attention finds every
+/// score again for each element of a head, and the gradient of an embedding looks at all ids.
+fn costs(plan: &Plan, program: &str) -> Vec<f64> {
+    let Ok(counted) = executed(plan, program, &|_| Extents::default()) else { return vec![] };
+    let Some(list) = plan.programs.get(program) else { return vec![] };
+    let of = |(launch, counted): (&Launch, &Launched)| {
+        let kernel = plan.kernel(launch.kernel);
+        let once = counted.multiply_adds as f64 / counted.times.max(1) as f64;
+        if let Kernel::Attention(a) = kernel {
+            once * a.shape.size as f64
+        } else if let Kernel::AttentionGrad(a) = kernel {
+            2.0 * once * a.shape.size as f64
+        } else if let Kernel::EmbedGrad(e) = kernel {
+            e.rows as f64 * e.vocab as f64 * e.width as f64
+        } else {
+            once
+        }
+    };
+    table::listed(&list.steps).into_iter().zip(&counted.launches).map(of).collect()
+}
+
 /// Seconds of each launch of a program's list by the data sheet.
 fn least(plan: &Plan, program: &str, sheet: Option<&'static Device>) -> Vec<f64> {
     let Some(sheet) = sheet else { return vec![] };
@@ -292,8 +339,8 @@ fn least(plan: &Plan, program: &str, sheet: Option<&'static Device>) -> Vec<f64>
 /// Bytes of what a launch reads that are looked at.
 const LOOK: u64 = 1 << 20;
 
-/// What a launch whose loop variables are filled in writes, as whole instances of buffers, and the
-/// beginning of what it reads.
+/// Buffers that a launch writes whose loop variables are filled in, whole instances of them, and
+/// the beginning of what it reads.
 fn touched(plan: &Plan, launch: &Launch) -> (Vec<Range>, Vec<Range>) {
     let kernel = plan.kernel(launch.kernel);
     let narrow = launch.operands.iter().any(|o| match o {
@@ -305,8 +352,13 @@ fn touched(plan: &Plan, launch: &Launch) -> (Vec<Range>, Vec<Range>) {
         let Operand::Tensor { buffer, instance, .. } = operand else { continue };
         let b = plan.buffer(*buffer);
         let (Some(dtype), false) = (Type::of(b.dtype), b.space == Space::Mapped) else { continue };
-        let bytes = b.dtype.room(b.elements());
-        let at = b.offset + instance.at(&[]) * bytes;
+        let one = b.dtype.room(b.elements());
+        let (first, instances) = match slot.layout {
+            // The rows of all depths so far.
+            Layout::UpTo(_) => (0, b.instances),
+            Layout::Dense | Layout::Rows(_) | Layout::Matrix(_) | Layout::Index(_) => (instance.at(&[]), 1),
+        };
+        let (at, bytes) = (b.offset + first * one, instances * one);
         let range = Range { at, bytes, dtype, name: b.name.clone(), bound: bound(dtype, narrow) };
         if !slot.role.writes() {
             read.push(Range { bytes: bytes.min(LOOK), ..range });
@@ -329,10 +381,10 @@ fn bound(dtype: Type, narrow: bool) -> f64 {
 
 /// Numbers of a step: weights as large as they are at first, tokens, positions, documents.
 fn fills(plan: &Plan) -> Vec<Fill> {
-    let vocab = plan.kernels.iter().find_map(|kernel| match kernel {
-        Kernel::Embed(embed) => Some(embed.vocab),
-        _ => None,
-    });
+    let vocab = plan
+        .kernels
+        .iter()
+        .find_map(|kernel| if let Kernel::Embed(embed) = kernel { Some(embed.vocab) } else { None });
     let of = |b: &Buffer| {
         let row = b.shape.last().copied().unwrap_or(1).max(1);
         let with = match (b.space, b.dtype) {
@@ -344,9 +396,9 @@ fn fills(plan: &Plan) -> Vec<Fill> {
             (Space::Io, DType::F32) => With::Around(scalar(&b.name), 0.0),
             (Space::Io, DType::I32) => match b.name.as_str() {
                 "ids" | "targets" => With::Below(vocab.unwrap_or(2)),
-                "positions" => With::Counted(row),
                 "segments" => With::Documents(row),
-                _ => With::Below(1 << 31),
+                "draws" => With::Below(1 << 31),
+                _ => With::Counted(row),
             },
             _ => return None,
         };
@@ -356,7 +408,7 @@ fn fills(plan: &Plan) -> Vec<Fill> {
     plan.buffers.iter().filter_map(of).collect()
 }
 
-/// What a step's scalars are far from its beginning; gradients are as large as a token's.
+/// A step's scalars far from the beginning of training; gradients are as large as a token's.
 fn scalar(name: &str) -> f32 {
     match name {
         "learning_rate" => 1e-3,

@@ -30,7 +30,7 @@ pub fn watch(
     trial: &Trial,
     tell: &mut dyn FnMut(&Verdict),
 ) -> Result<Vec<Verdict>, ProofError> {
-    let mut task = Task { device, trial: trial.clone(), known: vec![], without: vec![] };
+    let mut task = Task { device, trial: trial.clone() };
     let mut verdicts: Vec<Verdict> = vec![];
     loop {
         let listened = listen(prover, &task, &mut |verdict| {
@@ -40,14 +40,19 @@ pub fn watch(
         let Some((launch, rung, outcome)) = listened else { return Ok(verdicts) };
         // The device's own words may have come before the process ended.
         let said = verdicts.iter().any(|v| (v.launch, v.rung) == (launch, rung));
+        if task.trial.without.contains(&(launch, rung)) {
+            return Err(ProofError::Process(format!("ended again: {outcome}")));
+        }
         if !said {
             let verdict = Verdict { launch, rung, outcome };
             tell(&verdict);
             verdicts.push(verdict);
         }
-        task.without = verdicts.iter().filter(|v| !v.outcome.right()).map(|v| (v.launch, v.rung)).collect();
+        let wrong = verdicts.iter().filter(|v| !v.outcome.right()).map(|v| (v.launch, v.rung));
+        task.trial.without = trial.without.iter().copied().chain(wrong).collect();
         let judged = |v: &&Verdict| v.rung == Rung::Naive && v.outcome.right();
-        task.known = verdicts.iter().filter(judged).map(|v| v.launch).collect();
+        let judged = verdicts.iter().filter(judged).map(|v| v.launch);
+        task.trial.known = trial.known.iter().copied().chain(judged).collect();
     }
 }
 
