@@ -243,7 +243,7 @@ impl Writer {
         self.keys.insert("model.name".into());
         for key in keys::MODEL.keys {
             match key.name {
-                // What adapters leave frozen has no gradient to be proven.
+                // Frozen weights beside adapters have no gradient to be proven.
                 "name" | "adapt" | "components" | "body" => continue,
                 "vocab" if data => {
                     self.keys.insert("model.vocab".into());

@@ -8,12 +8,7 @@ use dreamc_dsl::spec::Train;
 
 /// Which tensors are trained, and how: by tensor name. `None` is frozen: of a model that `adapts`
 /// all but its adapters.
-pub(crate) fn recipe(
-    (train, adapts): (&Train, bool),
-    name: &str,
-    w: &Weight,
-    shape: &[u64],
-) -> Option<Rule> {
+pub(crate) fn recipe((train, adapts): (&Train, bool), name: &str, w: &Weight, shape: &[u64]) -> Option<Rule> {
     // Passes are a dimension of the tensor in checkpoints.
     let (dims, kind) = (shape.len() + usize::from(w.passes.is_some()), w.kind);
     let hit = |p: &String| if p == "routers" { kind == TensorKind::Router } else { matches(p, name) };

@@ -402,7 +402,12 @@ pub static ADAPT: Section = Section {
           ±1/√in, as in `peft`. They alone are trained; a base stays in its file, in the format that it has there.",
     short: None,
     keys: &[
-        key("components", Type::List(&Type::Text), Required, "Components whose matrices are adapted, by name."),
+        key(
+            "components",
+            Type::List(&Type::Text),
+            Required,
+            "Components whose matrices are adapted, by name.",
+        ),
         key(
             "matrices",
             Type::List(&Type::Text),

@@ -175,7 +175,9 @@ fn adapters(a: &Peft) -> Done {
     let moved = peft::export(&model(&trained, None, &a.from), &a.name, &a.out)?;
     let (out, numbers) = (a.out.display(), grouped(moved.numbers.into()));
     say!("{out}: LoRA of {} modules, {numbers} numbers", moved.modules)?;
-    say!("peft.PeftModel.from_pretrained(base, \"{out}\") puts it on the model that the base was imported from")?;
+    say!(
+        "peft.PeftModel.from_pretrained(base, \"{out}\") puts it on the model that the base was imported from"
+    )?;
     Ok(())
 }
 

@@ -98,7 +98,9 @@ fn adapter(a: &Peft) -> Done {
     let moved = hf::peft::import(&a.from, (&spec, &base.tensors), &out, (&kept, a.force))?;
     say!("{name}: adapters of {} matrices, {} numbers", moved.modules, grouped(moved.numbers.into()))?;
     let out = out.display();
-    say!("left in {out}; next:\n  dreamc generate {out} \"Once upon a time\"\n  dreamc merge {out} -o {out}-merged")?;
+    say!(
+        "left in {out}; next:\n  dreamc generate {out} \"Once upon a time\"\n  dreamc merge {out} -o {out}-merged"
+    )?;
     Ok(())
 }
 

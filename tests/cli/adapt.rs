@@ -1,4 +1,5 @@
-//! Adapters on a frozen base: trained, gone on with, merged, counted, and refused where they do not fit.
+//! Adapters on a frozen base: trained, gone on with, merged, counted, and refused where they do not
+//! fit.
 
 use crate::support::root;
 use crate::support::sandbox::{Sandbox, newest};
@@ -23,7 +24,8 @@ train: {steps: 4, batch: 4, sequence: 32, learning_rate: 1e-3, warmup: 2, precis
 eval: {examples: 2, max_tokens: 4}
 ";
 
-const TUNED: &str = "base: runs/small\nmodel: {adapt: {components: [sa, ea, mlp], rank: 2, alpha: 6}}\ntrain: {steps: 4}\n";
+const TUNED: &str =
+    "base: runs/small\nmodel: {adapt: {components: [sa, ea, mlp], rank: 2, alpha: 6}}\ntrain: {steps: 4}\n";
 
 /// With a trained base.
 fn trained() -> Sandbox {
@@ -68,7 +70,10 @@ fn adapters_are_trained_beside_a_base_that_stays_in_its_file() {
     // Every command reads both; merged they are one model with the same losses.
     sandbox.good(&["generate", "runs/tuned", "a", "-n", "2"]);
     let said = sandbox.good(&["merge", "runs/tuned", "-o", "merged"]);
-    assert!(said.contains("adapters are in ") && said.contains("dreamc eval merged --against runs/tuned"), "{said}");
+    assert!(
+        said.contains("adapters are in ") && said.contains("dreamc eval merged --against runs/tuned"),
+        "{said}"
+    );
     let json = sandbox.good(&["eval", "merged", "--against", "runs/tuned", "--json"]);
     let report: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert!(report[0]["against"]["divergence"].as_f64().unwrap() < 1e-9, "{report}");

@@ -27,7 +27,13 @@ const CASES: [&str; 4] = ["llama", "qwen3", "gemma2", "olmo2"];
 
 /// The gradients of the mean loss with respect to what is trained, by name, weights in these
 /// formats.
-fn gradients(spec: &Spec, weights: &Weights, ids: &[i32], n: usize, formats: Formats) -> BTreeMap<String, Vec<f64>> {
+fn gradients(
+    spec: &Spec,
+    weights: &Weights,
+    ids: &[i32],
+    n: usize,
+    formats: Formats,
+) -> BTreeMap<String, Vec<f64>> {
     let rows = ids.len() / n;
     let options = Options { train: true, formats, ..forward(rows as u64, n as u64 - 1) };
     let mut model = Model::load(&cpu(1), compile(spec, &options).unwrap()).unwrap();
@@ -82,12 +88,17 @@ fn adapters_of_peft_come_in_and_go_back() {
             };
             for (factor, own) in [("lora_A", &a), ("lora_B", &b)] {
                 let is = |key: &&String| {
-                    key.contains(&format!(".layers.{layer}.")) && key.contains(&format!(".{module}.{factor}."))
+                    key.contains(&format!(".layers.{layer}."))
+                        && key.contains(&format!(".{module}.{factor}."))
                 };
-                let key = expected.keys().find(is).unwrap_or_else(|| panic!("{name}: {own}, {module}, {first}"));
+                let key =
+                    expected.keys().find(is).unwrap_or_else(|| panic!("{name}: {own}, {module}, {first}"));
                 let theirs = expected[key.as_str()].floats();
                 let apart = found[own].iter().zip(theirs).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
-                assert!(apart < 1e-5 * largest.max(1e-3), "{name}: the gradient of {own} differs by {apart:e}");
+                assert!(
+                    apart < 1e-5 * largest.max(1e-3),
+                    "{name}: the gradient of {own} differs by {apart:e}"
+                );
             }
         }
         // Merged they are one model of the family.
@@ -189,9 +200,10 @@ fn adapters_on_every_matrix_are_the_merged_model() {
     let (spec, weights) = every(at, Dtype::F32);
     let all = tensors(&spec).unwrap();
     let pairs = adapters(&spec.model, &all).unwrap();
-    // Every matrix of a component but those of routers, and each name that the language has.
-    let known: usize = spec.model.names().map(|name| spec.model.matrices(name).len()).sum();
-    assert!(known >= 26 && pairs.len() >= known - 3, "{known} names, {} pairs", pairs.len());
+    assert!(pairs.len() > 30, "{} pairs", pairs.len());
+    for name in spec.model.names() {
+        assert!(pairs.iter().any(|pair| pair.a.contains(&format!(".{name}."))), "{name}");
+    }
     merge(&spec, &weights, &at.join("merged"), (&[], false)).unwrap();
     let merged = Weights::open(&at.join("merged"), None).unwrap();
     let (ids, n) = (ids(24), 12);
@@ -204,7 +216,8 @@ fn adapters_on_every_matrix_are_the_merged_model() {
     });
     let (e, apart) = (error(&own, &one), error(&own, &without));
     assert!(e < 1e-5 && apart > 1e-2, "{e:e}, {apart:e}");
-    let (own, one) = (written(&spec, &weights, Formats::default()), written(&plain(&spec), &merged, Formats::default()));
+    let (own, one) =
+        (written(&spec, &weights, Formats::default()), written(&plain(&spec), &merged, Formats::default()));
     let e = error(&own, &one);
     assert!(e < 1e-5, "written: {e:e}");
     let mapped = written(&spec, &weights, weights.formats());

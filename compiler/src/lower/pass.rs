@@ -60,8 +60,8 @@ impl Lower<'_> {
         }
     }
 
-    /// `W x` with a matrix of a component, `[out, in]`: `(W + B_p A_p) x` where passes add to it, and
-    /// what an adapter adds.
+    /// `W x` with a matrix of a component, `[out, in]`: `(W + B_p A_p) x` where passes add to it,
+    /// and what an adapter adds.
     pub(super) fn matrix(
         &mut self,
         c: Owner,

@@ -70,7 +70,9 @@ impl Checker {
             return None;
         }
         let mut right = true;
-        for (i, name) in components.iter().enumerate().filter(|(_, name)| !model.components.contains_key(*name)) {
+        for (i, name) in
+            components.iter().enumerate().filter(|(_, name)| !model.components.contains_key(*name))
+        {
             let help = match crate::suggest::closest(name, model.names()) {
                 Some(known) => format!("did you mean `{known}`?"),
                 None => format!("there are {}", crate::suggest::listing(model.names())),

@@ -27,12 +27,15 @@ const PREFIX: &str = "base_model.model.";
 /// The module of `transformers` that an adapter adds to: the name of its weight without `.weight`.
 fn module(config: &Config, layers: &[Named], adapter: &Adapter) -> Result<String, HfError> {
     let (name, shape) = (&adapter.tensor, &adapter.shape);
-    let fused = |why: &str| HfError::Export(format!("{name}: {why}, so that `peft` has no adapter of these rows alone"));
+    let fused = |why: &str| {
+        HfError::Export(format!("{name}: {why}, so that `peft` has no adapter of these rows alone"))
+    };
     let [_, wide] = shape[..] else {
         return Err(fused("experts have adapters of their own, which are parameters and no modules there"));
     };
     let parts = parts(config, layers, name, shape);
-    let parts = parts.ok_or_else(|| HfError::Export(format!("a {} has no place for {name}", config.family.title)))?;
+    let parts =
+        parts.ok_or_else(|| HfError::Export(format!("a {} has no place for {name}", config.family.title)))?;
     let mut first = 0;
     for part in parts {
         let rows = part.ours() / wide.max(1);
@@ -40,7 +43,9 @@ fn module(config: &Config, layers: &[Named], adapter: &Adapter) -> Result<String
             let Part { name: theirs, shape, range, order } = part;
             let whole = range == (0, shape.iter().product()) && order.is_none();
             let module = theirs.strip_suffix(".weight").filter(|_| whole);
-            return module.map(String::from).ok_or_else(|| fused(&format!("it is a part of {theirs}, or in another order there")));
+            return module
+                .map(String::from)
+                .ok_or_else(|| fused(&format!("it is a part of {theirs}, or in another order there")));
         }
         first += rows;
     }
@@ -103,10 +108,15 @@ pub fn export(model: &Model, base: &str, to: &Path) -> Result<Moved, HfError> {
             let stored = model.weights.stored(ours);
             let Some(stored) = stored else {
                 let problem = format!("lacks the tensor {ours}");
-                return Err(CheckpointError::Corrupt { path: model.weights.path().to_path_buf(), problem }.into());
+                return Err(
+                    CheckpointError::Corrupt { path: model.weights.path().to_path_buf(), problem }.into()
+                );
             };
             let dtype = model.dtype.unwrap_or(stored.dtype);
-            entries.push(((format!("{PREFIX}{module}.{factor}.weight"), stored.shape.to_vec(), dtype), ours.clone()));
+            entries.push((
+                (format!("{PREFIX}{module}.{factor}.weight"), stored.shape.to_vec(), dtype),
+                ours.clone(),
+            ));
         }
     }
     let numbers = entries.iter().map(|((_, shape, _), _)| shape.iter().product::<u64>()).sum();
@@ -139,9 +149,28 @@ fn targets(found: &BTreeMap<String, Adapter>, all: &BTreeSet<String>) -> Vec<Str
 
 /// Settings of `peft` that change nothing of what an adapter computes.
 const IDLE: [&str; 22] = [
-    "peft_type", "task_type", "base_model_name_or_path", "revision", "r", "lora_alpha", "target_modules", "lora_dropout",
-    "inference_mode", "auto_mapping", "peft_version", "init_lora_weights", "fan_in_fan_out", "use_rslora", "bias",
-    "layers_to_transform", "layers_pattern", "exclude_modules", "loftq_config", "eva_config", "runtime_config", "ensure_weight_tying",
+    "peft_type",
+    "task_type",
+    "base_model_name_or_path",
+    "revision",
+    "r",
+    "lora_alpha",
+    "target_modules",
+    "lora_dropout",
+    "inference_mode",
+    "auto_mapping",
+    "peft_version",
+    "init_lora_weights",
+    "fan_in_fan_out",
+    "use_rslora",
+    "bias",
+    "layers_to_transform",
+    "layers_pattern",
+    "exclude_modules",
+    "loftq_config",
+    "eva_config",
+    "runtime_config",
+    "ensure_weight_tying",
 ];
 
 /// The rank and `alpha` of a configuration that is plain LoRA.
@@ -168,7 +197,9 @@ fn plain(path: &Path, said: &Map<String, Value>) -> Result<(u64, f64), HfError> 
         return refuse("`fan_in_fan_out: true`: matrices of transposed modules are not read".into());
     }
     if said.get("bias").is_some_and(|value| value != "none" && !off(value)) {
-        return refuse("`bias` is trained, too, and adapters of dreamc have none; only `none` is read".into());
+        return refuse(
+            "`bias` is trained, too, and adapters of dreamc have none; only `none` is read".into(),
+        );
     }
     let rank = said.get("r").and_then(Value::as_u64).filter(|rank| *rank > 0);
     let alpha = said.get("lora_alpha").and_then(Value::as_f64);
@@ -191,7 +222,10 @@ pub fn import(
     folder::free(to, force)?;
     let path = from.join(CONFIG);
     if !path.is_file() {
-        return Err(HfError::refused(from, format!("has no {CONFIG}; is this the folder of an adapter of `peft`?")));
+        return Err(HfError::refused(
+            from,
+            format!("has no {CONFIG}; is this the folder of an adapter of `peft`?"),
+        ));
     }
     if spec.model.adapt.is_some() {
         return Err(HfError::Export("the base has adapters already: `dreamc merge` it first".into()));
@@ -218,9 +252,13 @@ pub fn import(
     let name = |module: &str, factor: &str| format!("{PREFIX}{module}.{factor}.weight");
     let mut chosen = BTreeSet::new();
     for (tensor, shape) in theirs.entries() {
-        let found = known.iter().find(|(module, _)| ["lora_A", "lora_B"].iter().any(|f| name(module, f) == tensor));
+        let found =
+            known.iter().find(|(module, _)| ["lora_A", "lora_B"].iter().any(|f| name(module, f) == tensor));
         let Some((module, place)) = found else {
-            return refuse(format!("tensor {tensor} {shape:?} adapts nothing that dreamc adapts of a {}", config.family.title));
+            return refuse(format!(
+                "tensor {tensor} {shape:?} adapts nothing that dreamc adapts of a {}",
+                config.family.title
+            ));
         };
         let wide = place.shape.last().copied().unwrap_or(0);
         for (factor, right) in [("lora_A", vec![rank, wide]), ("lora_B", vec![place.rows, rank])] {
@@ -228,7 +266,9 @@ pub fn import(
                 Some(stored) if stored.shape == right => {}
                 Some(stored) => {
                     let (name, found) = (name(module, factor), stored.shape);
-                    return refuse(format!("tensor {name} is {found:?}; on this base it should be {right:?}: it adapts another model"));
+                    return refuse(format!(
+                        "tensor {name} is {found:?}; on this base it should be {right:?}: it adapts another model"
+                    ));
                 }
                 None => return refuse(format!("lacks the tensor {}", name(module, factor))),
             }

@@ -283,7 +283,12 @@ pub fn prepare(
     // A model that looks ahead writes nothing, so there is nothing to score by exact match either.
     let ahead = looks_ahead(&spec.model);
     let mut uses = vec![("", options)];
-    let scoring = if tasks && !ahead { scoring(spec, (None, None), None, rewriting, narrow).map(|o| Options { formats: formats.clone(), ..o }) } else { None };
+    let scoring = if tasks && !ahead {
+        scoring(spec, (None, None), None, rewriting, narrow)
+            .map(|o| Options { formats: formats.clone(), ..o })
+    } else {
+        None
+    };
     let scores = scoring.is_some();
     uses.extend(scoring.map(|options| ("score", options)));
     let observing = looked_at(spec).then(|| observing(spec, rewriting, storing(), health::AT_ONCE));

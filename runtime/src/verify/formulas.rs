@@ -846,7 +846,9 @@ impl<'a> Formulas<'a> {
                 "v" => all - high,
                 _ => 0,
             };
-            for (m, i, j) in (0..many).flat_map(|m| (0..high).flat_map(move |i| (0..wide).map(move |j| (m, i, j)))) {
+            for (m, i, j) in
+                (0..many).flat_map(|m| (0..high).flat_map(move |i| (0..wide).map(move |j| (m, i, j))))
+            {
                 let (a, b) = (&a.floats()[m * rank * wide..], &b.floats()[m * high * rank..]);
                 let sum: f64 = (0..rank).map(|r| b[i * rank + r] * a[r * wide + j]).sum();
                 w[(m * all + first + i) * wide + j] += adapt.alpha / adapt.rank as f64 * sum;
