@@ -48,7 +48,7 @@ def make(at):
         loss.backward()
         grads = {k.replace(".default", ""): p.grad for k, p in adapted.named_parameters() if p.grad is not None}
         assert grads and all("lora_" in k for k in grads)
-        save_file({"ids": ids.int(), "logits": logits.detach(), **grads}, at / f"{name}-lora" / "expected.safetensors")
+        save_file({"ids": ids, "logits": logits.detach(), **grads}, at / f"{name}-lora" / "expected.safetensors")
 
 
 def loaded(at, name, adapter):

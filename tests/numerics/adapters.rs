@@ -3,7 +3,7 @@
 
 use crate::export::python;
 use crate::import::{good, logits_of, spec_of};
-use crate::support::{cpu, error, read};
+use crate::support::{error, read};
 use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::format::Formats;
 use dreamc_compiler::program::Space;
@@ -13,6 +13,7 @@ use dreamc_runtime::adapt::{Adapter, adapters, merge, tensors};
 use dreamc_runtime::checkpoint::Weights;
 use dreamc_runtime::checkpoint::safetensors::{Dtype, write_stored};
 use dreamc_runtime::data::Batch;
+use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::generate::{Cached, NextLogits, Writing, compile_cached};
 use dreamc_runtime::hf::hugging_face;
 use dreamc_runtime::model::{Model, Scale};
@@ -25,6 +26,10 @@ use std::path::Path;
 
 const CASES: [&str; 4] = ["llama", "qwen3", "gemma2", "olmo2"];
 
+fn device() -> CpuDevice {
+    CpuDevice::new(CpuOptions { threads: Some(2) })
+}
+
 /// The gradients of the mean loss with respect to what is trained, by name, weights in these
 /// formats.
 fn gradients(
@@ -36,7 +41,7 @@ fn gradients(
 ) -> BTreeMap<String, Vec<f64>> {
     let rows = ids.len() / n;
     let options = Options { train: true, formats, ..forward(rows as u64, n as u64 - 1) };
-    let mut model = Model::load(&cpu(1), compile(spec, &options).unwrap()).unwrap();
+    let mut model = Model::load(&device(), compile(spec, &options).unwrap()).unwrap();
     model.restore(weights).unwrap();
     let part = |from: usize| ids.chunks(n).flat_map(|row| row[from..from + n - 1].to_vec()).collect();
     let mut batch = Batch::new(n - 1);
@@ -139,7 +144,7 @@ fn every(folder: &Path, dtype: Dtype) -> (Spec, Weights) {
     let ast = dreamc_dsl::parse("every", EVERY, Spelling::Dream).unwrap();
     let (spec, _) = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|d| panic!("{d}"));
     let compiled = compile(&spec, &forward(1, 8)).unwrap();
-    let mut model = Model::load(&cpu(1), compiled).unwrap();
+    let mut model = Model::load(&device(), compiled).unwrap();
     model.initialise(7).unwrap();
     let path = folder.join("every.safetensors");
     let entries: Vec<_> = model
@@ -181,7 +186,7 @@ fn ids(n: usize) -> Vec<i32> {
 /// Logits after a prompt and after each token written then, weights in these formats.
 fn written(spec: &Spec, weights: &Weights, formats: Formats) -> Vec<f64> {
     let writing = Writing { formats, ..Writing::default() };
-    let mut cached = Cached::load(&cpu(1), compile_cached(spec, &writing).unwrap()).unwrap();
+    let mut cached = Cached::load(&device(), compile_cached(spec, &writing).unwrap()).unwrap();
     cached.model().restore(weights).unwrap();
     let prompt: Vec<u32> = ids(5).into_iter().map(|id| id as u32).collect();
     let mut logits = cached.start(&[prompt]).unwrap();
