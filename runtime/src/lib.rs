@@ -1,4 +1,5 @@
 //! The runtime of dreamc: a compiled program and data become a trained model.
+pub mod adapt;
 pub mod analysis;
 pub mod bench;
 pub mod checkpoint;

@@ -10,6 +10,7 @@ use crate::checkpoint::{CheckpointError, Weights, folder};
 use crate::data::sums;
 use crate::train::prepare;
 use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::bind::Part;
 use dreamc_compiler::compiled::{Tensor, TensorKind};
 use dreamc_compiler::format::Packed;
 use dreamc_compiler::{CompileError, compile};
@@ -129,14 +130,14 @@ fn parts_of(architecture: &Architecture, tensor: &Tensor) -> Vec<String> {
     kind.map(String::from).into_iter().chain(component).collect()
 }
 
-/// Whether a tensor is a matrix that formats are for.
+/// Whether a tensor is a matrix that formats are for. Adapters are trained, and stay as they are.
 fn is_matrix(tensor: &Tensor) -> bool {
     let kind = match tensor.kind {
         TensorKind::Embedding | TensorKind::Head | TensorKind::Matrix => true,
         TensorKind::Routed | TensorKind::Shared | TensorKind::Router => true,
         TensorKind::Gain | TensorKind::Steady | TensorKind::Balance => false,
     };
-    kind && tensor.shape.len() > 1
+    kind && tensor.shape.len() > 1 && !matches!(tensor.part, Part::Adapter(..))
 }
 
 /// The formats of a model's tensors by their names, and which matrices have no whole blocks.

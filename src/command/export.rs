@@ -2,6 +2,7 @@
 
 use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
+use crate::number::grouped;
 use crate::say;
 use crate::show::bytes;
 use crate::spec::{SpecArguments, is_specification};
@@ -12,6 +13,7 @@ use dreamc_runtime::checkpoint::safetensors::Dtype;
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::files;
 use dreamc_runtime::hf::export::{self, Model};
+use dreamc_runtime::hf::peft;
 use std::path::{Path, PathBuf};
 
 /// Export a model for other programs
@@ -24,6 +26,7 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum To {
     Hf(HuggingFace),
+    Peft(Peft),
     Torch(Torch),
     Weights(Weights),
 }
@@ -49,6 +52,28 @@ struct HuggingFace {
     /// Write a package with code of its own although transformers has a class for the model
     #[arg(long)]
     package: bool,
+}
+
+/// Export the adapters of a model as a folder that peft loads
+#[derive(Args)]
+#[command(after_help = "\
+The base is not in it: PeftModel.from_pretrained(base, DIR) puts it on the model that the base was imported from. Matrices that
+transformers keeps fused, and those of experts, have no module there and are refused by name.
+
+Examples:
+  dreamc export peft runs/tuned-001 -o adapters/tuned
+  dreamc export peft runs/tuned-001 -o adapters/tuned --name meta-llama/Llama-3.2-1B --dtype bf16")]
+struct Peft {
+    #[command(flatten)]
+    from: From,
+
+    /// The folder to write; nothing may be there
+    #[arg(short, long, value_name = "DIR")]
+    out: PathBuf,
+
+    /// The base as the adapter's configuration names it
+    #[arg(long, value_name = "NAME", default_value = "")]
+    name: String,
 }
 
 /// Export one readable PyTorch module
@@ -120,6 +145,7 @@ impl Stored {
 pub fn run(a: Arguments) -> Done {
     match a.to {
         To::Hf(a) => hugging_face(&a),
+        To::Peft(a) => adapters(&a),
         To::Torch(a) => torch(&a),
         To::Weights(a) => weights(&a),
     }
@@ -140,6 +166,17 @@ fn hugging_face(a: &HuggingFace) -> Done {
     say!(
         "  dreamc probe {} --ids ids.json -o probe.safetensors     `logits` are those of [[1, 2, 3, 4]]",
         a.from.model.display()
+    )?;
+    Ok(())
+}
+
+fn adapters(a: &Peft) -> Done {
+    let trained = open(&a.from)?;
+    let moved = peft::export(&model(&trained, None, &a.from), &a.name, &a.out)?;
+    let (out, numbers) = (a.out.display(), grouped(moved.numbers.into()));
+    say!("{out}: LoRA of {} modules, {numbers} numbers", moved.modules)?;
+    say!(
+        "peft.PeftModel.from_pretrained(base, \"{out}\") puts it on the model that the base was imported from"
     )?;
     Ok(())
 }

@@ -76,7 +76,7 @@ pub fn run(a: Arguments) -> Done {
 }
 
 /// Files of the model's folder that belong to it, its tokenizer wherever that is.
-fn beside(trained: &Trained) -> Result<Vec<(&'static str, Vec<u8>)>, Failure> {
+pub fn beside(trained: &Trained) -> Result<Vec<(&'static str, Vec<u8>)>, Failure> {
     let folder = files::parent(trained.tensors.path());
     let mut found = vec![];
     for name in folder::KEPT {

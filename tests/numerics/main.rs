@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod adapters;
 mod authors;
 mod cpu;
 mod definitions;

@@ -8,7 +8,7 @@
 
 use super::config::{self, Config, torch};
 use super::tensors::{Theirs, disassemble};
-use super::{HfError, bytes, json, package};
+use super::{HfError, MERGE_FIRST, bytes, json, package};
 use crate::checkpoint::safetensors::{self, Dtype};
 use crate::checkpoint::{CheckpointError, Weights, folder};
 use crate::data::{Tokenizer, sums};
@@ -59,6 +59,9 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Exports a model as the folder `to`: as a model of a family where it is one, unless `native` is
 /// false.
 pub fn hugging_face(model: &Model, to: &Path, native: bool) -> Result<Exported, HfError> {
+    if model.spec.model.adapt.is_some() {
+        return Err(HfError::Export(MERGE_FIRST.into()));
+    }
     folder::free(to, false).map_err(|error| match error {
         CheckpointError::Io { .. } => error.into(),
         _ => HfError::Exists { path: to.to_path_buf() },
@@ -196,7 +199,7 @@ fn named_type(kept: &Map<String, Value>) -> Option<&str> {
 }
 
 /// The same as a type of safetensors.
-fn typed(kept: &Map<String, Value>) -> Option<Dtype> {
+pub(super) fn typed(kept: &Map<String, Value>) -> Option<Dtype> {
     let name = named_type(kept)?;
     [Dtype::F32, Dtype::F16, Dtype::BF16].into_iter().find(|dtype| torch(*dtype) == name)
 }

@@ -17,6 +17,7 @@ pub mod family;
 mod fields;
 pub mod import;
 mod package;
+pub mod peft;
 pub mod tensors;
 
 pub use import::{Imported, hugging_face};
@@ -29,6 +30,10 @@ use dreamc_dsl::spec::Expr;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
+
+/// Why a model with adapters does not leave as one of `transformers`.
+const MERGE_FIRST: &str = "the model has adapters, which no class of transformers has: `dreamc merge` makes one model of both, `dreamc \
+                           export peft` leaves the adapters alone";
 
 /// Largest `config.json`, index or file of a tokenizer that is read.
 const LARGEST_FILE: u64 = 256 << 20;
