@@ -23,6 +23,8 @@ const ALIGNMENT_KEY: &str = "general.alignment";
 const LARGEST: u64 = 1 << 28;
 /// Most tensors, and most keys.
 const MOST: u64 = 1 << 20;
+/// Most values of an array.
+const MOST_VALUES: u64 = 1 << 22;
 
 /// The numbers of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +166,11 @@ impl Cursor<'_> {
                 let (inner, count) = (self.whole(4, key)? as u32, self.whole(8, key)?);
                 let least = width(inner).map_or(8, |(bytes, _)| bytes as u64);
                 let rest = self.length.min(LARGEST).saturating_sub(self.at);
+                if count > MOST_VALUES {
+                    return self.refuse(format_args!(
+                        "{key} at byte {at} has {count} values; {MOST_VALUES} are read"
+                    ));
+                }
                 if count.checked_mul(least).is_none_or(|bytes| bytes > rest) {
                     return self.refuse(format_args!(
                         "{key} at byte {at} would have {count} values, {rest} bytes follow"

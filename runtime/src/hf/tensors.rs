@@ -133,8 +133,8 @@ fn lacking(folder: &Path) -> String {
     }
     if let Some(name) = of(&[".gguf"]) {
         return format!(
-            "has no {SINGLE}, and {name} is quantised for llama.cpp: its weights are not those of training; download the folder that it was made \
-             from, with `hf download NAME --local-dir DIR`"
+            "has no {SINGLE}, and {name} is a file of llama.cpp: `dreamc import gguf {}` reads it",
+            folder.join(name).display()
         );
     }
     if let Some(name) = of(&[".h5", ".msgpack", ".onnx"]) {
