@@ -4,6 +4,7 @@
 use crate::export::python;
 use crate::import::{dreamc, folder, good, logits_of, spec_of};
 use crate::support::{error, read, root};
+use dreamc_compiler::format::Packed;
 use dreamc_runtime::checkpoint::Weights;
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::gguf::file::{self, Gguf, Kind};
@@ -357,4 +358,35 @@ fn what_llama_cpp_does_not_compute_is_refused() {
     let again = dreamc(at, &["export", "gguf", "model", "-o", "m.gguf"]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("m.gguf exists already"), "{again:?}");
     assert_eq!(before, fs::read(at.join("m.gguf")).unwrap());
+}
+
+/// Numbers of super-blocks as the package `gguf` has them, some and the sum of all.
+#[test]
+fn super_blocks_are_those_of_the_package() {
+    type Case = (Packed, &'static [(usize, f32)], [f32; 8], f64);
+    let (d, e) = (0.03125, 0.0703125);
+    let cases: [Case; 2] = [
+        (
+            Packed::Q4K,
+            &[(0, d), (2, e)],
+            [7.0703125, -3.5859375, 2.2265625, -1.0625, 1.109375, 12.5625, 3.3984375, -0.3984375],
+            1239.25,
+        ),
+        (
+            Packed::Q6K,
+            &[(208, d)],
+            [-44.71875, 53.0, -3.0, 7.21875, 78.84375, -10.96875, 34.03125, -1.875],
+            144.125,
+        ),
+    ];
+    for (format, scales, some, sum) in cases {
+        let mut block: Vec<u8> = (0..format.bytes()).map(|i| ((i * 37 + 11) % 256) as u8).collect();
+        for (at, scale) in scales {
+            block[*at..at + 2].copy_from_slice(&half::f16::from_f32(*scale).to_le_bytes());
+        }
+        let mut found = vec![0.0; 256];
+        format.unpack(&block, &mut found);
+        assert_eq!([0, 1, 31, 32, 100, 128, 200, 255].map(|i| found[i]), some, "{format:?}");
+        assert_eq!(found.iter().map(|x| f64::from(*x)).sum::<f64>(), sum, "{format:?}");
+    }
 }
