@@ -33,7 +33,7 @@ CASES = {
     "qwen2_moe": ("Qwen2Moe", SIZES | EXPERTS | dict(rope_parameters=ROPE, moe_intermediate_size=32, norm_topk_prob=False,
                                                       shared_expert_intermediate_size=64)),
     "qwen3_moe": ("Qwen3Moe", SIZES | EXPERTS | dict(rope_parameters=ROPE, head_dim=32, moe_intermediate_size=32, norm_topk_prob=True)),
-    "olmoe": ("Olmoe", SIZES | EXPERTS | dict(rope_parameters=ROPE, norm_topk_prob=False)),
+    "olmoe": ("Olmoe", SIZES | EXPERTS | dict(rope_parameters=ROPE, num_key_value_heads=4, norm_topk_prob=False)),
     "olmo2": ("Olmo2", SIZES | dict(rope_parameters=ROPE)),
     "gemma2": ("Gemma2", SIZES | dict(rope_parameters=ROPE, num_hidden_layers=4, head_dim=16, query_pre_attn_scalar=16, sliding_window=6,
                                       attn_logit_softcapping=4.0, final_logit_softcapping=3.0)),

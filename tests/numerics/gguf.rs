@@ -116,7 +116,9 @@ fn llama_cpp_computes_what_leaves() {
         good(at, &["export", "gguf", "model", "-o", "wide.gguf", "--format", "f32"]);
         let e = error(&llama(at, "wide.gguf", ids).unwrap(), expected["logits"].floats());
         println!("{name} f32: {e:.1e}");
-        assert!(e < 2e-4, "{name}: logits of llama.cpp differ by {e}");
+        // GELU is a table of binary16 there.
+        let bound = if name.starts_with("gemma") { 2e-3 } else { 1e-5 };
+        assert!(e < bound, "{name}: logits of llama.cpp differ by {e}");
         for form in ["q8_0", "q4_0", "q4_k"] {
             if form == "q4_k" && name != "llama_wide" {
                 continue;
@@ -128,7 +130,7 @@ fn llama_cpp_computes_what_leaves() {
             let (few, same) = (llama(at, "few.gguf", ids).unwrap(), llama(at, "same.gguf", ids).unwrap());
             let (exact, noise, e) = (error(&own, &same), error(&few, &same), error(&own, &few));
             println!("{name} {form}: {exact:.1e} in f32, its own noise {noise:.1e}, ours from its {e:.1e}");
-            assert!(exact < 2e-4 && e <= 1.5 * noise + 1e-4, "{name} {form}: {exact} {noise} {e}");
+            assert!(exact < bound && e <= 1.5 * noise + 1e-4, "{name} {form}: {exact} {noise} {e}");
             for file in ["few.gguf", "same.gguf"] {
                 fs::remove_file(at.join(file)).unwrap();
             }

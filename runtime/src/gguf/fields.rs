@@ -136,6 +136,9 @@ fn refuse(family: &Family, config: &Config, notes: &mut Vec<String>) -> Result<(
     if config.biased() && !family.biases || config.flag(Slot::MlpBias) && family.kind != "llama" {
         return differs("projections have biases", "has none");
     }
+    if family.kind == "olmoe" && config.whole(Slot::KvHeads) != config.whole(Slot::Heads) {
+        return differs("heads of keys are fewer than those of queries", "has as many");
+    }
     if config.mixed() {
         return differs("some layers have experts and some have none", "has experts in all of them");
     }
