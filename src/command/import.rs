@@ -52,7 +52,7 @@ struct HuggingFace {
     ignore: Vec<String>,
 }
 
-/// Import a GGUF file of llama.cpp: Llama, Mixtral, Qwen 2 and 3, OLMo 2, OLMoE, Gemma 2 and 3, gpt-oss
+/// Import a GGUF file of llama.cpp: Llama, Mixtral, Qwen, OLMo 2, OLMoE, Gemma, gpt-oss
 #[derive(Args)]
 #[command(after_help = "\
 Tensors are f32, f16, bf16, q8_0, q4_0, q4_k, q6_k or mxfp4. Blocks keep their bits, and every command reads them in their file. Keys

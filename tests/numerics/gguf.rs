@@ -1,5 +1,5 @@
-//! Files of llama.cpp: `dreamc import gguf` and `dreamc export gguf`, against the package `gguf` and
-//! transformers, and against llama.cpp itself, where they are installed.
+//! Files of llama.cpp: `dreamc import gguf` and `dreamc export gguf`, against the package `gguf`
+//! and transformers, and against llama.cpp itself, where they are installed.
 
 use crate::export::python;
 use crate::import::{dreamc, folder, good, logits_of, spec_of};

@@ -283,7 +283,7 @@ mod tests {
             for (x, y) in from.iter().zip(&to) {
                 assert!((x - y).abs() <= bound, "{format:?}: {x} became {y}");
             }
-            // What was unpacked is packed again to the same numbers.
+            // Numbers that were unpacked are packed again to the same numbers.
             let (mut again, mut back) = (vec![], vec![0.0; 256]);
             format.pack(&to, &mut again).unwrap();
             format.unpack(&again, &mut back);

@@ -1,9 +1,9 @@
 //! Models of dreamc, made llama.cpp's.
 //!
-//! *In*: weights, their specification, and a format. *Out*: a GGUF file. *Promise*: it computes what
-//! the model computes; blocks that the format has keep their bits, and other matrices are converted
-//! or packed as [`quantise`](crate::quantise) does. Vectors and routers are f32, as llama.cpp needs
-//! them. Nothing that exists is written over.
+//! *In*: weights, their specification, and a format. *Out*: a GGUF file. *Promise*: it computes
+//! what the model computes; blocks that the format has keep their bits, and other matrices are
+//! converted or packed as [`quantise`](crate::quantise) does. Vectors and routers are f32, as
+//! llama.cpp needs them. Nothing that exists is written over.
 
 use super::family::{self, EMBEDDING, FREQUENCIES, Family, HEAD};
 use super::file::{self, Entry, Kind};
@@ -36,7 +36,7 @@ struct Leaving {
     kind: Kind,
     /// The bits are those of the file.
     same: bool,
-    /// What is added to each number.
+    /// A number that is added to each.
     add: f32,
 }
 
@@ -211,7 +211,7 @@ fn texts(model: &Model, vocab: u64) -> Result<(Vec<(String, super::value::Value)
     }
 }
 
-/// What is written of a tensor of theirs: shapes of kept blocks become those of their numbers.
+/// The entry of a tensor of theirs: shapes of kept blocks become those of their numbers.
 fn entry(theirs: &Theirs, leaving: &BTreeMap<String, Leaving>) -> Entry {
     let own = theirs.runs.first().and_then(|run| leaving.get(&run.name));
     let mut shape = theirs.shape.clone();

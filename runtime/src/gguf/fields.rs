@@ -40,7 +40,7 @@ const LLAMA3: &str = "dreamc.rope_scaling";
 /// Beta of YaRN where pairs turn fast, and slow: no key says others.
 const YARN: (f64, f64) = (32.0, 1.0);
 
-/// What a model's file says beside its tensors.
+/// The content of a model's file beside its tensors.
 pub struct Fields {
     /// Keys and values.
     pub values: Vec<(String, Value)>,
@@ -193,7 +193,7 @@ fn scalar_of(family: &Family, layers: u64, of: impl Fn(Slot) -> u64) -> u64 {
     of(Slot::HeadSize)
 }
 
-/// What the frequencies of the pairs of a head are divided by, in the scaling of Llama 3.
+/// The divisors of the frequencies of the pairs of a head, in the scaling of Llama 3.
 fn divisors(base: f64, size: u64, [factor, low, high, original]: [f64; 4]) -> Vec<f32> {
     let pair = |i: u64| {
         let length = TAU * base.powf(2.0 * i as f64 / size as f64);

@@ -2,7 +2,7 @@
 //!
 //! *In*: a GGUF file of version 2 or 3, or what to write. *Out*: the other. *Promise*: no length,
 //! count or offset is trusted, and what is wrong is named with its byte or its tensor; a tensor is
-//! a range of the file, read where it lies.
+//! a range of the file, read where it is.
 
 use super::value::{self, Value, code, width};
 use crate::checkpoint::safetensors::{Dtype, Ranged, Tensors};
@@ -97,7 +97,7 @@ pub struct Gguf {
     /// Its tensors; those that are packed are bytes, a row of blocks in the place of a row of
     /// numbers.
     pub tensors: Tensors,
-    /// What they hold, and the shapes of their numbers.
+    /// Their kinds, and the shapes of their numbers.
     pub kinds: BTreeMap<String, (Kind, Vec<u64>)>,
 }
 

@@ -1,7 +1,7 @@
 //! Models of llama.cpp, made ours.
 //!
 //! *In*: a GGUF file. *Out*: a folder like that of an import of `transformers`. *Promise*: blocks
-//! keep their bits and go on being read as they lie; what one tensor of ours is made of in several
+//! keep their bits and are read in their file; what one tensor of ours is made of in several
 //! kinds becomes f32, which holds each of them.
 
 use super::family::{self, FREQUENCIES, HEAD};
@@ -32,12 +32,12 @@ struct Made {
     /// The common kind of its parts, whose bits are kept; numbers are made f32 where there is none.
     kind: Option<Kind>,
     parts: Vec<Part>,
-    /// What is added to each number.
+    /// A number that is added to each.
     add: f32,
 }
 
-/// Imports the file `from` as the folder `to`, a model called `name`. A folder that is there already
-/// is replaced with `force`, and only if it is one of ours.
+/// Imports the file `from` as the folder `to`, a model called `name`. A folder that is there
+/// already is replaced with `force`, and only if it is one of ours.
 pub fn import(from: &Path, to: &Path, name: &str, force: bool) -> Result<Imported, HfError> {
     let refuse = |problem: String| HfError::refused(from, problem);
     folder::free(to, force)?;
