@@ -366,17 +366,18 @@ fn what_llama_cpp_does_not_compute_is_refused() {
 #[test]
 fn super_blocks_are_those_of_the_package() {
     type Case = (Packed, &'static [(usize, f32)], [f32; 8], f64);
-    let (d, e) = (0.03125, 0.0703125);
+    const D: f32 = 0.03125;
+    const E: f32 = 0.0703125;
     let cases: [Case; 2] = [
         (
             Packed::Q4K,
-            &[(0, d), (2, e)],
+            &[(0, D), (2, E)],
             [7.0703125, -3.5859375, 2.2265625, -1.0625, 1.109375, 12.5625, 3.3984375, -0.3984375],
             1239.25,
         ),
         (
             Packed::Q6K,
-            &[(208, d)],
+            &[(208, D)],
             [-44.71875, 53.0, -3.0, 7.21875, 78.84375, -10.96875, 34.03125, -1.875],
             144.125,
         ),
