@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod device;
 pub mod evaluate;
 pub mod generate;
+pub mod gguf;
 pub mod group;
 pub mod hf;
 pub mod init;

@@ -65,7 +65,7 @@ pub enum QuantiseError {
 }
 
 /// Formats that the field has and dreamc has not.
-const UNBUILT: [&str; 2] = ["q4_k", "nvfp4"];
+const UNBUILT: [&str; 1] = ["nvfp4"];
 
 /// A format that was asked for; `None` leaves tensors as they are.
 pub type Asked = Option<&'static str>;
@@ -131,7 +131,7 @@ fn parts_of(architecture: &Architecture, tensor: &Tensor) -> Vec<String> {
 }
 
 /// Whether a tensor is a matrix that formats are for. Adapters are trained, and stay as they are.
-fn is_matrix(tensor: &Tensor) -> bool {
+pub(crate) fn is_matrix(tensor: &Tensor) -> bool {
     let kind = match tensor.kind {
         TensorKind::Embedding | TensorKind::Head | TensorKind::Matrix => true,
         TensorKind::Routed | TensorKind::Shared | TensorKind::Router => true,
@@ -288,9 +288,10 @@ mod tests {
         assert_eq!(choice.parts, [("experts".into(), Some("q4_0")), ("head".into(), None)]);
         let said = |format: &str, parts| Choice::new(format, parts).unwrap_err().to_string();
         assert!(
-            said("q5", None).starts_with("there is no format `q5`; f16, int8, q8_0, q4_0, mxfp4 are built")
+            said("q5", None)
+                .starts_with("there is no format `q5`; f16, int8, q8_0, q4_0, mxfp4, q4_k, q6_k are built")
         );
-        assert!(said("q4_k", None).starts_with("the format `q4_k` is not built yet"));
+        assert!(said("nvfp4", None).starts_with("the format `nvfp4` is not built yet"));
         assert!(said("q8_0", Some("experts q4_0")).starts_with("`experts q4_0` is not `part: format`"));
     }
 }

@@ -12,6 +12,7 @@ use dreamc_dsl::Spelling;
 use dreamc_runtime::checkpoint::safetensors::Dtype;
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::files;
+use dreamc_runtime::gguf;
 use dreamc_runtime::hf::export::{self, Model};
 use dreamc_runtime::hf::peft;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ pub struct Arguments {
 enum To {
     Hf(HuggingFace),
     Peft(Peft),
+    Gguf(Gguf),
     Torch(Torch),
     Weights(Weights),
 }
@@ -74,6 +76,34 @@ struct Peft {
     /// The base as the adapter's configuration names it
     #[arg(long, value_name = "NAME", default_value = "")]
     name: String,
+}
+
+/// Export a GGUF file that llama.cpp runs
+#[derive(Args)]
+#[command(after_help = "\
+For models of families that llama.cpp has: Llama, Mistral, Mixtral, Qwen 2 and 3 with and without experts, OLMo 2, OLMoE, Gemma 2 and 3,
+gpt-oss. The tokenizer and the template of chats are in the file. Matrices leave as they are stored, blocks with their bits, or in
+FORMAT; vectors and routers are f32.
+
+Examples:
+  dreamc export gguf imports/qwen3-0.6b -o qwen3.gguf --format q8_0
+  dreamc export gguf runs/tuned-001 -o tuned.gguf --format q4_k")]
+struct Gguf {
+    /// A run folder, a checkpoint, an import or a .safetensors file
+    #[arg(value_name = "RUN|CHECKPOINT")]
+    model: PathBuf,
+
+    /// Format of matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k, mxfp4; as they are stored by
+    /// default
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<String>,
+
+    /// The file to write; nothing may be there
+    #[arg(short, long, value_name = "FILE.gguf")]
+    out: PathBuf,
+
+    #[command(flatten)]
+    base: BaseArguments,
 }
 
 /// Export one readable PyTorch module
@@ -146,6 +176,7 @@ pub fn run(a: Arguments) -> Done {
     match a.to {
         To::Hf(a) => hugging_face(&a),
         To::Peft(a) => adapters(&a),
+        To::Gguf(a) => gguf(a),
         To::Torch(a) => torch(&a),
         To::Weights(a) => weights(&a),
     }
@@ -178,6 +209,21 @@ fn adapters(a: &Peft) -> Done {
     say!(
         "peft.PeftModel.from_pretrained(base, \"{out}\") puts it on the model that the base was imported from"
     )?;
+    Ok(())
+}
+
+fn gguf(a: Gguf) -> Done {
+    let from = From { model: a.model, dtype: None, base: a.base };
+    let trained = open(&from)?;
+    let tokenizer = tokenizer(&trained)?;
+    let exported =
+        gguf::export::export(&model(&trained, tokenizer.as_ref(), &from), &a.out, a.format.as_deref())?;
+    let (out, arch) = (a.out.display(), &exported.class);
+    say!("{out}: {arch}, {} tensors, {}", exported.tensors, bytes(exported.bytes))?;
+    for note in &exported.notes {
+        say!("  note  {note}")?;
+    }
+    say!("llama.cpp reads it:\n  llama-cli -m {out} -p \"Once upon a time\"")?;
     Ok(())
 }
 

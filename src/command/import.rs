@@ -8,6 +8,7 @@ use crate::say;
 use crate::show::bytes;
 use clap::{Args, Subcommand};
 use dreamc_compiler::rewrite::Rewriting;
+use dreamc_runtime::gguf;
 use dreamc_runtime::hf;
 use std::path::{Path, PathBuf};
 
@@ -22,6 +23,7 @@ pub struct Arguments {
 enum Source {
     Hf(HuggingFace),
     Peft(Peft),
+    Gguf(Gguf),
 }
 
 /// Import a Hugging Face folder: Llama, Mistral, Phi 3, Gemma 2 and 3, Qwen 3, mixtures
@@ -81,9 +83,42 @@ struct Peft {
     force: bool,
 }
 
+/// Import a GGUF file of llama.cpp: Llama, Mixtral, Qwen, OLMo 2, OLMoE, Gemma, gpt-oss
+#[derive(Args)]
+#[command(after_help = "\
+Tensors are f32, f16, bf16, q8_0, q4_0, q4_k, q6_k or mxfp4. Blocks keep their bits, and every command reads them in their file. Keys
+and tensors that dreamc does not know are refused by name.
+
+Examples:
+  dreamc import gguf qwen3-0.6b-q8_0.gguf -o imports/qwen3-q8
+  dreamc generate imports/qwen3-q8 \"The capital of France is\" --max-tokens 20")]
+struct Gguf {
+    /// The file
+    #[arg(value_name = "FILE.gguf")]
+    from: PathBuf,
+
+    /// Where it goes; `imports/FILE` by default
+    #[arg(short, long, value_name = "OUT")]
+    out: Option<PathBuf>,
+
+    /// Replace the model that is in OUT
+    #[arg(long)]
+    force: bool,
+}
+
 pub fn run(a: Arguments) -> Done {
     match a.source {
-        Source::Hf(a) => hugging_face(a),
+        Source::Hf(a) => {
+            let name = name(a.out.as_deref().unwrap_or(&a.from))?;
+            let out = a.out.unwrap_or_else(|| Path::new("imports").join(&name));
+            report(&hf::hugging_face(&a.from, &out, &name, a.force, &a.ignore)?, &name, &out)
+        }
+        Source::Gguf(a) => {
+            let stem = a.from.with_extension("");
+            let name = name(a.out.as_deref().unwrap_or(&stem))?;
+            let out = a.out.unwrap_or_else(|| Path::new("imports").join(&name));
+            report(&gguf::import::import(&a.from, &out, &name, a.force)?, &name, &out)
+        }
         Source::Peft(a) => adapter(&a),
     }
 }
@@ -104,10 +139,7 @@ fn adapter(a: &Peft) -> Done {
     Ok(())
 }
 
-fn hugging_face(a: HuggingFace) -> Done {
-    let name = name(a.out.as_deref().unwrap_or(&a.from))?;
-    let out = a.out.unwrap_or_else(|| Path::new("imports").join(&name));
-    let imported = hf::hugging_face(&a.from, &out, &name, a.force, &a.ignore)?;
+fn report(imported: &hf::Imported, name: &str, out: &Path) -> Done {
     let (parameters, size) = (grouped(imported.parameters.into()), bytes(imported.bytes));
     say!("{name}: {parameters} parameters, {size}")?;
     for note in &imported.notes {

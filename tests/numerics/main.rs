@@ -10,6 +10,7 @@ mod cpu;
 mod definitions;
 mod export;
 mod generate;
+mod gguf;
 mod goldens;
 mod import;
 mod mapped;

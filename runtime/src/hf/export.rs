@@ -109,7 +109,7 @@ pub fn weights(model: &Model, to: &Path) -> Result<Exported, HfError> {
 
 impl Model<'_> {
     /// A file that was kept of the model this one comes from.
-    pub(super) fn kept(&self, name: &str) -> Option<PathBuf> {
+    pub(crate) fn kept(&self, name: &str) -> Option<PathBuf> {
         self.beside.iter().map(|folder| folder.join(name)).find(|path| path.is_file())
     }
 
@@ -165,7 +165,7 @@ impl Model<'_> {
 }
 
 /// Names and shapes of the tensors of the specification, each of which the weights must have.
-pub(super) fn ours(model: &Model) -> Result<Vec<(String, Vec<u64>)>, HfError> {
+pub(crate) fn ours(model: &Model) -> Result<Vec<(String, Vec<u64>)>, HfError> {
     // One token is enough to learn which tensors the model has.
     let compiled = compile(model.spec, &prepare::forward(1, 1))?;
     let path = model.weights.path().to_path_buf();
@@ -265,7 +265,7 @@ fn as_family(
 
 /// A `tokenizer.json` with one token a byte. The byte NUL, which ends a document, is a special
 /// token; the other bytes are the letters by which byte-level tokenizers name them.
-fn byte_tokenizer() -> Result<Vec<u8>, HfError> {
+pub(crate) fn byte_tokenizer() -> Result<Vec<u8>, HfError> {
     let end = json!({"id": 0, "content": "\0", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
                      "special": true});
     let level =

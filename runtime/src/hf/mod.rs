@@ -92,7 +92,7 @@ impl HfError {
 }
 
 /// Reads a JSON object.
-fn json(path: &Path) -> Result<serde_json::Map<String, serde_json::Value>, HfError> {
+pub(crate) fn json(path: &Path) -> Result<serde_json::Map<String, serde_json::Value>, HfError> {
     serde_json::from_slice(&finite(&bytes(path)?))
         .map_err(|e| HfError::refused(path, format!("is not a JSON object: {e}")))
 }
@@ -119,7 +119,7 @@ fn finite(text: &[u8]) -> Vec<u8> {
 }
 
 /// Reads a file of settings.
-fn bytes(path: &Path) -> Result<Vec<u8>, HfError> {
+pub(crate) fn bytes(path: &Path) -> Result<Vec<u8>, HfError> {
     let io = |error| HfError::Io { path: path.to_path_buf(), error };
     let mut file = files::open(path).map_err(io)?;
     let size = file.metadata().map_err(io)?.len();
