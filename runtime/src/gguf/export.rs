@@ -178,7 +178,7 @@ fn kinds(
 }
 
 /// The keys of the tokenizer.
-fn texts(model: &Model, vocab: u64) -> Result<(Vec<(String, super::value::Value)>, Vec<String>), HfError> {
+fn texts(model: &Model, vocab: u64) -> Result<vocab::Keys, HfError> {
     let Some(tokenizer) = model.tokenizer else {
         return Ok((
             vocab::none(),

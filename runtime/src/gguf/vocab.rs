@@ -67,8 +67,11 @@ pub struct Leaving<'a> {
     pub template: Option<String>,
 }
 
+/// The keys of a tokenizer in a file, and notes on them for a person.
+pub type Keys = (Vec<(String, Value)>, Vec<String>);
+
 /// The keys of a tokenizer, and notes.
-pub fn write(own: &Leaving) -> Result<(Vec<(String, Value)>, Vec<String>), String> {
+pub fn write(own: &Leaving) -> Result<Keys, String> {
     let json: Json = serde_json::from_str(own.text).map_err(|e| format!("tokenizer.json is no JSON: {e}"))?;
     let model = &json["model"];
     let mut notes = vec![];

@@ -10,11 +10,11 @@
 //! The folder is `DREAMC_CACHE`, else `dreamc` in `XDG_CACHE_HOME` or `~/.cache`; an empty
 //! `DREAMC_CACHE` means none.
 
+use super::headers;
 use super::library::geometry;
 use crate::device::{Choice, DeviceError};
 use crate::files;
 use crate::nvrtc::{self, Nvrtc, NvrtcError};
-use super::headers;
 use dreamc_compiler::codegen::{Limits, Source, Variant};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
