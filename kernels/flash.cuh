@@ -76,10 +76,11 @@ template <class S_, bool WIDE_> struct FlashWarps {
     template <class Next, class Own, class Load>
     static DEVICE bool bring(Flow &, int, int, Next, Own, Load) { return false; }
 
-    // `own` once, then `load` and `use` for every tile from `at` to `end`, one behind another by
-    // `next`: the tile behind is loaded while one is used.
-    template <class Next, class Own, class Load, class Use>
-    static DEVICE void pass(Flow &, int at, int end, Next next, Own own, Load load, Use use) {
+    // `own` once, then for every tile from `at` to `end`, by `next`: `load`, the products of
+    // `first`, what `between` makes of them, and the products of `last`. The next tile is loaded
+    // while one is used.
+    template <bool AHEAD, class Next, class Own, class Load, class First, class Between, class Last>
+    static DEVICE void pass(Flow &, int at, int end, Next next, Own own, Load load, First first, Between between, Last last) {
         auto stage = [&](int buffer, int at) {
             if (at < end) load(buffer, at, 0);
             copy_commit();
@@ -92,14 +93,16 @@ template <class S_, bool WIDE_> struct FlashWarps {
             stage(1 - buffer, after);
             copy_wait<1>();
             __syncthreads();
-            use(buffer, at);
+            first(buffer, at);
+            between(buffer, at);
+            last(buffer);
             __syncthreads();
             buffer = 1 - buffer;
         }
         copy_wait<0>();
     }
 
-    // A warp's rows times the rows of the tile. `finish` comes before the result.
+    // A warp's rows times the rows of the tile.
     static DEVICE void multiply(float (&s)[TILE / 8][4], const bf16 *own, const bf16 *tile) {
         int lane = int(threadIdx.x % 32);
         own += int(threadIdx.x / 32) * 16 * ROW;
@@ -121,8 +124,7 @@ template <class S_, bool WIDE_> struct FlashWarps {
         }
     }
 
-    // `sums += weights · tile`, the weights as `multiply` gives them. `finish` comes before the
-    // result.
+    // `sums += weights · tile`, the weights as `multiply` gives them.
     static DEVICE void add(float (&sums)[PIECES][4], const float (&weights)[TILE / 8][4], const bf16 *tile) {
         int lane = int(threadIdx.x % 32);
 #pragma unroll
@@ -138,12 +140,6 @@ template <class S_, bool WIDE_> struct FlashWarps {
             }
         }
     }
-
-    // Products are begun between `take_turn` and `give_turn`, by one part of the block at a time
-    // where that pays, and have ended after `finish`.
-    static DEVICE void take_turn() {}
-    static DEVICE void give_turn() {}
-    static DEVICE void finish() {}
 };
 
 template <class F> DEVICE void clear_rows(float (&sums)[F::PIECES][4]) {
@@ -185,18 +181,22 @@ struct Highest {
     static DEVICE float join(float a, float b) { return fmaxf(a, b); }
 };
 
-// Products as scores in base 2; what is not seen is -inf. `ALL`: all of them are seen.
+// Whether scores are products times a number, which the exponent multiplies by.
+template <class S> constexpr bool PLAIN = !S::CAPPED && !S::Program::SCORES;
+
+// Products as scores in base 2, or as they are where scores are `PLAIN`; what is not seen is -inf.
+// `ALL`: all of them are seen.
 template <class F, bool ALL>
 DEVICE void to_scores(float (&p)[F::TILE / 8][4], const Mask<typename F::S> &mask, int first, int key, float scale,
                       float cap) {
     typedef typename F::S S;
-    float factor = (S::CAPPED ? cap : scale) * LOG2_E;
+    float factor = cap * LOG2_E;
 #pragma unroll
     for (int j = 0; j < F::TILE / 8; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             int query = first + row_of<F>(e), column = key + column_of(j, e);
-            float x = (S::CAPPED ? tanhf(p[j][e] * scale / cap) : p[j][e]) * factor;
+            float x = S::CAPPED ? tanhf(p[j][e] * scale / cap) * factor : p[j][e];
             if (S::Program::SCORES) x = mask.score(p[j][e] * scale, query, column) * LOG2_E;
             p[j][e] = ALL || mask.sees(query, column) ? x : -infinity();
         }
@@ -256,11 +256,10 @@ DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v
     if (F::bring(flow, begin, end, next, load_own, load)) return;
     float result[F::PIECES][4], most[2] = {-infinity(), -infinity()}, sum[2] = {0.0f, 0.0f};
     clear_rows<F>(result);
-    F::pass(flow, begin, end, next, load_own, load, [&](int buffer, int key) {
-        float p[TILE / 8][4];
-        F::multiply(p, own, keys + buffer * F::PASSING);
-        F::give_turn();
-        F::finish();
+    const float unit = PLAIN<S> ? scale * LOG2_E : 1.0f;
+    float p[TILE / 8][4];
+    auto scores = [&](int buffer, int) { F::multiply(p, own, keys + buffer * F::PASSING); };
+    auto weights = [&](int, int key) {
         if (mask.template all<ROWS, TILE, TILE>(span, first, key, key)) to_scores<F, true>(p, mask, first, key, scale, cap);
         else to_scores<F, false>(p, mask, first, key, scale, cap);
 #pragma unroll
@@ -272,13 +271,13 @@ DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v
             // The four lanes of a row; all rows are joined at once.
             high = lanes<Highest, 4>(high, ALL_LANES);
             // Where nothing has been seen yet all are -inf, and so are their differences from 0.
-            float from = high > -infinity() ? high : 0.0f;
-            float shrink = power_of_two(most[half] - from), part = 0.0f;
+            float from = high > -infinity() ? high * unit : 0.0f;
+            float shrink = power_of_two(fmaf(most[half], unit, -from)), part = 0.0f;
 #pragma unroll
             for (int j = 0; j < TILE / 8; ++j)
 #pragma unroll
                 for (int e = 2 * half; e < 2 * half + 2; ++e) {
-                    p[j][e] = power_of_two(p[j][e] - from);
+                    p[j][e] = power_of_two(fmaf(p[j][e], unit, -from));
                     part += p[j][e];
                 }
             sum[half] = fmaf(sum[half], shrink, lanes<Sum, 4>(part, ALL_LANES));
@@ -289,10 +288,9 @@ DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v
                 result[d][2 * half + 1] *= shrink;
             }
         }
-        F::take_turn();
-        F::add(result, p, values + buffer * F::PASSING);
-        F::finish();
-    });
+    };
+    auto sums = [&](int buffer) { F::add(result, p, values + buffer * F::PASSING); };
+    F::template pass<true>(flow, begin, end, next, load_own, load, scores, weights, sums);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         // A query that saw nothing is zero.
@@ -305,7 +303,7 @@ DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v
         }
         int query = first + row_of<F>(2 * half);
         if (threadIdx.x % 4 == 0 && query < S::QUERIES)
-            lse[(query_row + query) * S::HEADS + head] = none ? -infinity() : (most[half] + log2f(sum[half])) * LN_2;
+            lse[(query_row + query) * S::HEADS + head] = none ? -infinity() : (most[half] * unit + log2f(sum[half])) * LN_2;
     }
     constexpr i64 O_STRIDE = i64(S::HEADS) * S::SIZE;
     store_head<F>(result, 1.0f, o + query_row * O_STRIDE + head * S::SIZE, O_STRIDE, first, S::QUERIES);
@@ -395,19 +393,18 @@ DEVICE void flash_grad_queries(const X &q, i64 q_stride, const X &k, i64 k_strid
         my_log[half] = negative_log(query < S::QUERIES ? lse[at] : -infinity());
         my_along[half] = query < S::QUERIES ? along[at] : 0.0f;
     }
-    F::pass(flow, begin, end, next, load_own, load, [&](int buffer, int key) {
-        float s[TILE / 8][4], dp[TILE / 8][4];
+    float s[TILE / 8][4], dp[TILE / 8][4];
+    auto products = [&](int buffer, int) {
         F::multiply(s, own, keys + buffer * F::PASSING);
         F::multiply(dp, own_d, values + buffer * F::PASSING);
-        F::give_turn();
-        F::finish();
+    };
+    auto grads = [&](int, int key) {
         if (mask.template all<ROWS, TILE, TILE>(span, first, key, key))
             query_grads<F, true>(s, dp, mask, first, key, my_log, my_along, scale, cap);
         else query_grads<F, false>(s, dp, mask, first, key, my_log, my_along, scale, cap);
-        F::take_turn();
-        F::add(result, s, keys + buffer * F::PASSING);
-        F::finish();
-    });
+    };
+    auto sums = [&](int buffer) { F::add(result, s, keys + buffer * F::PASSING); };
+    F::template pass<S::SIZE <= 128>(flow, begin, end, next, load_own, load, products, grads, sums);
     store_head<F>(result, scale, dq + query_row * dq_stride + head * S::SIZE, dq_stride, first, S::QUERIES);
 }
 
@@ -465,23 +462,24 @@ DEVICE void flash_grad_keys(const X &q, i64 q_stride, const X &k, i64 k_stride, 
     float result_k[F::PIECES][4], result_v[F::PIECES][4];
     clear_rows<F>(result_k);
     clear_rows<F>(result_v);
-    F::pass(flow, 0, tiles, next, load_own, load, [&](int buffer, int tile) {
-        int query = begin + tile / S::GROUP * TILE;
-        mask.head = kv_head * S::GROUP + tile % S::GROUP;
-        float s[TILE / 8][4], dp[TILE / 8][4];
+    float s[TILE / 8][4], dp[TILE / 8][4];
+    auto products = [&](int buffer, int) {
         F::multiply(s, own, queries + buffer * F::PASSING);
         F::multiply(dp, own_v, cotangents + buffer * F::PASSING);
-        F::give_turn();
-        F::finish();
+    };
+    auto grads = [&](int buffer, int tile) {
+        int query = begin + tile / S::GROUP * TILE;
+        mask.head = kv_head * S::GROUP + tile % S::GROUP;
         // Queries beyond the last have cotangents of zero.
         if (mask.template all<TILE, ROWS, TILE>(span, query, first, query))
             key_grads<F, true>(s, dp, mask, query, first, lse_of[buffer], along_of[buffer], scale, cap);
         else key_grads<F, false>(s, dp, mask, query, first, lse_of[buffer], along_of[buffer], scale, cap);
-        F::take_turn();
+    };
+    auto sums = [&](int buffer) {
         F::add(result_v, s, cotangents + buffer * F::PASSING);
         F::add(result_k, dp, queries + buffer * F::PASSING);
-        F::finish();
-    });
+    };
+    F::template pass<false>(flow, 0, tiles, next, load_own, load, products, grads, sums);
     store_head<F>(result_k, scale, dk + key_row * dk_stride + kv, dk_stride, first, S::KEYS);
     store_head<F>(result_v, 1.0f, dv + key_row * dv_stride + kv, dv_stride, first, S::KEYS);
 }

@@ -71,19 +71,60 @@ template <class S_, int TILE_, int STAGES_, int SHARERS_ = 1> struct FlashWarpgr
         return true;
     }
 
-    template <class Next, class Own, class Load, class Use>
-    static DEVICE void pass(Flow &flow, int at, int end, Next next, Own, Load, Use use) {
+    // `AHEAD`: a turn on the tensor cores has the last products of a tile and the first of the
+    // next, one after another without a wait, while the other warpgroup works on what its first
+    // products gave. Elsewhere, where registers do not hold the products of two tiles, a warpgroup
+    // waits in its turn.
+    template <bool AHEAD, class Next, class Own, class Load, class First, class Between, class Last>
+    static DEVICE void pass(Flow &flow, int at, int end, Next next, Own, Load, First first, Between between, Last last) {
         if (at >= end) return;
+        auto release = [](u32 empty) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+        };
         // The first warpgroup begins.
         if (threadIdx.x >= 128) give_turn();
         take_turn();
+        if constexpr (!AHEAD) {
 #pragma unroll 1
-        for (; at < end; at = next(at)) {
+            for (; at < end; at = next(at)) {
+                flow.wait_full();
+                first(flow.stage, at);
+                give_turn();
+                finish();
+                between(flow.stage, at);
+                take_turn();
+                last(flow.stage);
+                finish();
+                release(flow.empty());
+                flow.next();
+            }
+        } else {
             flow.wait_full();
-            use(flow.stage, at);
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier_arrive(flow.empty());
-            flow.next();
+            first(flow.stage, at);
+            give_turn();
+            finish();
+            int after = next(at);
+#pragma unroll 1
+            while (after < end) {
+                int stage = flow.stage;
+                u32 empty = flow.empty();
+                between(stage, at);
+                flow.next();
+                flow.wait_full();
+                take_turn();
+                last(stage);
+                first(flow.stage, after);
+                give_turn();
+                finish();
+                release(empty);
+                at = after;
+                after = next(at);
+            }
+            between(flow.stage, at);
+            take_turn();
+            last(flow.stage);
+            finish();
         }
         // As many turns are given as are taken.
         if (threadIdx.x < 128) give_turn();

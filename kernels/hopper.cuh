@@ -143,16 +143,34 @@ DEVICE u32 place_in(u32 address, u32 block) {
     return place;
 }
 
+// A fence of shared memory alone, where NVRTC knows it (12.8): an arrival that releases to a
+// cluster, and a wait that acquires from it, make `ptxas` order all of the device's memory at each
+// stage.
+#define FENCES_SHARED (__CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208)
+
 // Arrives at a barrier of any block of the cluster.
 DEVICE void barrier_arrive_there(u32 barrier) {
+#if FENCES_SHARED
+    asm volatile("fence.release.sync_restrict::shared::cta.cluster;\n"
+                 "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+                 : "memory");
+#else
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
 }
 
 // Waits as `barrier_wait` for arrivals of all blocks of the cluster.
 DEVICE void barrier_wait_cluster(u32 barrier, u32 parity) {
+#if FENCES_SHARED
+    asm volatile("{\n.reg .pred over;\nagain:\nmbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 over, [%0], %1;\n"
+                 "@!over bra again;\n}\nfence.acquire.sync_restrict::shared::cluster.cluster;" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+#else
     asm volatile("{\n.reg .pred over;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%0], %1;\n"
                  "@!over bra again;\n}" ::"r"(barrier), "r"(parity)
                  : "memory");
+#endif
 }
 
 // All threads of all blocks of the cluster, whole warps at once.
@@ -360,7 +378,7 @@ struct Bringer<PickedDepths<Lines<false, NEAR, E>, Which>, LINES, THREADS, false
 // another block of the processor fills the gaps. `BLOCKS` of a cluster have tiles of the same
 // columns: each brings a part of the right operand to all of them.
 template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_, int BLOCKS_ = 1> struct Warpgroups {
-    static constexpr bool PAIRS = PAIRS_, STREAMS = STAGES >= 4;
+    static constexpr bool PAIRS = PAIRS_, QUADS = PAIRS, STREAMS = STAGES >= 4;
     static constexpr int ROWS = 128, COLUMNS = COLUMNS_, DEPTH = 64, X = COLUMNS / 8, BLOCKS = BLOCKS_;
     static constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 32 * BRINGERS;
     static constexpr int UNDER_WAY = STAGES >= 4 ? 1 : 0, AHEAD = STAGES - 1 - UNDER_WAY;
@@ -475,19 +493,32 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_, int BLOCKS_ = 1> 
         meet_cluster();
     }
 
-    // The threads that bring give zeros.
+    static DEVICE void clear(Sums &sums) {
+#pragma unroll
+        for (int j = 0; j < X; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[j][e] = 0.0f;
+    }
+
+    // The threads that bring give zeros. Where the copy engine brings both operands they clear them
+    // after: sums written before make `ptxas` wait for each `wgmma` of a loop over tiles (its
+    // warning C7515). Where they gather, sums cleared after spill.
     template <bool A_FAST, bool B_FAST, class A, class B>
     static DEVICE void multiply(Pipe &pipe, Sums &sums, int rows, int columns, int k, A a, B b) {
         int steps = (k + DEPTH - 1) / DEPTH;
         bool brings = threadIdx.x >= MULTIPLIERS;
-        if (steps <= 0 || brings) {
-#pragma unroll
-            for (int j = 0; j < X; ++j)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) sums[j][e] = 0.0f;
+        if constexpr (Brought<A>::BOXES && Brought<B>::BOXES) {
+            if (!brings && steps > 0) {
+                consume<A_FAST, B_FAST, A, B>(pipe, sums, k, steps);
+                return;
+            }
+            if (steps > 0) bring<A_FAST, B_FAST>(pipe, rows, columns, k, steps, a, b);
+            clear(sums);
+        } else {
+            if (steps <= 0 || brings) clear(sums);
+            if (steps <= 0) return;
+            if (brings) bring<A_FAST, B_FAST>(pipe, rows, columns, k, steps, a, b);
+            else consume<A_FAST, B_FAST, A, B>(pipe, sums, k, steps);
         }
-        if (steps <= 0) return;
-        if (brings) bring<A_FAST, B_FAST>(pipe, rows, columns, k, steps, a, b);
-        else consume<A_FAST, B_FAST, A, B>(pipe, sums, k, steps);
     }
 };

@@ -17,6 +17,14 @@ typedef unsigned long long u64;
 
 constexpr u32 ALL_LANES = 0xffffffffu;
 
+// Whether two types are one.
+template <class A, class B> struct Alike {
+    static constexpr bool value = false;
+};
+template <class A> struct Alike<A, A> {
+    static constexpr bool value = true;
+};
+
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 
 // --- storage types -------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ DEVICE int least(int a, int b) { return a < b ? a : b; }
 // A tile on the ordinary cores: `ROWS` x `COLUMNS` of the result and `DEPTH` of the sums at a time;
 // a thread has `Y` x `X`.
 template <int ROWS_, int COLUMNS_, int DEPTH_, int Y, int X> struct Tile {
-    static constexpr bool PAIRS = false, STREAMS = false;
+    static constexpr bool PAIRS = false, QUADS = false, STREAMS = false;
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = DEPTH_, BLOCKS = 1;
     static constexpr int ACROSS = COLUMNS / X, THREADS = ROWS / Y * ACROSS;
     // Odd strides would spoil vector loads; a stride of 4 beyond the tile keeps the writes of a
@@ -140,7 +140,7 @@ DEVICE void copy_slice(bf16 *to, int lines, int first, int k, Load load) {
 // columns; a warp has its part in pieces of 16 x 8. `PAIRS`: results have an even number of columns
 // and an alignment by which two are stored at once.
 template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE, bool PAIRS_> struct Matrices {
-    static constexpr bool PAIRS = PAIRS_, STREAMS = false;
+    static constexpr bool PAIRS = PAIRS_, QUADS = PAIRS && COLUMNS_ / ALONG % 32 == 0, STREAMS = false;
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEPTH = 32, THREADS = DOWN * ALONG * 32, BLOCKS = 1;
     static constexpr int Y = ROWS / DOWN / 16, X = COLUMNS / ALONG / 8;
     static_assert(Y > 0 && X > 0 && X % 2 == 0, "a warp has whole pieces, and columns in pairs of them");
@@ -220,7 +220,7 @@ template <int ROWS_, int COLUMNS_, int DOWN, int ALONG, bool WIDE, bool PAIRS_> 
 // Where a row of the results goes: each changed by a function of its column and the sum, and added
 // to what is there if `ADD`.
 template <bool ADD, class C, class Change> struct Put {
-    static constexpr bool ADDS = ADD;
+    static constexpr bool ADDS = ADD, NARROW = Alike<C, bf16>::value;
     C *to;
     Change change;
     // The addend of a result, or of two.
@@ -234,6 +234,8 @@ template <bool ADD, class C, class Change> struct Put {
         float x = change(at, first), y = change(at + 1, second);
         store_pair(to + at, ADD ? there.low + x : x, ADD ? there.high + y : y);
     }
+    // Two as they are stored in bf16.
+    DEVICE u32 packed(int at, float first, float second) const { return pack(change(at, first), change(at + 1, second)); }
 };
 template <bool ADD, class C, class Change> DEVICE Put<ADD, C, Change> put(C *to, Change change) { return {to, change}; }
 template <bool ADD, class C> DEVICE auto put(C *to) {
@@ -266,12 +268,56 @@ template <class T, bool WHOLE, class To> DEVICE void put_row(typename T::Sums &s
     }
 }
 
+// A row of a whole tile in bf16, eight adjacent elements of a lane at a time: four lanes have two
+// elements each of four pieces, and give one another theirs until each has a piece. Stored two at a
+// time a warp would fill half of each sector of memory that it writes. `first` is the row's first
+// column of the lane, a multiple of 16 bytes for the first of the four.
+template <class T, class To> DEVICE void put_quads(typename T::Sums &sums, int i, bool inside, To to) {
+    int lane = int(threadIdx.x) % 4;
+    bool odd = lane % 2, upper = lane / 2;
+#pragma unroll
+    for (int first = 0; first < T::OWN_COLUMNS; first += 8) {
+        u32 w[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            int at = first + 2 * e;
+            w[e] = to.packed(T::column(at) - T::column(0), T::at(sums, i, at), T::at(sums, i, at + 1));
+        }
+        // A transposition of four by four: by neighbours, then by pairs of them.
+        auto swap = [](u32 &low, u32 &high, bool second, int distance) {
+            u32 other = __shfl_xor_sync(ALL_LANES, second ? low : high, distance);
+            if (second) low = other;
+            else high = other;
+        };
+        swap(w[0], w[1], odd, 1), swap(w[2], w[3], odd, 1);
+        swap(w[0], w[2], upper, 2), swap(w[1], w[3], upper, 2);
+        bf16 *place = to.to + (T::column(first) - T::column(0) + 6 * lane);
+        if (inside) *reinterpret_cast<uint4 *>(place) = {w[0], w[1], w[2], w[3]};
+    }
+}
+
 // Gives every element of the tile inside the matrix to whoever wants it: `line(i, j)`, for a row of
 // the tile and the first column that the thread has there, gives a `Put` for columns from that one
 // on. The address of a row is computed once so, and its elements are distances that are known when
 // this is compiled.
 template <class T, class Line> DEVICE void each(typename T::Sums &sums, int rows, int columns, Line line) {
     int column = T::column(0), left = columns - column;
+    typedef decltype(line(0, 0)) To;
+    if constexpr (T::QUADS && !To::ADDS && To::NARROW) {
+        // Whether the four lanes of a row begin at a multiple of 16 bytes, in every row.
+        int lane = int(threadIdx.x) % 32;
+        u64 begin = u64(line(0, column).to - lane % 4 * 2), below = u64(line(1, column).to - lane % 4 * 2);
+        if (columns == T::COLUMNS && (begin | below) % 16 == 0) {
+#pragma unroll
+            for (int i = 0; i < T::OWN_ROWS; ++i) {
+                int row = T::row(i);
+                // By whole warps, whose lanes give one another results.
+                if (row - lane / 4 >= rows) continue;
+                put_quads<T>(sums, i, row < rows, line(row < rows ? row : 0, column));
+            }
+            return;
+        }
+    }
 #pragma unroll
     for (int i = 0; i < T::OWN_ROWS; ++i) {
         if (T::row(i) >= rows) continue;

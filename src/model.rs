@@ -10,11 +10,12 @@ use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Compiled, looks_ahead};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Source;
-use dreamc_runtime::checkpoint::{Checkpoint, Weights};
+use dreamc_runtime::checkpoint::{Binding, Checkpoint, Weights};
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::data::dataset::begins;
 use dreamc_runtime::device::Device;
 use dreamc_runtime::generate::{Cached, Growing, NextLogits, Slots, Uncached, Writing, compile_cached};
+use dreamc_runtime::group::Group;
 use dreamc_runtime::model::{Memory, Model, ModelError};
 use dreamc_runtime::train::prepare::{self, Storing};
 use std::path::{Path, PathBuf};
@@ -53,6 +54,21 @@ pub fn beginning(spec: &Spec, from: Option<&Checkpoint>) -> Result<Option<Weight
         (None, Some(path)) => Ok(Some(Weights::open(Path::new(path), None)?)),
         _ => Ok(None),
     }
+}
+
+/// The storage of weights in the file of a run's base, where this device reads them there. Ranks
+/// that train together have copies.
+pub fn stored(spec: &Spec, from: Option<&Checkpoint>, device: &dyn Device, group: &Group) -> Formats {
+    if !device.maps() || group.size() > 1 {
+        return Formats::default();
+    }
+    let base = match from {
+        None => spec.weights.clone(),
+        Some(from) => Binding::of(&from.model).map(|base| base.path),
+    };
+    // A base that does not open is refused where it is loaded.
+    let weights = base.and_then(|base| Weights::open(Path::new(&base), None).ok());
+    weights.map(|weights| weights.formats()).unwrap_or_default()
 }
 
 /// A checkpoint with the specification it was trained from.

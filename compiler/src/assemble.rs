@@ -1193,6 +1193,7 @@ pub(crate) fn rows_of(part: Part) -> Option<Rows> {
         | Part::ChoiceLast
         | Part::Text(..)
         | Part::Low(..)
+        | Part::Adapter(..)
         | Part::Own(..) => None,
     }
 }

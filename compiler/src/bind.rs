@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use dreamc_dsl::define::graph::Purpose;
+use dreamc_dsl::define::graph::{Purpose, beside};
 
 /// A parameter or a result of a function.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -678,6 +678,8 @@ pub enum Part {
     Text(u16),
     /// A factor of the matrix of low rank that a pass adds to a matrix.
     Low(Adapted, Factor),
+    /// A factor of an adapter.
+    Adapter(Adapted, Factor),
     /// A weight of a definition.
     Own(Symbol, Purpose),
     /// A state or a kept value of a definition.
@@ -711,11 +713,25 @@ impl Symbol {
     }
 }
 
-/// A matrix to which a pass adds one of low rank.
+/// A matrix to which a pass, or an adapter, adds one of low rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Adapted {
     /// Queries, keys and values of an attention.
     Qkv,
+    /// The rows of those that make queries.
+    Query,
+    /// The rows that make keys.
+    Key,
+    /// The rows that make values.
+    Value,
+    /// The short vector of queries of a latent attention.
+    QueryDown,
+    /// Its queries.
+    QueryUp,
+    /// Its latents.
+    KvDown,
+    /// Keys and values of latents.
+    KvUp,
     /// The output projection of an attention.
     Out,
     /// The gate of an MLP, or of what an attention's heads give.
@@ -724,8 +740,65 @@ pub enum Adapted {
     Up,
     /// Its last.
     Down,
+    /// The gate of experts that every token uses.
+    SharedGate,
+    /// Their first matrix.
+    SharedUp,
+    /// Their last.
+    SharedDown,
     /// A matrix of a definition.
     Own(Symbol, Purpose),
+}
+
+impl Adapted {
+    /// Its name in its component, as the language has it.
+    pub fn name(self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Adapted::Qkv => "qkv",
+            Adapted::Query => "q",
+            Adapted::Key => "k",
+            Adapted::Value => "v",
+            Adapted::QueryDown => "q_down",
+            Adapted::QueryUp => "q_up",
+            Adapted::KvDown => "kv_down",
+            Adapted::KvUp => "kv_up",
+            Adapted::Out => "out",
+            Adapted::Gate => "gate",
+            Adapted::Up => "up",
+            Adapted::Down => "down",
+            Adapted::SharedGate => "shared.gate",
+            Adapted::SharedUp => "shared.up",
+            Adapted::SharedDown => "shared.down",
+            Adapted::Own(name, _) => return beside(name.0, "").into(),
+        })
+    }
+
+    /// The tensor whose rows it is.
+    pub fn part(self) -> Part {
+        match self {
+            Adapted::Qkv | Adapted::Query | Adapted::Key | Adapted::Value => Part::Qkv,
+            Adapted::QueryDown => Part::QueryDown,
+            Adapted::QueryUp => Part::QueryUp,
+            Adapted::KvDown => Part::KvDown,
+            Adapted::KvUp => Part::KvUp,
+            Adapted::Out => Part::Out,
+            Adapted::Gate => Part::Gate,
+            Adapted::Up => Part::Up,
+            Adapted::Down => Part::Down,
+            Adapted::SharedGate => Part::SharedGate,
+            Adapted::SharedUp => Part::SharedUp,
+            Adapted::SharedDown => Part::SharedDown,
+            Adapted::Own(name, purpose) => Part::Own(name, purpose),
+        }
+    }
+
+    /// The name of a tensor beside it.
+    fn beside(self, to: &str) -> String {
+        match self {
+            Adapted::Own(name, _) => beside(name.0, &format!(".{to}")),
+            known => format!("{}.{to}", known.name()),
+        }
+    }
 }
 
 /// A factor of `B A`.
@@ -752,6 +825,22 @@ impl Part {
         ]
         .into_iter()
         .find_map(|(part, adapted)| (part == self).then_some(adapted))
+    }
+
+    /// The matrix that it is, where an adapter may add one of low rank. Rows of queries, keys and
+    /// values are adapted by themselves where one matrix makes them for all tokens.
+    pub fn adaptable(self) -> Option<Adapted> {
+        let latent = [
+            (Part::QueryDown, Adapted::QueryDown),
+            (Part::QueryUp, Adapted::QueryUp),
+            (Part::KvDown, Adapted::KvDown),
+            (Part::KvUp, Adapted::KvUp),
+            (Part::SharedGate, Adapted::SharedGate),
+            (Part::SharedUp, Adapted::SharedUp),
+            (Part::SharedDown, Adapted::SharedDown),
+        ];
+        let found = latent.into_iter().find_map(|(part, adapted)| (part == self).then_some(adapted));
+        self.adapted().or(found)
     }
 
     /// Behind the name of its owner, the name of the tensor.
@@ -856,22 +945,14 @@ impl Part {
             Part::ChoiceLast => "last",
             Part::ChoiceGate => "gate",
             Part::ChoiceStart => "start",
-            Part::Low(adapted, factor) => match (adapted, factor) {
-                (Adapted::Qkv, Factor::A) => "qkv.lora_a",
-                (Adapted::Qkv, Factor::B) => "qkv.lora_b",
-                (Adapted::Out, Factor::A) => "out.lora_a",
-                (Adapted::Out, Factor::B) => "out.lora_b",
-                (Adapted::Gate, Factor::A) => "gate.lora_a",
-                (Adapted::Gate, Factor::B) => "gate.lora_b",
-                (Adapted::Up, Factor::A) => "up.lora_a",
-                (Adapted::Up, Factor::B) => "up.lora_b",
-                (Adapted::Down, Factor::A) => "down.lora_a",
-                (Adapted::Down, Factor::B) => "down.lora_b",
-                (Adapted::Own(name, _), factor) => {
-                    let to = if factor == Factor::A { "lora_a" } else { "lora_b" };
-                    Symbol::new(&name.0.replacen("weight", to, 1)).0
-                }
-            },
+            Part::Low(Adapted::Own(name, _), factor) => {
+                let to = if factor == Factor::A { "lora_a" } else { "lora_b" };
+                Symbol::new(&name.0.replacen("weight", to, 1)).0
+            }
+            Part::Low(adapted, Factor::A) => Symbol::new(&adapted.beside("lora_a")).0,
+            Part::Low(adapted, Factor::B) => Symbol::new(&adapted.beside("lora_b")).0,
+            Part::Adapter(adapted, Factor::A) => Symbol::new(&adapted.beside("adapter_a")).0,
+            Part::Adapter(adapted, Factor::B) => Symbol::new(&adapted.beside("adapter_b")).0,
             Part::Own(name, _) | Part::Kept(name) | Part::Behind(name) => name.0,
         }
     }

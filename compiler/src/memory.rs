@@ -216,9 +216,14 @@ impl Assembly<'_> {
         share(train, self.architecture, w, matrix(train, w, shape).is_some())
     }
 
+    /// The recipe, and whether adapters alone are trained.
+    fn trains(&self) -> (&dreamc_dsl::spec::Train, bool) {
+        (&self.spec.train, self.spec.model.adapt.is_some())
+    }
+
     /// How a tensor moves, where it is trained.
     fn rule(&self, name: &str, w: &Weight, shape: &[u64]) -> Recipe {
-        let rule = recipe(&self.spec.train, name, w, shape)?;
+        let rule = recipe(self.trains(), name, w, shape)?;
         let Share { rate, .. } = self.share(w, shape);
         Some(Rule { decay: rule.decay / rate, factor: rule.factor * rate, ..rule })
     }
@@ -476,7 +481,7 @@ impl Assembly<'_> {
                 }
                 _ => None,
             };
-            let trained = recipe(&self.spec.train, &name, w, &size(w)).is_some();
+            let trained = recipe(self.trains(), &name, w, &size(w)).is_some();
             let states_of = |key: &(Option<usize>, String), trained: bool| {
                 let of = states.iter().filter(|_| trained);
                 of.filter_map(|kept| Some((kept.name, *kept.of.get(key)?))).collect()

@@ -243,7 +243,8 @@ impl Writer {
         self.keys.insert("model.name".into());
         for key in keys::MODEL.keys {
             match key.name {
-                "name" | "components" | "body" => continue,
+                // Frozen weights beside adapters have no gradient to be proven.
+                "name" | "adapt" | "components" | "body" => continue,
                 "vocab" if data => {
                     self.keys.insert("model.vocab".into());
                     lines.push("  vocab: 256".into());

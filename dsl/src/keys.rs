@@ -375,6 +375,12 @@ pub static MODEL: Section = Section {
             "Where components read, and where their outputs go: `sum`, `attend {block 8}` or `lanes 4 dynamic`.",
         ),
         key(
+            "adapt",
+            Type::Optional(&Type::Section(&ADAPT)),
+            NONE,
+            "Matrices of low rank beside those of components, which alone are trained: the rest is frozen.",
+        ),
+        key(
             "components",
             Type::Names(&Type::Component),
             Required,
@@ -386,6 +392,30 @@ pub static MODEL: Section = Section {
             Required,
             "The layers in order of application. In `.dream` they are written straight into the model.",
         ),
+    ],
+};
+
+/// Adapters of a model.
+pub static ADAPT: Section = Section {
+    name: "adapt",
+    doc: "Adapters (LoRA, 2106.09685, section 4.1): a matrix `W` becomes `W + alpha/rank · B A`. `B` begins at zero, `A` uniform within \
+          ±1/√in, as in `peft`. They alone are trained; a base stays in its file, in the format that it has there.",
+    short: None,
+    keys: &[
+        key(
+            "components",
+            Type::List(&Type::Text),
+            Required,
+            "Components whose matrices are adapted, by name.",
+        ),
+        key(
+            "matrices",
+            Type::List(&Type::Text),
+            Rule("all of them"),
+            "The matrices of these that are adapted: `q`, `k`, `v`, `out`, `gate`, `up`, `down`, or what a definition calls its own.",
+        ),
+        key("rank", SIZE, Value("16"), "Rows of `A`, and columns of `B`."),
+        key("alpha", POSITIVE, Rule("twice the rank"), "`alpha/rank` is the factor of what an adapter adds."),
     ],
 };
 

@@ -178,6 +178,8 @@ fn model(model: &Model) -> ValueKind {
     norm.put("unit_offset", ValueKind::Bool(model.norm.unit_offset));
     fields.put("norm", norm.map());
     fields.put("stream", stream(model.stream));
+    // Of models that are tuned, shown where it is written.
+    model.adapt.iter().for_each(|adapt| fields.put("adapt", self::adapt(adapt)));
     let mut recurrent = HashSet::new();
     model.body.iter().for_each(|item| note_recurrent(item, false, &mut recurrent));
     let mut components = Fields::broken();
@@ -186,6 +188,18 @@ fn model(model: &Model) -> ValueKind {
     }
     fields.put("components", components.map());
     fields.put("body", broken_list(model.body.iter().map(item)));
+    fields.map()
+}
+
+fn adapt(adapt: &Adapt) -> ValueKind {
+    let mut fields = Fields::inline();
+    let names = |names: &[String]| list(names.iter().map(|name| word(name)));
+    fields.put("components", names(&adapt.components));
+    if !adapt.matrices.is_empty() {
+        fields.put("matrices", names(&adapt.matrices));
+    }
+    fields.put("rank", int(adapt.rank));
+    fields.put("alpha", real(adapt.alpha));
     fields.map()
 }
 

@@ -109,6 +109,8 @@ pub struct Model {
     pub norm: Norm,
     /// Where components read, and where their outputs go.
     pub stream: Stream,
+    /// Matrices of low rank beside those of components.
+    pub adapt: Option<Adapt>,
     /// The attentions (and dense networks) that layers mix, by name, in order of definition.
     pub components: IndexMap<String, Component>,
     /// The layers, in order of application.
@@ -120,6 +122,20 @@ impl Model {
     /// lanes.
     pub fn has_turns(&self) -> bool {
         self.stream.has_turns()
+    }
+
+    /// The names of its components.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.components.keys().map(String::as_str)
+    }
+
+    /// The names of the matrices of a component that adapters can add to, each once.
+    pub fn matrices(&self, component: &str) -> Vec<String> {
+        let Some(component) = self.components.get(component) else { return vec![] };
+        let mut found = component.matrices(self);
+        let mut seen = std::collections::HashSet::new();
+        found.retain(|name| seen.insert(name.clone()));
+        found
     }
 
     /// The most passes that the `recur` of the body can make: as many as have weights of their own,
@@ -138,6 +154,34 @@ impl Stream {
     /// Whether every application of a layer has weights of its own by which it is wired.
     pub fn has_turns(&self) -> bool {
         matches!(self, Stream::Lanes { kind: LaneKind::Static | LaneKind::Dynamic, .. })
+    }
+}
+
+/// Adapters: a matrix `W` of these components becomes `W + alpha/rank · B A`. They alone are
+/// trained.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Adapt {
+    /// Names of components.
+    pub components: Vec<String>,
+    /// Names of their matrices, see [`Model::matrices`]; all of them where there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub matrices: Vec<String>,
+    /// Rows of `A`.
+    pub rank: u64,
+    /// `rank` times the factor of what an adapter adds.
+    pub alpha: f64,
+}
+
+impl Adapt {
+    /// The factor of what an adapter adds.
+    pub fn scale(&self) -> f64 {
+        self.alpha / self.rank.max(1) as f64
+    }
+
+    /// Whether a matrix of a component is adapted.
+    pub fn reaches(&self, component: &str, matrix: &str) -> bool {
+        self.components.iter().any(|name| name == component)
+            && (self.matrices.is_empty() || self.matrices.iter().any(|name| name == matrix))
     }
 }
 

@@ -21,6 +21,7 @@ use dreamc_runtime::data::shard::{self, Format, Shard};
 use dreamc_runtime::data::sums::CHECKSUMS;
 use dreamc_runtime::data::{Dataset, Settings, Tokenizer};
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
+use dreamc_runtime::gguf::import::import;
 use dreamc_runtime::hf::{config::Config, hugging_face};
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::ledger::Ledger;
@@ -40,7 +41,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 17] = [
     Target { name: "yaml", run: yaml },
     Target { name: "dream", run: dream },
     Target { name: "suite", run: suite },
@@ -51,6 +52,7 @@ pub const TARGETS: [Target; 16] = [
     Target { name: "tokenizer", run: tokenizer },
     Target { name: "hf_config", run: hf_config },
     Target { name: "hf_folder", run: hf_folder },
+    Target { name: "gguf", run: gguf },
     Target { name: "rows", run: rows },
     Target { name: "parquet", run: parquet },
     Target { name: "shard", run: shard_files },
@@ -448,6 +450,15 @@ fn hf_folder(data: &[u8]) {
     let (from, to) = (scratch("hf"), scratch("imported"));
     fill(&from, &files(data));
     if hugging_face(&from, &to, "model", true, &[]).is_ok() {
+        let weights = Weights::open(&to, None).expect("what was imported opens");
+        assert!(weights.entries().count() > 0);
+    }
+    let _ = fs::remove_dir_all(to);
+}
+
+fn gguf(data: &[u8]) {
+    let (from, to) = (file("model.gguf", data), scratch("imported"));
+    if import(&from, &to, "model", true).is_ok() {
         let weights = Weights::open(&to, None).expect("what was imported opens");
         assert!(weights.entries().count() > 0);
     }

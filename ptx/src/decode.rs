@@ -651,7 +651,12 @@ impl<'a> Decoder<'a> {
             }
             ("cp", ["async", "bulk", ..])
             | ("wgmma" | "mbarrier" | "mapa", _)
-            | ("fence", ["mbarrier_init", "release", "cluster"]) => {
+            | (
+                "fence",
+                ["mbarrier_init", "release", "cluster"]
+                | ["release", "sync_restrict::shared::cta", "cluster"]
+                | ["acquire", "sync_restrict::shared::cluster", "cluster"],
+            ) => {
                 return self.hopper(opcode, operands);
             }
             ("cp", ["async", rest @ ..]) => return self.async_copy(opcode, rest, operands),

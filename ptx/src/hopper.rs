@@ -51,6 +51,8 @@ pub(super) enum Op {
         bytes: Option<u16>,
         /// Whether it may be at an mbarrier of another block of the cluster.
         remote: bool,
+        /// Whether it gives away what a release fence before it covered, and nothing of its own.
+        relaxed: bool,
     },
     Expect {
         at: Address,
@@ -63,6 +65,8 @@ pub(super) enum Op {
         blocks: bool,
         /// Whether what other blocks of the cluster did before they arrived counts, too.
         cluster: bool,
+        /// Whether nothing counts before the next acquire fence.
+        relaxed: bool,
     },
     /// An arrival that the lane's copies so far make when they have ended.
     CopyArrive {
@@ -91,6 +95,12 @@ pub(super) enum Op {
         reads: bool,
     },
     InitFence,
+    /// `fence.release.sync_restrict::shared::cta.cluster`: what a thread has done goes out with its
+    /// next relaxed arrival.
+    ReleaseFence,
+    /// `fence.acquire.sync_restrict::shared::cluster.cluster`: what relaxed waits of a thread saw
+    /// counts.
+    AcquireFence,
     WgFence,
     WgCommit,
     WgWait {
@@ -183,7 +193,9 @@ pub(super) fn decode<'a>(
             Ok(Some(Op::CopyArrive { at: decoder.address_of(at)?, counted }))
         }
         ["cp", "async", "bulk", rest @ ..] => decode_bulk(decoder, rest, operands),
-        ["fence", ..] => Ok(Some(Op::InitFence)),
+        ["fence", "mbarrier_init", ..] => Ok(Some(Op::InitFence)),
+        ["fence", "release", ..] => Ok(Some(Op::ReleaseFence)),
+        ["fence", "acquire", ..] => Ok(Some(Op::AcquireFence)),
         ["mapa", "shared::cluster", "u32"] => {
             let [to, at, rank] = operands else { return Ok(None) };
             let to = decoder.result(to, File::W)?;
@@ -234,6 +246,7 @@ fn decode_mbarrier<'a>(
     }
     let cluster = parts.contains(&"cluster");
     let remote = parts.contains(&"shared::cluster");
+    let relaxed = parts.contains(&"relaxed");
     if remote && !(cluster && matches!((&plain[..], operands), (["arrive"], [Operand::Sink, ..]))) {
         let right = "at another block's mbarrier there are arrivals of the cluster's scope alone, into `_`";
         return Err(decoder.fault(right));
@@ -251,13 +264,13 @@ fn decode_mbarrier<'a>(
             let state = state(decoder, to)?;
             let at = decoder.address_of(at)?;
             let count = count.first().map(|count| decoder.row(count, File::W)).transpose()?;
-            Op::Arrive { at, state, count, bytes: None, remote }
+            Op::Arrive { at, state, count, bytes: None, remote, relaxed }
         }
         (["arrive", "expect_tx"], [to, at, bytes]) => {
             let state = state(decoder, to)?;
             let at = decoder.address_of(at)?;
             let bytes = Some(decoder.row(bytes, File::W)?);
-            Op::Arrive { at, state, count: None, bytes, remote }
+            Op::Arrive { at, state, count: None, bytes, remote, relaxed }
         }
         (["expect_tx"], [at, bytes]) => {
             Op::Expect { at: decoder.address_of(at)?, bytes: decoder.row(bytes, File::W)? }
@@ -269,7 +282,7 @@ fn decode_mbarrier<'a>(
                 _ => return Ok(None),
             };
             let to = decoder.result(to, File::P)?;
-            Op::Test { at: decoder.address_of(at)?, to, phase, blocks: *test == "try_wait", cluster }
+            Op::Test { at: decoder.address_of(at)?, to, phase, blocks: *test == "try_wait", cluster, relaxed }
         }
         _ => return Ok(None),
     }))
@@ -704,10 +717,10 @@ impl Core<'_> {
                 self.hopper.mbarriers.remove(&(offset as u32));
                 Ok(())
             })?,
-            Op::Arrive { at, state, count, bytes, remote } => try_each(active, |lane| {
+            Op::Arrive { at, state, count, bytes, remote, relaxed } => try_each(active, |lane| {
                 let word = |row: Option<u16>| row.map(|row| warp.registers.w[usize::from(row)][lane]);
                 let (arrivals, bytes) = (word(*count).unwrap_or(1), i64::from(word(*bytes).unwrap_or(0)));
-                let phase = self.arrive(warp, lane, *at, arrivals, bytes, *remote)?;
+                let phase = self.arrive(warp, lane, *at, (arrivals, bytes), (*remote, *relaxed))?;
                 if let Some(state) = *state {
                     warp.set((File::D, state), lane, u64::from(phase));
                 }
@@ -715,10 +728,10 @@ impl Core<'_> {
             })?,
             Op::Expect { at, bytes } => try_each(active, |lane| {
                 let bytes = i64::from(warp.registers.w[usize::from(*bytes)][lane]);
-                self.arrive(warp, lane, *at, 0, bytes, false).map(|_| ())
+                self.arrive(warp, lane, *at, (0, bytes), (false, false)).map(|_| ())
             })?,
-            Op::Test { at, to, phase, blocks, cluster } => {
-                return self.test(warp, active, *at, *to, *phase, (*blocks, *cluster));
+            Op::Test { at, to, phase, blocks, cluster, relaxed } => {
+                return self.test(warp, active, *at, *to, *phase, (*blocks, *cluster, *relaxed));
             }
             Op::Map { to, at, rank } => self.map_address(warp, active, *to, *at, *rank)?,
             Op::ClusterArrive { releases } => {
@@ -795,6 +808,16 @@ impl Core<'_> {
             }
             Op::BulkWait { groups, reads } => self.wait_bulk(warp, active, *groups, *reads, worker)?,
             Op::InitFence => self.show_mbarriers(warp, active),
+            Op::ReleaseFence => {
+                if let Some(clocks) = &mut self.clocks {
+                    each(active, |lane| clocks.release_fence(warp.index, lane as u32));
+                }
+            }
+            Op::AcquireFence => {
+                if let Some(clocks) = &mut self.clocks {
+                    each(active, |lane| clocks.acquire_fence(warp.index, lane as u32));
+                }
+            }
             Op::WgFence => {
                 whole_warp(active, "wgmma.fence")?;
                 self.executed_together(warp.index);
@@ -914,9 +937,8 @@ impl Core<'_> {
         warp: &Warp,
         lane: usize,
         at: Address,
-        arrivals: u32,
-        bytes: i64,
-        remote: bool,
+        (arrivals, bytes): (u32, i64),
+        (remote, relaxed): (bool, bool),
     ) -> Outcome<u32> {
         let offset = if remote {
             let on_lane = |trouble: Box<Trouble>| trouble.lane(lane as u32);
@@ -929,6 +951,7 @@ impl Core<'_> {
         };
         let rank = self.rank(warp.index);
         let view = match &mut self.clocks {
+            Some(clocks) if arrivals > 0 && relaxed => clocks.released(warp.index, lane as u32),
             Some(clocks) if arrivals > 0 => clocks.release(&[(warp.index, 1 << lane)]),
             _ => None,
         };
@@ -948,7 +971,7 @@ impl Core<'_> {
         at: Address,
         to: u16,
         phase: Phase,
-        (blocks, cluster): (bool, bool),
+        (blocks, cluster, relaxed): (bool, bool, bool),
     ) -> Outcome<Option<Wait>> {
         let rank = self.rank(warp.index);
         let (mut wait, mut some_passed) = (None, false);
@@ -982,9 +1005,10 @@ impl Core<'_> {
             let mbarrier = self.hopper.mbarrier(offset)?;
             if let Some(clocks) = &mut self.clocks {
                 for (_, view) in mbarrier.arrived.iter().filter(|(of, _)| cluster || *of == rank) {
-                    clocks.acquire(warp.index, 1 << lane, view);
+                    clocks.see(warp.index, lane as u32, view, relaxed);
                 }
-                clocks.acquire_agent(warp.index, 1 << lane, mbarrier.agent, mbarrier.phase);
+                let copies = clocks.of_agent(mbarrier.agent, mbarrier.phase);
+                clocks.see(warp.index, lane as u32, &copies, relaxed);
                 let phase = mbarrier.phase;
                 let new = || Look { phase, ticks: [0; LANES], together: false, behind: vec![] };
                 let look = mbarrier.looks.entry(warp.index).or_insert_with(new);

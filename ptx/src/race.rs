@@ -63,6 +63,10 @@ impl View {
     }
 }
 
+fn thread_of(warp: u32, lane: u32) -> u32 {
+    warp * LANES as u32 + lane
+}
+
 fn insert_seen(seen: &mut BTreeMap<u32, Rc<View>>, block: u32, view: &Rc<View>) {
     let known = seen.entry(block).or_insert_with(|| view.clone());
     if !Rc::ptr_eq(known, view) {
@@ -86,6 +90,11 @@ pub(super) struct Clocks {
     fenced: Vec<Option<(Rc<View>, Scope)>>,
     /// Knowledge that atomics brought in and the next fence makes count.
     pending: HashMap<u32, Vec<Rc<Release>>>,
+    /// Knowledge that the last release fence of a thread covered, for its next relaxed arrival at
+    /// an mbarrier.
+    given: HashMap<u32, Rc<View>>,
+    /// Knowledge that relaxed waits of a thread brought in, until its next acquire fence.
+    taken: HashMap<u32, Vec<Rc<View>>>,
 }
 
 /// Knowledge that a thread gave away through a location.
@@ -116,6 +125,8 @@ impl Clocks {
             views: vec![view; threads],
             fenced: vec![None; threads],
             pending: HashMap::new(),
+            given: HashMap::new(),
+            taken: HashMap::new(),
         }
     }
 
@@ -208,9 +219,43 @@ impl Clocks {
 
     /// The threads of a warp see an asynchronous agent up to a tick.
     pub fn acquire_agent(&mut self, warp: u32, lanes: u32, agent: u32, tick: u32) {
+        let view = self.of_agent(agent, tick);
+        self.acquire(warp, lanes, &view);
+    }
+
+    /// An asynchronous agent up to a tick.
+    pub fn of_agent(&self, agent: u32, tick: u32) -> Rc<View> {
         let mut view = View { ticks: vec![0; self.own.len() + agent as usize + 1].into(), ..View::default() };
         view.ticks[self.own.len() + agent as usize] = tick;
-        self.acquire(warp, lanes, &Rc::new(view));
+        Rc::new(view)
+    }
+
+    /// The view that a wait of a thread found: at once, or from its next acquire fence on
+    /// (`relaxed`).
+    pub fn see(&mut self, warp: u32, lane: u32, view: &Rc<View>, relaxed: bool) {
+        match relaxed {
+            true => self.taken.entry(thread_of(warp, lane)).or_default().push(view.clone()),
+            false => self.acquire(warp, 1 << lane, view),
+        }
+    }
+
+    /// A release fence before relaxed arrivals at mbarriers.
+    pub fn release_fence(&mut self, warp: u32, lane: u32) {
+        if let Some(view) = self.release(&[(warp, 1 << lane)]) {
+            self.given.insert(thread_of(warp, lane), view);
+        }
+    }
+
+    /// The view that a relaxed arrival of a thread gives away.
+    pub fn released(&self, warp: u32, lane: u32) -> Option<Rc<View>> {
+        self.given.get(&thread_of(warp, lane)).cloned()
+    }
+
+    /// An acquire fence after relaxed waits.
+    pub fn acquire_fence(&mut self, warp: u32, lane: u32) {
+        for view in self.taken.remove(&thread_of(warp, lane)).unwrap_or_default() {
+            self.acquire(warp, 1 << lane, &view);
+        }
     }
 
     /// The party number of an agent.

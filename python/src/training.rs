@@ -3,7 +3,7 @@
 use crate::errors::IntoPython;
 use crate::model::device;
 use dreamc::failure::Failure;
-use dreamc::model::beginning;
+use dreamc::model::{beginning, stored};
 use dreamc::spec::{SpecArguments, open_data, resolved};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_runtime::group::Group;
@@ -38,7 +38,9 @@ pub fn train(
             return Err(Failure::Usage("the specification has no data; name a file with `data`".into()));
         };
         let device = device(device_name, threads)?;
-        let prepared = prepare::prepare(&spec, device.as_ref(), &Rewriting::default(), &Group::alone())?;
+        let formats = stored(&spec, None, device.as_ref(), &Group::alone());
+        let rewriting = Rewriting::default();
+        let prepared = prepare::prepare(&spec, device.as_ref(), &rewriting, &Group::alone(), &formats)?;
         let dataset = open_data(&spec, section, spec.eval.stride)?;
         let place = match out {
             Some(path) => Place::At { path, force: false },

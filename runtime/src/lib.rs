@@ -1,10 +1,12 @@
 //! The runtime of dreamc: a compiled program and data become a trained model.
+pub mod adapt;
 pub mod analysis;
 pub mod bench;
 pub mod checkpoint;
 pub mod device;
 pub mod evaluate;
 pub mod generate;
+pub mod gguf;
 pub mod group;
 pub mod hf;
 pub mod init;

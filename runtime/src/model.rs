@@ -11,7 +11,7 @@ use crate::data::Batch;
 use crate::device::{Device, DeviceError, Element, Group, RunStats, Session};
 use crate::init;
 use crate::noise;
-use dreamc_compiler::bind::{Input, Output};
+use dreamc_compiler::bind::{Input, Output, Part};
 use dreamc_compiler::compiled::{Entry as Of, Tensor};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::attention::drawn;
@@ -223,10 +223,13 @@ impl Model {
         Ok(self.session().run(&self.compiled.program(program))?)
     }
 
-    /// Gives all tensors their first values.
+    /// Gives all tensors their first values, but those that stay in a file.
     pub fn initialise(&mut self, seed: u64) -> Result<(), ModelError> {
         for i in 0..self.compiled.tensors.len() {
             let t = &self.compiled.tensors[i];
+            if self.compiled.plan.buffer(t.weight).space == Space::Mapped {
+                continue;
+            }
             let elements = t.shape.iter().product::<u64>() as usize;
             let values = init::values(seed, &t.name, t.init, elements);
             let name = t.name.clone();
@@ -320,6 +323,12 @@ impl Model {
     pub fn trains(&self, name: &str) -> bool {
         let tensor = self.compiled.tensors.iter().find(|t| t.name == name);
         tensor.is_some_and(|t| !t.states.is_empty() || t.counts.is_some())
+    }
+
+    /// Whether a tensor is one of an adapter.
+    pub fn adapts(&self, name: &str) -> bool {
+        let tensor = self.compiled.tensors.iter().find(|t| t.name == name);
+        tensor.is_some_and(|t| matches!(t.part, Part::Adapter(..)))
     }
 
     /// Names and shapes of the tensors.

@@ -10,6 +10,7 @@ use crate::checkpoint::{CheckpointError, Weights, folder};
 use crate::data::sums;
 use crate::train::prepare;
 use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::bind::Part;
 use dreamc_compiler::compiled::{Tensor, TensorKind};
 use dreamc_compiler::format::Packed;
 use dreamc_compiler::{CompileError, compile};
@@ -64,7 +65,7 @@ pub enum QuantiseError {
 }
 
 /// Formats that the field has and dreamc has not.
-const UNBUILT: [&str; 2] = ["q4_k", "nvfp4"];
+const UNBUILT: [&str; 1] = ["nvfp4"];
 
 /// A format that was asked for; `None` leaves tensors as they are.
 pub type Asked = Option<&'static str>;
@@ -129,14 +130,14 @@ fn parts_of(architecture: &Architecture, tensor: &Tensor) -> Vec<String> {
     kind.map(String::from).into_iter().chain(component).collect()
 }
 
-/// Whether a tensor is a matrix that formats are for.
-fn is_matrix(tensor: &Tensor) -> bool {
+/// Whether a tensor is a matrix that formats are for. Adapters are trained, and stay as they are.
+pub(crate) fn is_matrix(tensor: &Tensor) -> bool {
     let kind = match tensor.kind {
         TensorKind::Embedding | TensorKind::Head | TensorKind::Matrix => true,
         TensorKind::Routed | TensorKind::Shared | TensorKind::Router => true,
         TensorKind::Gain | TensorKind::Steady | TensorKind::Balance => false,
     };
-    kind && tensor.shape.len() > 1
+    kind && tensor.shape.len() > 1 && !matches!(tensor.part, Part::Adapter(..))
 }
 
 /// The formats of a model's tensors by their names, and which matrices have no whole blocks.
@@ -287,9 +288,10 @@ mod tests {
         assert_eq!(choice.parts, [("experts".into(), Some("q4_0")), ("head".into(), None)]);
         let said = |format: &str, parts| Choice::new(format, parts).unwrap_err().to_string();
         assert!(
-            said("q5", None).starts_with("there is no format `q5`; f16, int8, q8_0, q4_0, mxfp4 are built")
+            said("q5", None)
+                .starts_with("there is no format `q5`; f16, int8, q8_0, q4_0, mxfp4, q4_k, q6_k are built")
         );
-        assert!(said("q4_k", None).starts_with("the format `q4_k` is not built yet"));
+        assert!(said("nvfp4", None).starts_with("the format `nvfp4` is not built yet"));
         assert!(said("q8_0", Some("experts q4_0")).starts_with("`experts q4_0` is not `part: format`"));
     }
 }

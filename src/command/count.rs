@@ -218,6 +218,9 @@ fn table(report: &Report) -> String {
     let share = |n: u128| format!("{:5.1} %", 100.0 * n as f64 / p.total.max(1) as f64);
     line(&mut t, "parameters", p.total, &decimals(p.total as f64));
     line(&mut t, "  active", p.active, &share(p.active));
+    if let Some(trained) = p.trained {
+        line(&mut t, "  trained", trained, &share(trained));
+    }
     let k = &p.kinds;
     let kinds = [
         ("embedding", k.embedding),

@@ -2,6 +2,7 @@
 
 use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
+use crate::number::grouped;
 use crate::say;
 use crate::show::bytes;
 use crate::spec::{SpecArguments, is_specification};
@@ -11,7 +12,9 @@ use dreamc_dsl::Spelling;
 use dreamc_runtime::checkpoint::safetensors::Dtype;
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::files;
+use dreamc_runtime::gguf;
 use dreamc_runtime::hf::export::{self, Model};
+use dreamc_runtime::hf::peft;
 use std::path::{Path, PathBuf};
 
 /// Export a model for other programs
@@ -24,6 +27,8 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum To {
     Hf(HuggingFace),
+    Peft(Peft),
+    Gguf(Gguf),
     Torch(Torch),
     Weights(Weights),
 }
@@ -49,6 +54,56 @@ struct HuggingFace {
     /// Write a package with code of its own although transformers has a class for the model
     #[arg(long)]
     package: bool,
+}
+
+/// Export the adapters of a model as a folder that peft loads
+#[derive(Args)]
+#[command(after_help = "\
+The base is not in it: PeftModel.from_pretrained(base, DIR) puts it on the model that the base was imported from. Matrices that
+transformers keeps fused, and those of experts, have no module there and are refused by name.
+
+Examples:
+  dreamc export peft runs/tuned-001 -o adapters/tuned
+  dreamc export peft runs/tuned-001 -o adapters/tuned --name meta-llama/Llama-3.2-1B --dtype bf16")]
+struct Peft {
+    #[command(flatten)]
+    from: From,
+
+    /// The folder to write; nothing may be there
+    #[arg(short, long, value_name = "DIR")]
+    out: PathBuf,
+
+    /// The base as the adapter's configuration names it
+    #[arg(long, value_name = "NAME", default_value = "")]
+    name: String,
+}
+
+/// Export a GGUF file that llama.cpp runs
+#[derive(Args)]
+#[command(after_help = "\
+For models of families that llama.cpp has: Llama, Mistral, Mixtral, Qwen 2 and 3 with and without experts, OLMo 2, OLMoE, Gemma 2 and 3,
+gpt-oss. The tokenizer and the template of chats are in the file. Matrices leave as they are stored, blocks with their bits, or in
+FORMAT; vectors and routers are f32.
+
+Examples:
+  dreamc export gguf imports/qwen3-0.6b -o qwen3.gguf --format q8_0
+  dreamc export gguf runs/tuned-001 -o tuned.gguf --format q4_k")]
+struct Gguf {
+    /// A run folder, a checkpoint, an import or a .safetensors file
+    #[arg(value_name = "RUN|CHECKPOINT")]
+    model: PathBuf,
+
+    /// Format of matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k, mxfp4; as they are stored by
+    /// default
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<String>,
+
+    /// The file to write; nothing may be there
+    #[arg(short, long, value_name = "FILE.gguf")]
+    out: PathBuf,
+
+    #[command(flatten)]
+    base: BaseArguments,
 }
 
 /// Export one readable PyTorch module
@@ -120,6 +175,8 @@ impl Stored {
 pub fn run(a: Arguments) -> Done {
     match a.to {
         To::Hf(a) => hugging_face(&a),
+        To::Peft(a) => adapters(&a),
+        To::Gguf(a) => gguf(a),
         To::Torch(a) => torch(&a),
         To::Weights(a) => weights(&a),
     }
@@ -141,6 +198,32 @@ fn hugging_face(a: &HuggingFace) -> Done {
         "  dreamc probe {} --ids ids.json -o probe.safetensors     `logits` are those of [[1, 2, 3, 4]]",
         a.from.model.display()
     )?;
+    Ok(())
+}
+
+fn adapters(a: &Peft) -> Done {
+    let trained = open(&a.from)?;
+    let moved = peft::export(&model(&trained, None, &a.from), &a.name, &a.out)?;
+    let (out, numbers) = (a.out.display(), grouped(moved.numbers.into()));
+    say!("{out}: LoRA of {} modules, {numbers} numbers", moved.modules)?;
+    say!(
+        "peft.PeftModel.from_pretrained(base, \"{out}\") puts it on the model that the base was imported from"
+    )?;
+    Ok(())
+}
+
+fn gguf(a: Gguf) -> Done {
+    let from = From { model: a.model, dtype: None, base: a.base };
+    let trained = open(&from)?;
+    let tokenizer = tokenizer(&trained)?;
+    let exported =
+        gguf::export::export(&model(&trained, tokenizer.as_ref(), &from), &a.out, a.format.as_deref())?;
+    let (out, arch) = (a.out.display(), &exported.class);
+    say!("{out}: {arch}, {} tensors, {}", exported.tensors, bytes(exported.bytes))?;
+    for note in &exported.notes {
+        say!("  note  {note}")?;
+    }
+    say!("llama.cpp reads it:\n  llama-cli -m {out} -p \"Once upon a time\"")?;
     Ok(())
 }
 

@@ -22,6 +22,7 @@ pub mod import;
 pub mod launch;
 pub mod lsp;
 pub mod matching;
+pub mod merge;
 pub mod new;
 pub mod probe;
 pub mod quantize;

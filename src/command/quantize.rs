@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 /// Store the matrices of a model in fewer bits
 #[derive(Args)]
 #[command(after_help = "\
-Numbers are rounded to the nearest, in the block formats of the field: q8_0, q4_0 and mxfp4 have a scale for 32 numbers, int8 one for a
-row; f16 has none. Vectors and routers stay as they are, and so do matrices whose rows are no whole blocks. OUT is a model like an
+Numbers are rounded to the nearest, in the block formats of the field: q8_0, q4_0 and mxfp4 have a scale for 32 numbers, q4_k and
+q6_k small ones of a large one for 256, int8 one for a row; f16 has none. Vectors and routers stay as they are, and so do matrices whose rows are no whole blocks. OUT is a model like an
 import: `generate`, `eval`, `serve` and `probe` read the blocks in their file. PART is a component by its name, or embedding, head,
 experts, shared, router; `keep` leaves a part as it is.
 
@@ -30,7 +30,8 @@ pub struct Arguments {
     #[arg(value_name = "RUN|CHECKPOINT")]
     model: PathBuf,
 
-    /// Format of all matrices but those of routers: f16, int8, q8_0, q4_0, mxfp4, or keep
+    /// Format of all matrices but those of routers: f16, int8, q8_0, q4_0, q4_k,
+    /// q6_k, mxfp4, or keep
     #[arg(long, value_name = "FORMAT")]
     format: String,
 
@@ -76,7 +77,7 @@ pub fn run(a: Arguments) -> Done {
 }
 
 /// Files of the model's folder that belong to it, its tokenizer wherever that is.
-fn beside(trained: &Trained) -> Result<Vec<(&'static str, Vec<u8>)>, Failure> {
+pub fn beside(trained: &Trained) -> Result<Vec<(&'static str, Vec<u8>)>, Failure> {
     let folder = files::parent(trained.tensors.path());
     let mut found = vec![];
     for name in folder::KEPT {

@@ -3,6 +3,7 @@
 use crate::command::train::Job;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
+use crate::model::stored;
 use crate::number::many;
 use crate::rewriting::RewriteArguments;
 use crate::{note, ranks, spec};
@@ -72,11 +73,13 @@ fn resume(a: &Arguments, group: &Group) -> Done {
     let allow_changes = a.allow_changes || !a.set.is_empty();
     let device = a.device.open()?;
     let job = Job { spec: &spec, device: device.as_ref(), group, json: a.json, count: false };
-    let prepared = job.prepare(&rewriting)?;
+    let (folder, from) = begun.unzip();
+    let from = from.flatten();
+    let formats = stored(&spec, from.as_ref(), device.as_ref(), group);
+    let prepared = job.prepare(&rewriting, &formats)?;
     let dataset = job.dataset()?;
     job.agree(&dataset, &rewriting)?;
-    let (folder, from) = begun.unzip();
-    job.train(prepared, &dataset, folder.as_ref(), from.flatten(), allow_changes)
+    job.train(prepared, &dataset, folder.as_ref(), from, allow_changes)
 }
 
 /// Says what goes on with another recipe, and from which step; refuses fewer steps than were taken.

@@ -4,7 +4,7 @@ use crate::command::{resume, runs};
 use crate::compare::study;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
-use crate::model::beginning;
+use crate::model::{beginning, stored};
 use crate::number::{grouped, many};
 use crate::output::{self, Stream};
 use crate::progress::Progress;
@@ -14,6 +14,7 @@ use crate::show::{bytes, duration, short, table, times};
 use crate::spec::{SpecArguments, open_data, resolved};
 use crate::{note, say, show};
 use clap::{Args, value_parser};
+use dreamc_compiler::format::Formats;
 use dreamc_compiler::looks_ahead;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
@@ -168,24 +169,26 @@ fn train(a: &Arguments, spec: Spec, out: Option<&Path>, group: &Group) -> Done {
         })?)
     })?;
     let rewriting: Rewriting = serde_json::from_str(&rewriting)?;
-    let prepared = job.prepare(&rewriting)?;
+    let from = match &begun {
+        Some(folder) if group.leads() => resume::latest(folder, &|_| Some(spec.train.steps))?,
+        _ => None,
+    };
+    let formats = stored(&spec, from.as_ref(), device.as_ref(), group);
+    let prepared = job.prepare(&rewriting, &formats)?;
     let dataset = job.dataset()?;
     if a.dry_run {
         return Ok(());
     }
     job.agree(&dataset, &rewriting)?;
-    let (folder, from) = match begun {
-        _ if !group.leads() => (None, None),
-        Some(folder) => {
-            let from = resume::latest(&folder, &|_| Some(spec.train.steps))?;
-            (Some(folder), from)
-        }
+    let folder = match begun {
+        _ if !group.leads() => None,
+        Some(folder) => Some(folder),
         None => {
             let place = match out {
                 Some(path) => Place::At { path: path.into(), force: a.force },
                 None => Place::Numbered { runs: "runs".into(), name: spec.model.name.clone() },
             };
-            (Some(RunFolder::create(&place)?), None)
+            Some(RunFolder::create(&place)?)
         }
     };
     job.train(prepared, &dataset, folder.as_ref(), from, a.allow_changes)
@@ -238,19 +241,20 @@ impl Job<'_> {
     }
 
     /// Compiles, and says what will be done.
-    pub fn prepare(&self, rewriting: &Rewriting) -> Result<Prepared, Failure> {
+    pub fn prepare(&self, rewriting: &Rewriting, formats: &Formats) -> Result<Prepared, Failure> {
         let (spec, t) = (self.spec, &self.spec.train);
-        let prepared = prepare(spec, self.device, rewriting, self.group)?;
+        let prepared = prepare(spec, self.device, rewriting, self.group, formats)?;
         let (memory, scoring) = prepared.memory(self.device)?;
         let kept = self.group.gather(&memory.optimizer.to_le_bytes())?;
         let tokens = t.batch * prepared.sequence;
         let micro = if t.accumulate > 1 { format!(" in {} parts", t.accumulate) } else { String::new() };
-        self.tell(&format!(
-            "{}: {} parameters, depth {}",
-            spec.model.name,
-            short(prepared.parameters() as f64),
-            prepared.compiled.depth
-        ));
+        let (all, moved) = (prepared.parameters(), prepared.trained());
+        let moved = match moved < all {
+            true => format!(", of which {} are trained", short(moved as f64)),
+            false => String::new(),
+        };
+        let (name, depth) = (&spec.model.name, prepared.compiled.depth);
+        self.tell(&format!("{name}: {} parameters{moved}, depth {depth}", short(all as f64)));
         if let Some(weights) = &spec.weights {
             self.tell(&format!("  begins from the weights of {weights}"));
         }
@@ -286,12 +290,14 @@ impl Job<'_> {
                     bytes(scoring),
                 ),
             ],
+            vec!["in its file".into(), format!("{}, mapped", bytes(memory.mapped))],
             vec!["computed again".into(), again(&prepared, t.memory)],
             vec!["compiled in".into(), format!("{:.0} ms, {rewriting}", prepared.seconds * 1e3)],
         ];
         let shown = |row: &Vec<String>| match row[0].as_str() {
             "ranks" => self.group.size() > 1,
             "states" => prepared.compiled.cut,
+            "in its file" => memory.mapped > 0,
             "computed again" => t.memory.is_some(),
             _ => true,
         };

@@ -11,7 +11,7 @@ use super::study::{Manifest, ended, ledger, run_folder, spec_file};
 use crate::command::resume::latest;
 use crate::device::{DeviceArguments, Kind};
 use crate::failure::{Done, Failure};
-use crate::model::beginning;
+use crate::model::{beginning, stored};
 use crate::output::{Stream, complain};
 use crate::progress::Progress;
 use crate::rewriting::RewriteArguments;
@@ -262,16 +262,17 @@ fn one(
     } else {
         (RunFolder::create(&Place::At { path, force: true })?, None, plan.rewriting.on(device.as_ref())?)
     };
-    let prepared = prepare(&spec, device.as_ref(), &rewriting, &Group::alone())?;
-    if own.is_none() {
-        folder.begin(&text, &dataset.tokenizer, &prepared.rewriting)?;
-    }
     // A branch takes the schedule of its own from the trunk's step on.
-    let branches = own.is_none() && plan.trunk.is_some();
+    let (begins, branches) = (own.is_none(), own.is_none() && plan.trunk.is_some());
     let from = match (own, plan.trunk) {
         (None, Some((trunk, step))) => Some(branch(&run_folder(trunk, &arm.name, seed), step)?),
         (own, _) => own,
     };
+    let formats = stored(&spec, from.as_ref(), device.as_ref(), &Group::alone());
+    let prepared = prepare(&spec, device.as_ref(), &rewriting, &Group::alone(), &formats)?;
+    if begins {
+        folder.begin(&text, &dataset.tokenizer, &prepared.rewriting)?;
+    }
     let base = beginning(&spec, from.as_ref())?;
     let setup = Setup {
         spec: &spec,

@@ -160,6 +160,11 @@ fn the_page_of_probes_runs_as_it_is_printed() {
     runs_as_printed("probe.md");
 }
 
+#[test]
+fn the_page_of_llama_cpp_runs_as_it_is_printed() {
+    runs_as_printed("gguf.md");
+}
+
 fn runs_as_printed(name: &str) {
     let bless = std::env::var_os("BLESS").is_some();
     let sandbox = Sandbox::with(&[]);

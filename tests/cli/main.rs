@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod adapt;
 mod analyze_routing;
 mod base;
 mod book;

@@ -203,6 +203,33 @@ fn kernels_of_latents_compile_without_spilling() {
     }
 }
 
+/// Hopper's kernels of models at the sizes of their trainings, whose wide tiles smaller batches do
+/// not have: none spills, and `ptxas` waits for no `wgmma`.
+#[test]
+fn hoppers_kernels_compile_at_real_shapes() {
+    let Some(nvrtc) = dreamc_skip::need(Nvrtc::find()) else { return };
+    let mut texts: BTreeMap<String, Source> = BTreeMap::new();
+    for name in [
+        "dr-da-16",
+        "la-16",
+        "published/llama-3.2-1b",
+        "published/gemma-2-2b",
+        "published/mixtral-8x7b",
+        "published/olmoe-1b-7b",
+    ] {
+        let options = Options { narrow: Narrow::Storage, ..training(8, 4096) };
+        let all = of_example(&format!("examples/{name}.yaml"), &options, "sm_90a");
+        let own: Vec<Source> = all.into_iter().filter(|s| s.text.contains("hopper.cuh")).collect();
+        assert!(own.iter().any(|s| s.text.contains("Warpgroups<256")), "{name} has no wide tile");
+        texts.extend(own.into_iter().map(|s| (s.text.clone(), s)));
+    }
+    let list: Vec<Source> = texts.into_values().collect();
+    assert!(list.iter().any(|s| s.text.contains("__cluster_dims__")), "no clusters");
+    assert!(list.iter().any(|s| s.text.contains("head_x")), "no head");
+    println!("{} kernels", list.len());
+    compile_all(nvrtc, &list, "sm_90a");
+}
+
 /// How many kernels of each kind the examples need, those for Hopper alone behind a slash: a kernel
 /// that appears or goes shows here, and its text in `tests/kernels`.
 #[test]

@@ -138,7 +138,7 @@ fn weights_of_other_formats_are_refused_with_the_way_to_convert_them() {
         ("pytorch_model.bin", "is no archive of torch.save"),
         ("pytorch_model.bin.index.json", "is not a JSON object"),
         ("consolidated.00.pth", "save_pretrained"),
-        ("model-Q4_K_M.gguf", "quantised for llama.cpp"),
+        ("model-Q4_K_M.gguf", "model-Q4_K_M.gguf` reads it"),
         ("flax_model.msgpack", "import the PyTorch weights"),
         ("notes.txt", "its weights are missing"),
     ];

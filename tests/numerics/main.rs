@@ -4,11 +4,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod adapters;
 mod authors;
 mod cpu;
 mod definitions;
 mod export;
 mod generate;
+mod gguf;
 mod goldens;
 mod import;
 mod mapped;

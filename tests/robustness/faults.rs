@@ -644,6 +644,13 @@ const PASSES: &str = "
     mlp: {mlp: {intermediate: 7}}
   body: [sa > mlp, {recur: 3, embed: true, lora: 2, exit: {gate: 0.1}, layers: [sa > mlp]}, norm]";
 
+/// Adapters beside frozen matrices.
+const ADAPTERS: &str = "
+    sa: {sequence: {heads: 4, kv_heads: 2, head_size: 4, projection: none}}
+    mlp: {mlp: {intermediate: 7}}
+  body: [sa > mlp]
+  adapt: {components: [sa, mlp], rank: 2}";
+
 /// A loop whose passes choose among the tokens of the pass before.
 const RECURSIONS: &str = "
     sa: {sequence: {heads: 2, head_size: 4, projection: none}}
@@ -1755,6 +1762,30 @@ fn faults() -> Vec<Fault> {
             });
             low.is_some_and(|add| bypass(f, add, 0))
         }),
+        lower("an adapter left out", ADAPTERS, |_, f| {
+            let low = reader(f, "sa.k.adapter_b").and_then(|low| {
+                let low = f.nodes[low].first;
+                (0..f.nodes.len()).find(|&i| f.nodes[i].inputs.contains(&low))
+            });
+            low.is_some_and(|add| bypass(f, add, 0))
+        }),
+        lower("an adapter of keys that adds to values", ADAPTERS, |_, f| {
+            let sums = ["sa.k.adapter_b", "sa.v.adapter_b"].map(|name| {
+                let low = f.nodes[reader(f, name)?].first;
+                (0..f.nodes.len()).find(|&i| f.nodes[i].inputs.contains(&low))
+            });
+            let [Some(keys), Some(values)] = sums else { return false };
+            let (k, v) = (f.nodes[keys].inputs[0], f.nodes[values].inputs[0]);
+            (f.nodes[keys].inputs[0], f.nodes[values].inputs[0]) = (v, k);
+            true
+        }),
+        Fault {
+            name: "adapters of another factor",
+            spec: ADAPTERS,
+            stage: Stage::Read(|spec| spec.model.adapt.iter_mut().for_each(|adapt| adapt.alpha += 1.0)),
+            caught: "formulas",
+            place: ["", ""],
+        },
         lower("a gate of an exit that is what is left", PASSES, |_, f| {
             let neg = nodes(f, |op| matches!(op, Op::Unary(Unary::Neg)));
             neg.first().is_some_and(|&neg| f.name.starts_with("exit") && bypass(f, neg, 0))

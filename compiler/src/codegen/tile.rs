@@ -99,7 +99,7 @@ impl Tile {
         (m, n, k): (u64, u64, u64),
         copies: u64,
     ) -> Tile {
-        let tile = Tile::shape(variant, wide, (m, n, k), copies, 2048);
+        let tile = Tile::shape(variant, wide, (m, n, k), copies, 1024);
         Tile { pairs: tile.narrow && n.is_multiple_of(2), ..tile }
     }
 

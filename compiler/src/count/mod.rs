@@ -120,6 +120,9 @@ pub struct Parameters {
     pub total: u128,
     /// Those that one token can touch.
     pub active: u128,
+    /// Those that the recipe trains, where some are frozen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trained: Option<u128>,
     /// By kind; they add up to the total.
     #[serde(flatten)]
     pub kinds: Kinds,
@@ -267,7 +270,7 @@ pub fn count(spec: &Spec, options: &Options) -> Result<Counts, CountError> {
     let bytes = Bytes(train.precision);
     let architecture = Architecture::new(model, None)?;
     let forward = Form::new(&architecture, 1, options.tokens)?;
-    let parameters = forward.parameters()?;
+    let mut parameters = forward.parameters()?;
     let decode = forward.forward()?;
     let decoded = sum(decode.iter().map(|p| p.cost))?;
     let one = Form::new(&architecture, 1, 1)?;
@@ -281,7 +284,8 @@ pub fn count(spec: &Spec, options: &Options) -> Result<Counts, CountError> {
     let trained = checked("training tokens", [micro_batch.into(), sequence.into()])?;
 
     let mut memory = forward.generation(&parameters, bytes)?;
-    let all = parameters.total;
+    let all = training.trained;
+    parameters.trained = (all < parameters.total).then_some(all);
     memory.gradients = checked("gradients", [training.trained, 4])?;
     let master = if train.precision == Precision::Bf16 { training.trained } else { 0 };
     let master = checked("optimizer state", [master, 4])?;
@@ -741,10 +745,15 @@ impl<'a> Form<'a> {
         Ok(result)
     }
 
+    /// Whether adapters alone are trained.
+    fn adapts(&self) -> bool {
+        self.architecture.model.adapt.is_some()
+    }
+
     /// Whether the recipe trains a tensor by its name in checkpoints.
     fn trains(&self, train: &Train, w: &Weight) -> bool {
         let shape: Vec<u64> = w.dims.iter().map(|&d| self.lowered.module.size(d)).collect();
-        crate::recipe::recipe(train, &w.name, w, &shape).is_some()
+        crate::recipe::recipe((train, self.adapts()), &w.name, w, &shape).is_some()
     }
 
     /// Numbers that the optimizer keeps of each number of a weight.
@@ -765,7 +774,7 @@ impl<'a> Form<'a> {
     /// How many sets of a weight the recipe trains.
     fn trained_sets(&self, train: &Train, body: Option<usize>, sets: u64, w: &Weight) -> u64 {
         let shape: Vec<u64> = w.dims.iter().map(|&d| self.lowered.module.size(d)).collect();
-        let trains = |name: &str| crate::recipe::recipe(train, name, w, &shape).is_some();
+        let trains = |name: &str| crate::recipe::recipe((train, self.adapts()), name, w, &shape).is_some();
         match body {
             None => u64::from(trains(&w.name)),
             // Without patterns every set is treated alike.

@@ -10,8 +10,10 @@
 //! packed ([`Packed`]): matmuls and embeddings unpack them as they read them.
 
 mod packed;
+mod super_block;
 
 pub use packed::{BLOCK, E2M1, Packed, Unpackable, half_of_power};
+pub use super_block::{SUPER, unpack_q4_k, unpack_q6_k};
 
 use crate::ir::DType;
 use std::collections::BTreeMap;

@@ -11,7 +11,10 @@
 //! | `q8_0` | 32 | 34 | f16 scale, then `q` from -127 to 127 |
 //! | `q4_0` | 32 | 18 | f16 scale, then `q + 8` in four bits, element `i` low and `i + 16` high |
 //! | `mxfp4` | 32 | 17 | scale `2^(e - 127)`, then E2M1 in four bits, in the same order |
+//! | `q4_k` | 256 | 144 | [`super_block`]: parts of 32 with scales and offsets of six bits |
+//! | `q6_k` | 256 | 210 | [`super_block`]: parts of 16 with scales of eight bits |
 
+use super::super_block::{self, Q4K_BYTES, Q6K_BYTES, SUPER, unpack_q4_k, unpack_q6_k};
 use half::f16;
 
 /// Numbers that are stored in fewer bits, perhaps in blocks that share a scale.
@@ -27,6 +30,10 @@ pub enum Packed {
     Q4,
     /// Four bits of floating point, a power of two for 32 numbers.
     Mxfp4,
+    /// Four bits, scales and offsets for 32 numbers of 256.
+    Q4K,
+    /// Six bits, scales for 16 numbers of 256.
+    Q6K,
 }
 
 /// Numbers of a block of several.
@@ -46,7 +53,7 @@ pub struct Unpackable {
 
 impl Packed {
     /// The names of all formats.
-    pub const NAMES: [&'static str; 5] = ["f16", "int8", "q8_0", "q4_0", "mxfp4"];
+    pub const NAMES: [&'static str; 7] = ["f16", "int8", "q8_0", "q4_0", "mxfp4", "q4_k", "q6_k"];
 
     /// The format of that name, for rows of so many numbers.
     pub fn named(name: &str, row: u64) -> Option<Self> {
@@ -56,6 +63,8 @@ impl Packed {
             "q8_0" => Packed::Q8,
             "q4_0" => Packed::Q4,
             "mxfp4" => Packed::Mxfp4,
+            "q4_k" => Packed::Q4K,
+            "q6_k" => Packed::Q6K,
             _ => return None,
         })
     }
@@ -68,6 +77,8 @@ impl Packed {
             Packed::Q8 => "q8_0",
             Packed::Q4 => "q4_0",
             Packed::Mxfp4 => "mxfp4",
+            Packed::Q4K => "q4_k",
+            Packed::Q6K => "q6_k",
         }
     }
 
@@ -77,6 +88,7 @@ impl Packed {
             Packed::F16 => 1,
             Packed::Int8(row) => row as usize,
             Packed::Q8 | Packed::Q4 | Packed::Mxfp4 => BLOCK,
+            Packed::Q4K | Packed::Q6K => SUPER,
         }
     }
 
@@ -88,6 +100,8 @@ impl Packed {
             Packed::Q8 => 2 + BLOCK,
             Packed::Q4 => 2 + BLOCK / 2,
             Packed::Mxfp4 => 1 + BLOCK / 2,
+            Packed::Q4K => Q4K_BYTES,
+            Packed::Q6K => Q6K_BYTES,
         }
     }
 
@@ -143,6 +157,8 @@ impl Packed {
                     };
                     to.extend((0..BLOCK / 2).map(|i| code(block[i]) | code(block[i + BLOCK / 2]) << 4));
                 }
+                Packed::Q4K => super_block::pack_q4_k(block, to).ok_or_else(|| fail(worst()))?,
+                Packed::Q6K => super_block::pack_q6_k(block, to).ok_or_else(|| fail(worst()))?,
             }
         }
         Ok(())
@@ -168,6 +184,16 @@ impl Packed {
                         to[i + BLOCK / 2] = f32::from(E2M1[usize::from(q >> 4)]) * scale;
                     }
                 }
+                Packed::Q4K => {
+                    if let (Some(block), Some(to)) = (block.first_chunk(), to.first_chunk_mut()) {
+                        unpack_q4_k(block, [scale, half_at(block, 2)], to);
+                    }
+                }
+                Packed::Q6K => {
+                    if let (Some(block), Some(to)) = (block.first_chunk(), to.first_chunk_mut()) {
+                        unpack_q6_k(block, scale, to);
+                    }
+                }
             }
         }
     }
@@ -176,7 +202,8 @@ impl Packed {
     /// itself where there is no scale.
     fn scale(self, block: &[u8]) -> f32 {
         match self {
-            Packed::F16 | Packed::Q8 | Packed::Q4 => f16::from_le_bytes([block[0], block[1]]).to_f32(),
+            Packed::F16 | Packed::Q8 | Packed::Q4 | Packed::Q4K => half_at(block, 0),
+            Packed::Q6K => half_at(block, Q6K_BYTES - 2),
             Packed::Int8(_) => f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
             Packed::Mxfp4 => half_of_power(block[0]),
         }
@@ -184,8 +211,14 @@ impl Packed {
 
     /// The first of these blocks whose scale is NaN or infinite.
     pub fn bad(self, bytes: &[u8]) -> Option<usize> {
-        bytes.chunks_exact(self.bytes()).position(|block| !self.scale(block).is_finite())
+        let offset = |block: &[u8]| self == Packed::Q4K && !half_at(block, 2).is_finite();
+        bytes.chunks_exact(self.bytes()).position(|block| !self.scale(block).is_finite() || offset(block))
     }
+}
+
+/// The binary16 number at a place of a block.
+fn half_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
 /// `2^(e - 128)`; NaN for the code that means it.
@@ -211,7 +244,7 @@ fn eight(block: &[f32], scale: f32) -> impl Iterator<Item = u8> {
 }
 
 /// Appends a scale in f16, where it is a number there.
-fn half_scale(scale: f32, to: &mut Vec<u8>) -> Option<()> {
+pub(super) fn half_scale(scale: f32, to: &mut Vec<u8>) -> Option<()> {
     let scale = f16::from_f32(scale);
     to.extend(scale.to_le_bytes());
     scale.is_finite().then_some(())
@@ -221,7 +254,8 @@ fn half_scale(scale: f32, to: &mut Vec<u8>) -> Option<()> {
 mod tests {
     use super::*;
 
-    const ALL: [Packed; 5] = [Packed::F16, Packed::Int8(64), Packed::Q8, Packed::Q4, Packed::Mxfp4];
+    const ALL: [Packed; 7] =
+        [Packed::F16, Packed::Int8(64), Packed::Q8, Packed::Q4, Packed::Mxfp4, Packed::Q4K, Packed::Q6K];
 
     fn values(n: usize) -> Vec<f32> {
         (0..n).map(|i| ((i * 37 + 11) % 1009) as f32 / 501.7 - 1.0).collect()
@@ -242,16 +276,21 @@ mod tests {
                 Packed::Int8(_) | Packed::Q8 => 0.5 / 127.0 + 1.0 / 2048.0,
                 Packed::Q4 => 1.0 / 7.5,
                 Packed::Mxfp4 => 1.0 / 4.0,
+                // Half a step of a part, and those of its scale and offset.
+                Packed::Q4K => 1.0 / 15.0 + 2.0 / 63.0,
+                Packed::Q6K => 1.0 / 32.0 + 1.0 / 128.0,
             };
             for (x, y) in from.iter().zip(&to) {
                 assert!((x - y).abs() <= bound, "{format:?}: {x} became {y}");
             }
-            // Numbers that were unpacked is packed again to the same numbers.
+            // Numbers that were unpacked are packed again to the same numbers.
             let (mut again, mut back) = (vec![], vec![0.0; 256]);
             format.pack(&to, &mut again).unwrap();
             format.unpack(&again, &mut back);
             let apart = to.iter().zip(&back).fold(0f32, |most, (x, y)| most.max((x - y).abs()));
-            assert!(apart <= 1e-3, "{format:?}: {apart}");
+            // Parts of `q4_k` are fitted anew.
+            let near = if format == Packed::Q4K { 0.02 } else { 1e-3 };
+            assert!(apart <= near, "{format:?}: {apart}");
         }
     }
 
@@ -282,7 +321,7 @@ mod tests {
     fn what_a_block_cannot_hold_is_an_error_at_its_place() {
         for format in ALL {
             for bad in [f32::NAN, f32::INFINITY] {
-                let mut from = values(128);
+                let mut from = values(256);
                 from[77] = bad;
                 let error = format.pack(&from, &mut vec![]).unwrap_err();
                 assert_eq!(error.at, 77, "{format:?}");
@@ -293,9 +332,9 @@ mod tests {
         for format in [Packed::F16, Packed::Q8, Packed::Q4] {
             assert_eq!(format.pack(&from, &mut vec![]), Err(Unpackable { at: 40, value: 1e30 }));
         }
-        let zeros = [0.0; 64];
+        let zeros = [0.0; 256];
         for format in ALL {
-            let (mut bytes, mut to) = (vec![], vec![1.0; 64]);
+            let (mut bytes, mut to) = (vec![], vec![1.0; 256]);
             format.pack(&zeros, &mut bytes).unwrap();
             format.unpack(&bytes, &mut to);
             assert!(to.iter().all(|x| *x == 0.0), "{format:?}");
@@ -310,6 +349,13 @@ mod tests {
             assert_eq!(format.bad(&bytes), None);
             bytes[at..at + 2].fill(255);
             assert_eq!(format.bad(&bytes), Some(2), "{format:?}");
+        }
+        for (format, at) in [(Packed::Q4K, 144), (Packed::Q4K, 146), (Packed::Q6K, 210 + 208)] {
+            let mut bytes = vec![];
+            format.pack(&values(512), &mut bytes).unwrap();
+            assert_eq!(format.bad(&bytes), None);
+            bytes[at..at + 2].fill(255);
+            assert_eq!(format.bad(&bytes), Some(1), "{format:?}");
         }
     }
 }

@@ -246,7 +246,7 @@ fn verify_results(module: &Module, function: &Function) -> Result<(), VerifyErro
 
 impl DType {
     /// All but those whose blocks are as long as a row.
-    pub const ALL: [DType; 7] = [
+    pub const ALL: [DType; 9] = [
         DType::F32,
         DType::Bf16,
         DType::I32,
@@ -254,6 +254,8 @@ impl DType {
         DType::Packed(crate::format::Packed::Q8),
         DType::Packed(crate::format::Packed::Q4),
         DType::Packed(crate::format::Packed::Mxfp4),
+        DType::Packed(crate::format::Packed::Q4K),
+        DType::Packed(crate::format::Packed::Q6K),
     ];
 }
 

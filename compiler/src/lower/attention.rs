@@ -2,6 +2,7 @@
 
 use super::define::Admitted;
 use super::*;
+use crate::bind::Adapted;
 use crate::op::ByHead;
 use crate::op::attention::kernel::LONGEST_SHARED;
 
@@ -236,10 +237,15 @@ impl Lower<'_> {
         let qkv = self.projection(c, [Part::Qkv, Part::QkvShared], n, dims, routing, None);
         let qkv = self.bias(c, a.bias.is_some_and(spec::Bias::of_qkv).then_some(Part::QkvBias), qkv);
 
-        let parts = match has_keys {
+        let mut parts = match has_keys {
             true => self.b.ops(Split(vec![queries, keys, keys]), &[qkv]),
             false => vec![qkv],
         };
+        // A mixture adapts the matrix of each expert as one.
+        let own = [(Adapted::Query, queries), (Adapted::Key, keys), (Adapted::Value, keys)];
+        for (part, (matrix, out)) in parts.iter_mut().zip(own).filter(|_| routing.is_none()) {
+            *part = self.adapted(c, matrix, [n, *part], [out, dims[1]]);
+        }
         let of_qk = |part| a.bias.is_some_and(spec::Bias::of_qk).then_some(part);
         let mut q = self.bias(c, of_qk(Part::QueryBias), parts[0]);
         let mut k = parts.get(1).map(|&k| self.bias(c, of_qk(Part::KeyBias), k));
@@ -347,7 +353,7 @@ impl Lower<'_> {
         let rank = self.dim_of(c, "kv_rank", l.kv);
         let each = self.dim_of(c, "kv_each", still + l.value);
         let wide = self.dim_of(c, "kv_up", heads_of * (still + l.value));
-        let w = self.weight(c, Part::KvUp, &[wide, rank], TensorKind::Matrix, None);
+        let w = self.whole_matrix(c, Part::KvUp, [wide, rank], None);
         self.b.reshape(w, &[heads, each, rank])
     }
 
@@ -790,6 +796,8 @@ impl Lower<'_> {
         let w = self.weight(c, part, &[many, out, over], TensorKind::Routed, init);
         let slots = self.b.op(Op::Gather, &[x, routing.order]);
         let y = self.b.op(Grouped { over }, &[slots, w, routing.offsets]);
+        let matrix = if part == Part::Qkv { Adapted::Qkv } else { Adapted::Out };
+        let y = self.adapted_each(c, matrix, [slots, y, routing.offsets], [many, out, over]);
         let y = self.b.op(Op::Combine, &[y, routing.inverse]);
         let rows = self.b.rows(x);
         let s = self.b.reshape(routing.gates, &rows);

@@ -1,6 +1,7 @@
 //! Networks: dense, and mixtures of experts with their routers.
 
 use super::*;
+use crate::bind::Adapted;
 
 /// The factor within `t`, and those of its powers from the fifth down.
 const ERROR_FUNCTION: (f64, [f64; 5]) =
@@ -321,6 +322,8 @@ impl Lower<'_> {
         let product = |lower: &mut Self, part, bias| {
             let w = lower.weight(c, part, &[many, i, h], TensorKind::Routed, None);
             let y = lower.b.op(Grouped { over: h }, &[x, w, r.offsets]);
+            let matrix = if part == Part::Gate { Adapted::Gate } else { Adapted::Up };
+            let y = lower.adapted_each(c, matrix, [x, y, r.offsets], [many, i, h]);
             lower.bias_of_each(c, e, bias, y, r.offsets)
         };
         let gate = e.activation.gated().then(|| product(self, Part::Gate, Part::GateBias));
@@ -329,6 +332,7 @@ impl Lower<'_> {
         let init = self.output_init();
         let down = self.weight(c, Part::Down, &[many, h, i], TensorKind::Routed, init);
         let y = self.b.op(Grouped { over: i }, &[a, down, r.offsets]);
+        let y = self.adapted_each(c, Adapted::Down, [a, y, r.offsets], [many, h, i]);
         let y = self.bias_of_each(c, e, Part::DownBias, y, r.offsets);
         let y = self.b.op(Op::Combine, &[y, r.inverse, r.gates]);
         if e.shared == 0 {

@@ -15,6 +15,7 @@
 //! tokens take part depends on data: shapes keep all tokens, `places` says which take part, and the
 //! schedule sees from it which rows nobody needs.
 
+mod adapt;
 mod attention;
 mod choice;
 mod define;

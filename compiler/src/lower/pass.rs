@@ -5,7 +5,7 @@
 
 use super::*;
 use crate::architecture::Passes;
-use crate::bind::Factor;
+use crate::bind::{Adapted, Factor};
 
 impl Lower<'_> {
     fn passes(&self) -> Option<Passes> {
@@ -60,7 +60,8 @@ impl Lower<'_> {
         }
     }
 
-    /// `W x` with a matrix of a component, `[out, in]`: `(W + B_p A_p) x` where passes add to it.
+    /// `W x` with a matrix of a component, `[out, in]`: `(W + B_p A_p) x` where passes add to it,
+    /// and what an adapter adds.
     pub(super) fn matrix(
         &mut self,
         c: Owner,
@@ -71,15 +72,24 @@ impl Lower<'_> {
     ) -> Value {
         let w = self.weight(c, part, &[out, over], TensorKind::Matrix, init);
         let y = self.b.contract(x, w, &[over]);
+        let y = match part.adaptable().filter(|matrix| *matrix != Adapted::Qkv) {
+            Some(matrix) => self.adapted(c, matrix, [x, y], [out, over]),
+            None => y,
+        };
         let Some((a, b, rank)) = self.factors(c, part, [out, over]) else { return y };
         let low = self.b.contract(x, a, &[over]);
         let low = self.b.contract(low, b, &[rank]);
         self.b.add(y, low)
     }
 
-    /// `W + B_p A_p`: the matrix itself, for what multiplies by it elsewhere.
+    /// `W + B_p A_p`, with what an adapter adds: the matrix itself, for what multiplies by it
+    /// elsewhere.
     pub(super) fn whole_matrix(&mut self, c: Owner, part: Part, ends: [Dim; 2], init: Option<Init>) -> Value {
         let w = self.weight(c, part, &ends, TensorKind::Matrix, init);
+        let w = match part.adaptable() {
+            Some(matrix) => self.adapted_whole(c, matrix, w, ends),
+            None => w,
+        };
         let Some((a, b, rank)) = self.factors(c, part, ends) else { return w };
         let low = self.b.contract(b, a, &[rank]);
         self.b.add(w, low)

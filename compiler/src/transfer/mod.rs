@@ -132,6 +132,10 @@ fn place(w: &Weight) -> Place {
             | Part::SharedDown
             | Part::Own(_, Purpose::Output)
             | Part::Low(Adapted::Out | Adapted::Down | Adapted::Own(_, Purpose::Output), Factor::B)
+            | Part::Adapter(
+                Adapted::Out | Adapted::Down | Adapted::SharedDown | Adapted::Own(_, Purpose::Output),
+                Factor::B
+            )
     );
     match (inside, end) {
         (false, _) => Place::Stream,
@@ -143,7 +147,7 @@ fn place(w: &Weight) -> Place {
 fn role(w: &Weight) -> Role {
     match w.part {
         Part::Table if w.owner == Owner::Embedding => Role::Input,
-        Part::PassEmbedding | Part::Low(_, Factor::B) => Role::Input,
+        Part::PassEmbedding | Part::Low(_, Factor::B) | Part::Adapter(_, Factor::B) => Role::Input,
         Part::Qkv
         | Part::QkvShared
         | Part::Out
@@ -175,7 +179,8 @@ fn role(w: &Weight) -> Role {
         | Part::ReadQuery
         | Part::ExitGate
         | Part::ChoiceTable
-        | Part::Low(_, Factor::A) => Role::Output,
+        | Part::Low(_, Factor::A)
+        | Part::Adapter(_, Factor::A) => Role::Output,
         Part::RouterKeys | Part::PredictorDown => Role::Small,
         Part::Norm
         | Part::PostNorm

@@ -34,7 +34,7 @@ impl Checker {
         if let (Some(components), Some(body)) = (&components, &body) {
             self.values_before(components, body);
         }
-        Some(Model {
+        let model = Model {
             name: name?,
             vocab: vocab?,
             hidden: hidden?,
@@ -46,9 +46,58 @@ impl Checker {
             output_scale: output_scale?,
             norm: Norm { eps: eps?, unit_offset: unit_offset? },
             stream: stream?,
+            adapt: None,
             components: components?.into_iter().filter_map(|(name, c)| Some((name, c?))).collect(),
             body: body?,
-        })
+        };
+        let adapt = self.adapt(group, &model)?;
+        Some(Model { adapt, ..model })
+    }
+
+    /// Adapters of components that are there, and of matrices that these have.
+    fn adapt(&mut self, group: &Group, model: &Model) -> Option<Option<Adapt>> {
+        if !self.has(group, "adapt") || self.is_none(group, "adapt") {
+            return Some(None);
+        }
+        let own = self.section(group, "adapt")?;
+        let (rank, alpha) = (self.int(&own, "rank"), self.real_or_none(&own, "alpha"));
+        let components = self.texts(&own, "components");
+        let matrices = self.texts(&own, "matrices");
+        let (components, matrices) = (components?, matrices?);
+        if components.is_empty() {
+            let help = format!("name components: {}", crate::suggest::listing(model.names()));
+            self.error_at("missing-key", &own.path("components"), "nothing is adapted", help);
+            return None;
+        }
+        let mut right = true;
+        for (i, name) in
+            components.iter().enumerate().filter(|(_, name)| !model.components.contains_key(*name))
+        {
+            let help = match crate::suggest::closest(name, model.names()) {
+                Some(known) => format!("did you mean `{known}`?"),
+                None => format!("there are {}", crate::suggest::listing(model.names())),
+            };
+            let path = format!("{}[{i}]", own.path("components"));
+            self.error_at("unknown-component", &path, format!("there is no component `{name}`"), help);
+            right = false;
+        }
+        let known: Vec<String> = components.iter().flat_map(|name| model.matrices(name)).collect();
+        let checked = if right { &matrices[..] } else { &[] };
+        for (i, name) in checked.iter().enumerate().filter(|(_, name)| !known.contains(name)) {
+            let all = known.iter().map(String::as_str);
+            let message = format!("no matrix of these components is called `{name}`");
+            let help = format!("they are {}", crate::suggest::listing(all));
+            self.error_at("unknown-name", &format!("{}[{i}]", own.path("matrices")), message, help);
+            right = false;
+        }
+        if right && known.is_empty() {
+            let message = "these components have no matrix";
+            self.error_at("unreached", &own.path("components"), message, "name components that have one");
+            right = false;
+        }
+        let (rank, alpha) = (rank?, alpha?);
+        let alpha = alpha.unwrap_or(2.0 * rank as f64);
+        right.then_some(Some(Adapt { components, matrices, rank, alpha }))
     }
 
     fn stream(&mut self, group: &Group) -> Option<Stream> {

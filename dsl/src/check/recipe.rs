@@ -453,7 +453,7 @@ impl Checker {
         }
     }
 
-    fn texts(&mut self, group: &Group, key: &'static str) -> Option<Vec<String>> {
+    pub(super) fn texts(&mut self, group: &Group, key: &'static str) -> Option<Vec<String>> {
         let elements = self.elements(group, key)?;
         let texts: Vec<_> = elements.iter().map(|(value, _)| self.text_of(key, &Type::Text, value)).collect();
         texts.into_iter().collect()

@@ -588,6 +588,20 @@ impl Described for Attention {
         ]
     }
 
+    fn matrices(&self, _: &Model) -> Vec<String> {
+        let makes = match (&self.latent, &self.kv_from, &self.projection) {
+            (Some(Latent { query: Some(_), .. }), ..) => &["q_down", "q_up", "kv_down", "kv_up"][..],
+            (Some(Latent { query: None, .. }), ..) => &["q_up", "kv_down", "kv_up"],
+            (None, Some(_), None) => &["q"],
+            (None, None, None) => &["q", "k", "v"],
+            // In a loop one matrix of each routed expert makes all three.
+            (None, Some(_), Some(_)) => &["q", "qkv"],
+            (None, None, Some(_)) => &["q", "k", "v", "qkv"],
+        };
+        let gate = self.gate.is_some().then_some("gate");
+        makes.iter().copied().chain(["out"]).chain(gate).map(String::from).collect()
+    }
+
     fn broken(&self, _: &Model) -> Option<String> {
         if !self.heads.is_multiple_of(self.kv_heads.max(1)) {
             Some(format!("{} heads are no multiple of {} kv_heads", self.heads, self.kv_heads))

@@ -6,6 +6,7 @@ use indexmap::IndexMap;
 use serde::Serialize;
 
 use super::*;
+use crate::define::graph::{Function, Purpose};
 use crate::define::{self, Context, Definition, Graph};
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::spec::Model;
@@ -135,6 +136,20 @@ impl Described for Defined {
             .into_iter()
             .find(|found| found.severity == Severity::Error)
             .map(|found| found.message)
+    }
+
+    fn matrices(&self, model: &Model) -> Vec<String> {
+        let Ok(graph) = self.graph(model) else { return vec![] };
+        let matrix = |purpose| matches!(purpose, Purpose::Matrix | Purpose::Output);
+        let own = graph.weights.iter().filter(|w| matrix(w.purpose)).map(|w| w.matrix());
+        let inner = graph.region.nodes.iter().flat_map(|node| match &node.function {
+            Function::Apply(applied) => {
+                let all = applied.component.matrices(model).into_iter();
+                all.map(|name| format!("{}.{name}", applied.path)).collect()
+            }
+            _ => vec![],
+        });
+        own.chain(inner).collect()
     }
 
     fn shrink(&mut self, to: &mut Small) {

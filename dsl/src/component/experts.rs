@@ -194,6 +194,11 @@ impl Described for Experts {
         }
     }
 
+    fn matrices(&self, _: &Model) -> Vec<String> {
+        let shared = (self.shared > 0).then(|| self.activation.matrices("shared."));
+        self.activation.matrices("").chain(shared.into_iter().flatten()).collect()
+    }
+
     fn shrink(&mut self, to: &mut Small) {
         let all = self.active >= self.count + self.noop;
         to.less("shared", &mut self.shared, 2);

@@ -49,6 +49,12 @@ impl Activation {
         }
     }
 
+    /// The names of the matrices of a network, each behind `prefix`.
+    pub(super) fn matrices(self, prefix: &str) -> impl Iterator<Item = String> {
+        let names = if self.gated() { &["gate", "up", "down"][..] } else { &["up", "down"] };
+        names.iter().map(move |name| format!("{prefix}{name}"))
+    }
+
     /// The language's word.
     pub fn name(self) -> &'static str {
         match self {
@@ -155,6 +161,10 @@ impl Described for Mlp {
 
     fn broken(&self, _: &Model) -> Option<String> {
         None
+    }
+
+    fn matrices(&self, _: &Model) -> Vec<String> {
+        self.activation.matrices("").collect()
     }
 
     fn shrink(&mut self, to: &mut Small) {

@@ -165,6 +165,9 @@ pub trait Described {
     /// The first rule of the language that its sizes break in a model.
     fn broken(&self, model: &Model) -> Option<String>;
 
+    /// The names of its matrices that adapters can add to. Routers choose, and have none.
+    fn matrices(&self, model: &Model) -> Vec<String>;
+
     /// Makes its sizes the smallest that keep what matters of them.
     fn shrink(&mut self, to: &mut Small);
 

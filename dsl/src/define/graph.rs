@@ -69,6 +69,22 @@ pub struct Weight {
     pub span: Span,
 }
 
+impl Weight {
+    /// Its name as a matrix, in the component: `q` of `q.weight`, `a2` of `a.weight2`.
+    pub fn matrix(&self) -> String {
+        beside(&self.path, "")
+    }
+}
+
+/// The path of a weight with `to` in the place of its last `.weight`: `q.adapter_a` of `q.weight`,
+/// `a.adapter_a2` of `a.weight2`.
+pub fn beside(path: &str, to: &str) -> String {
+    match path.rsplit_once(".weight") {
+        Some((value, count)) => format!("{value}{to}{count}"),
+        None => format!("{path}{to}"),
+    }
+}
+
 /// The purpose of a weight: decay and optimizers treat matrices alone as such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {

@@ -13,12 +13,23 @@ DEVICE u32 place_in(u32 address, u32 block) {
 }
 
 DEVICE void barrier_arrive_there(u32 barrier) {
+#ifdef FENCES
+    asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+#else
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
 }
 
 DEVICE void wait_empty(u32 barrier, u32 parity) {
+#ifdef FENCES
+    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(barrier), "r"(parity) : "memory");
+    asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
+#else
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again;\n}" ::"r"(barrier), "r"(parity) : "memory");
+#endif
 }
 
 DEVICE void bring(u32 shared, const TensorMap *map, int row, u32 barrier) {

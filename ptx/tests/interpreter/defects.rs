@@ -673,6 +673,31 @@ fn in_hopper_gemm() {
 }
 
 #[test]
+fn in_a_cluster_with_fences_of_shared_memory() {
+    let fenced = format!("#define FENCES\n{}", kernels::CLUSTER);
+    let Some(nvrtc) = nvrtc() else { return };
+    let found = find(nvrtc, &fenced, "compute_90a", &kernels::cluster_sums(112, 1));
+    assert!(found.is_none(), "{found:?}");
+    check(
+        &fenced,
+        "compute_90a",
+        || kernels::cluster_sums(112, 1),
+        &[
+            (
+                "no release fence before a relaxed arrival",
+                &[("fence.release.sync_restrict::shared::cta.cluster;", "")],
+                Finding(Kind::Mbarrier),
+            ),
+            (
+                "no acquire fence after a relaxed wait",
+                &[("fence.acquire.sync_restrict::shared::cluster.cluster;", "")],
+                Finding(Kind::Race),
+            ),
+        ],
+    );
+}
+
+#[test]
 fn in_a_cluster() {
     const LEAVE: &str = "    // No block leaves while the other arrives at its barriers.\n    __syncwarp();\n    \
                          arrive_cluster();\n    wait_cluster();\n";

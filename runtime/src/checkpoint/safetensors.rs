@@ -64,6 +64,16 @@ impl Stored<'_> {
         self.pieces(first, elements, |part| out.write_all(part))
     }
 
+    /// Writes so many bytes of the file, of it from byte `first` on.
+    pub fn copy_bytes(&self, first: u64, bytes: u64, out: &mut dyn Write) -> io::Result<()> {
+        let size = self.end - self.start;
+        let whole = Stored { shape: &[], dtype: Dtype::U8, packed: None, ..*self };
+        match first.checked_add(bytes).is_some_and(|end| end <= size) {
+            true => whole.copy_elements(first, bytes, out),
+            false => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+        }
+    }
+
     /// The same as another type; values that it has not are rounded to the nearest, ties to even.
     pub fn convert(&self, first: u64, elements: u64, to: Dtype, out: &mut dyn Write) -> io::Result<()> {
         if to == self.dtype {

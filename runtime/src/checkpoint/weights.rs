@@ -24,7 +24,7 @@ pub struct Binding {
 
 impl Binding {
     /// Entries of the metadata of a checkpoint.
-    pub(super) fn metadata(&self) -> [(&str, &str); 2] {
+    pub(crate) fn metadata(&self) -> [(&str, &str); 2] {
         [("base", &self.path), ("base_hash", &self.hash)]
     }
 

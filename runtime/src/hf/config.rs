@@ -194,7 +194,7 @@ impl Config {
     }
 
     /// A quantity.
-    fn real(&self, slot: Slot) -> Option<f64> {
+    pub fn real(&self, slot: Slot) -> Option<f64> {
         self.values.get(&slot).copied()
     }
 
@@ -206,6 +206,32 @@ impl Config {
     /// A flag.
     pub fn flag(&self, slot: Slot) -> bool {
         self.real(slot) == Some(1.0)
+    }
+
+    /// The window, where some layer has one.
+    pub fn window(&self) -> Option<u64> {
+        self.window.filter(|_| self.layers.iter().any(|l| l.windowed))
+    }
+
+    /// Whether a layer has the window.
+    pub fn windowed(&self, layer: usize) -> bool {
+        self.layers.get(layer).is_some_and(|l| l.windowed)
+    }
+
+    /// The base of the rotation of layers without or with the window, and its scaling.
+    pub fn rotation(&self, windowed: bool) -> (f64, Option<RopeScaling>) {
+        let Turn { base, scaling } = self.rotations[usize::from(windowed)];
+        (base, scaling)
+    }
+
+    /// Whether some layers have experts and others have none.
+    pub fn mixed(&self) -> bool {
+        self.layers.iter().any(|l| l.sparse() != self.layers[0].sparse())
+    }
+
+    /// The non-linearity of networks: in the file, and in the language.
+    pub fn activation(&self) -> (&'static str, &'static str) {
+        self.activation
     }
 
     /// Intermediate size of experts.
@@ -496,7 +522,7 @@ impl Config {
     }
 
     /// Whether projections have biases.
-    fn biased(&self) -> bool {
+    pub fn biased(&self) -> bool {
         self.family.bias != "none" && self.real(Slot::Bias) != Some(0.0)
     }
 

@@ -8,7 +8,7 @@
 
 use super::config::{self, Config, torch};
 use super::tensors::{Theirs, disassemble};
-use super::{HfError, bytes, json, package};
+use super::{HfError, MERGE_FIRST, bytes, json, package};
 use crate::checkpoint::safetensors::{self, Dtype};
 use crate::checkpoint::{CheckpointError, Weights, folder};
 use crate::data::{Tokenizer, sums};
@@ -59,6 +59,9 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Exports a model as the folder `to`: as a model of a family where it is one, unless `native` is
 /// false.
 pub fn hugging_face(model: &Model, to: &Path, native: bool) -> Result<Exported, HfError> {
+    if model.spec.model.adapt.is_some() {
+        return Err(HfError::Export(MERGE_FIRST.into()));
+    }
     folder::free(to, false).map_err(|error| match error {
         CheckpointError::Io { .. } => error.into(),
         _ => HfError::Exists { path: to.to_path_buf() },
@@ -106,7 +109,7 @@ pub fn weights(model: &Model, to: &Path) -> Result<Exported, HfError> {
 
 impl Model<'_> {
     /// A file that was kept of the model this one comes from.
-    pub(super) fn kept(&self, name: &str) -> Option<PathBuf> {
+    pub(crate) fn kept(&self, name: &str) -> Option<PathBuf> {
         self.beside.iter().map(|folder| folder.join(name)).find(|path| path.is_file())
     }
 
@@ -162,7 +165,7 @@ impl Model<'_> {
 }
 
 /// Names and shapes of the tensors of the specification, each of which the weights must have.
-pub(super) fn ours(model: &Model) -> Result<Vec<(String, Vec<u64>)>, HfError> {
+pub(crate) fn ours(model: &Model) -> Result<Vec<(String, Vec<u64>)>, HfError> {
     // One token is enough to learn which tensors the model has.
     let compiled = compile(model.spec, &prepare::forward(1, 1))?;
     let path = model.weights.path().to_path_buf();
@@ -196,7 +199,7 @@ fn named_type(kept: &Map<String, Value>) -> Option<&str> {
 }
 
 /// The same as a type of safetensors.
-fn typed(kept: &Map<String, Value>) -> Option<Dtype> {
+pub(super) fn typed(kept: &Map<String, Value>) -> Option<Dtype> {
     let name = named_type(kept)?;
     [Dtype::F32, Dtype::F16, Dtype::BF16].into_iter().find(|dtype| torch(*dtype) == name)
 }
@@ -262,7 +265,7 @@ fn as_family(
 
 /// A `tokenizer.json` with one token a byte. The byte NUL, which ends a document, is a special
 /// token; the other bytes are the letters by which byte-level tokenizers name them.
-fn byte_tokenizer() -> Result<Vec<u8>, HfError> {
+pub(crate) fn byte_tokenizer() -> Result<Vec<u8>, HfError> {
     let end = json!({"id": 0, "content": "\0", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
                      "special": true});
     let level =

@@ -95,7 +95,7 @@ fn missing(from: &Path, path: &Path) -> Result<(), HfError> {
         return Ok(());
     }
     if from.join("adapter_config.json").is_file() {
-        let problem = "is an adapter of another model (PEFT); merge both first, with `model.merge_and_unload().save_pretrained(…)`";
+        let problem = "is an adapter of another model (PEFT): import that model, then the adapter with `dreamc import peft`";
         return Err(HfError::refused(from, problem));
     }
     if !from.is_dir() {

@@ -17,6 +17,7 @@ pub mod family;
 mod fields;
 pub mod import;
 mod package;
+pub mod peft;
 pub mod tensors;
 
 pub use import::{Imported, hugging_face};
@@ -29,6 +30,10 @@ use dreamc_dsl::spec::Expr;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
+
+/// Why a model with adapters does not leave as one of `transformers`.
+const MERGE_FIRST: &str = "the model has adapters, which no class of transformers has: `dreamc merge` makes one model of both, `dreamc \
+                           export peft` leaves the adapters alone";
 
 /// Largest `config.json`, index or file of a tokenizer that is read.
 const LARGEST_FILE: u64 = 256 << 20;
@@ -87,7 +92,7 @@ impl HfError {
 }
 
 /// Reads a JSON object.
-fn json(path: &Path) -> Result<serde_json::Map<String, serde_json::Value>, HfError> {
+pub(crate) fn json(path: &Path) -> Result<serde_json::Map<String, serde_json::Value>, HfError> {
     serde_json::from_slice(&finite(&bytes(path)?))
         .map_err(|e| HfError::refused(path, format!("is not a JSON object: {e}")))
 }
@@ -114,7 +119,7 @@ fn finite(text: &[u8]) -> Vec<u8> {
 }
 
 /// Reads a file of settings.
-fn bytes(path: &Path) -> Result<Vec<u8>, HfError> {
+pub(crate) fn bytes(path: &Path) -> Result<Vec<u8>, HfError> {
     let io = |error| HfError::Io { path: path.to_path_buf(), error };
     let mut file = files::open(path).map_err(io)?;
     let size = file.metadata().map_err(io)?.len();

@@ -77,7 +77,7 @@ impl Order {
     }
 
     /// The places of a block's elements, in our order.
-    fn places(&self) -> Vec<usize> {
+    pub(crate) fn places(&self) -> Vec<usize> {
         let mut places = vec![self.offset as usize];
         for &(size, stride) in &self.sizes {
             let along = |place: usize| {
@@ -90,7 +90,8 @@ impl Order {
 }
 
 impl Part {
-    fn whole(name: String, shape: Vec<u64>) -> Self {
+    /// All of a tensor, in its order.
+    pub(crate) fn whole(name: String, shape: Vec<u64>) -> Self {
         let all = shape.iter().product();
         Part { name, shape, range: (0, all), order: None }
     }
@@ -132,8 +133,8 @@ fn lacking(folder: &Path) -> String {
     }
     if let Some(name) = of(&[".gguf"]) {
         return format!(
-            "has no {SINGLE}, and {name} is quantised for llama.cpp: its weights are not those of training; download the folder that it was made \
-             from, with `hf download NAME --local-dir DIR`"
+            "has no {SINGLE}, and {name} is a file of llama.cpp: `dreamc import gguf {}` reads it",
+            folder.join(name).display()
         );
     }
     if let Some(name) = of(&[".h5", ".msgpack", ".onnx"]) {
@@ -655,9 +656,17 @@ pub fn disassemble<'a>(
     layers: &[Named],
     ours: impl Iterator<Item = (&'a str, &'a [u64])>,
 ) -> Result<Vec<Theirs>, String> {
+    disassemble_by(ours, |name, shape| parts(config, layers, name, shape))
+}
+
+/// The same by the parts that each is made of.
+pub(crate) fn disassemble_by<'a>(
+    ours: impl Iterator<Item = (&'a str, &'a [u64])>,
+    parts: impl Fn(&str, &[u64]) -> Option<Vec<Part>>,
+) -> Result<Vec<Theirs>, String> {
     let mut found: BTreeMap<String, Theirs> = BTreeMap::new();
     for (name, shape) in ours {
-        let parts = parts(config, layers, name, shape).ok_or_else(|| name.to_string())?;
+        let parts = parts(name, shape).ok_or_else(|| name.to_string())?;
         let mut first = 0;
         for part in parts {
             let elements = part.ours();

@@ -60,6 +60,12 @@ impl Prepared {
         parameters(&self.compiled)
     }
 
+    /// Number of parameters that steps move.
+    pub fn trained(&self) -> u64 {
+        let moved = self.compiled.tensors.iter().filter(|t| t.gradient.is_some());
+        moved.map(|t| t.shape.iter().product::<u64>()).sum()
+    }
+
     /// Memory on a device, and how much of it scoring and sampling take beside training.
     pub fn memory(&self, device: &dyn Device) -> Result<(Memory, u64), TrainError> {
         let plan = &self.compiled.plan;
@@ -220,6 +226,8 @@ fn looked_at(spec: &Spec) -> bool {
 /// Compiles a specification for training on a device, in the recipe's precision where the device
 /// has it, by this rank of a group.
 ///
+/// Weights that it does not move stay in their file, in these `formats`.
+///
 /// Ranks share the micro-batches of a step, so the model that a specification trains does not
 /// depend on their number: losses of routers are means over a micro-batch.
 pub fn prepare(
@@ -227,6 +235,7 @@ pub fn prepare(
     device: &dyn Device,
     rewriting: &Rewriting,
     group: &Group,
+    formats: &Formats,
 ) -> Result<Prepared, TrainError> {
     let ranks = group.size();
     let begun = std::time::Instant::now();
@@ -265,17 +274,24 @@ pub fn prepare(
     let segments = masked(spec);
     let narrow = device.narrow(train.precision);
     let rewrite = rewriting.clone();
+    let storing = || Storing { narrow, formats: formats.clone() };
     let (rank, shard) = (group.rank(), train.parallel.shard && ranks > 1);
     let with = Options { ranks, rank, shard, ..forward(rows, sequence) };
-    let options = Options { train: true, segments, depths, rewrite, narrow, ..with };
+    let options =
+        Options { train: true, segments, depths, rewrite, narrow, formats: formats.clone(), ..with };
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
     // A model that looks ahead writes nothing, so there is nothing to score by exact match either.
     let ahead = looks_ahead(&spec.model);
     let mut uses = vec![("", options)];
-    let scoring = if tasks && !ahead { scoring(spec, (None, None), None, rewriting, narrow) } else { None };
+    let scoring = if tasks && !ahead {
+        scoring(spec, (None, None), None, rewriting, narrow)
+            .map(|o| Options { formats: formats.clone(), ..o })
+    } else {
+        None
+    };
     let scores = scoring.is_some();
     uses.extend(scoring.map(|options| ("score", options)));
-    let observing = looked_at(spec).then(|| observing(spec, rewriting, narrow.into(), health::AT_ONCE));
+    let observing = looked_at(spec).then(|| observing(spec, rewriting, storing(), health::AT_ONCE));
     let observes = observing.is_some();
     uses.extend(observing.map(|options| ("observe", options)));
     let writing = Writing {
@@ -283,6 +299,7 @@ pub fn prepare(
         context: Some(sequence),
         rewrite: rewriting.clone(),
         narrow,
+        formats: formats.clone(),
         ..Writing::default()
     };
     let with = [&uses[..], &[("write", writing.options(spec))]].concat();

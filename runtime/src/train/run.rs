@@ -236,8 +236,11 @@ impl<'a> Runner<'a> {
                 model.initialise(train.seed)?;
                 if let Some(base) = setup.base.take() {
                     let new = model.begin_from(&base)?;
-                    if !new.is_empty() {
-                        watcher.tell(&Event::Note(&format!("begin anew: {}", new.join(", "))));
+                    // Adapters begin with every run.
+                    let said: Vec<&str> =
+                        new.iter().map(String::as_str).filter(|name| !model.adapts(name)).collect();
+                    if !said.is_empty() {
+                        watcher.tell(&Event::Note(&format!("begin anew: {}", said.join(", "))));
                     }
                     let all = kept.len();
                     kept.retain(|(name, _)| model.trains(name) || new.contains(name));

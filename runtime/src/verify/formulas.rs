@@ -21,6 +21,7 @@ use crate::rng::Philox;
 use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_compiler::lower::Form;
 use dreamc_compiler::rewrite::Rewriting;
+use dreamc_dsl::define::graph::beside;
 use dreamc_dsl::spec::*;
 use indexmap::IndexMap;
 use std::f64::consts::PI;
@@ -803,7 +804,7 @@ impl<'a> Formulas<'a> {
 
     /// The same by the names of its tensors.
     fn adapted(&self, name: &str, factors: [&str; 2]) -> Vec<f64> {
-        let mut w = self.own(name).to_vec();
+        let mut w = self.with_adapter(name);
         let [a, b] = factors.map(|name| self.weights.get(&format!("{}.{name}", self.prefix)));
         let (Some(a), Some(b)) = (a, b) else { return w };
         let (rank, wide, high) = (a.dims[1], a.dims[2], b.dims[1]);
@@ -811,6 +812,47 @@ impl<'a> Formulas<'a> {
         let b = &b.floats()[self.pass * high * rank..][..high * rank];
         for (i, w) in w.iter_mut().enumerate() {
             *w += (0..rank).map(|r| b[i / wide * rank + r] * a[r * wide + i % wide]).sum::<f64>();
+        }
+        w
+    }
+
+    /// A matrix of this application, or all those of a mixture, with what adapters add:
+    /// `W + alpha/rank · B A`. Queries, keys and values are rows of one matrix and have adapters of
+    /// their own.
+    fn with_adapter(&self, name: &str) -> Vec<f64> {
+        let mut w = self.own(name).to_vec();
+        let Some(adapt) = &self.model.adapt else { return w };
+        let stem = beside(name, "");
+        let of_rows: &[&str] = if stem.ends_with(".qkv") { &["q", "k", "v", "qkv"] } else { &[] };
+        let rows = of_rows.iter().map(|part| (*part, stem.replace(".qkv", &format!(".{part}"))));
+        let names: Vec<(&str, String)> = match of_rows {
+            [] => vec![("", stem.clone())],
+            _ => rows.collect(),
+        };
+        for (part, own) in names {
+            let factor = |to: &str| {
+                let name = match part {
+                    "" => beside(name, &format!(".adapter_{to}")),
+                    _ => format!("{own}.adapter_{to}"),
+                };
+                self.weights.get(&format!("{}.{name}", self.prefix))
+            };
+            let (Some(a), Some(b)) = (factor("a"), factor("b")) else { continue };
+            let [.., rank, wide] = a.dims[..] else { continue };
+            let many = a.floats().len() / (rank * wide);
+            let (high, all) = (b.floats().len() / (many * rank), w.len() / (many * wide));
+            let first = match part {
+                "k" => all - 2 * high,
+                "v" => all - high,
+                _ => 0,
+            };
+            for (m, i, j) in
+                (0..many).flat_map(|m| (0..high).flat_map(move |i| (0..wide).map(move |j| (m, i, j))))
+            {
+                let (a, b) = (&a.floats()[m * rank * wide..], &b.floats()[m * high * rank..]);
+                let sum: f64 = (0..rank).map(|r| b[i * rank + r] * a[r * wide + j]).sum();
+                w[(m * all + first + i) * wide + j] += adapt.alpha / adapt.rank as f64 * sum;
+            }
         }
         w
     }
@@ -1309,7 +1351,7 @@ impl<'a> Formulas<'a> {
             _ => None,
         };
         let project = |this: &Self, which: &str, x: &[f64], wide: usize| -> Vec<f64> {
-            let w = this.own(&format!("{c}.{which}.weight"));
+            let w = this.with_adapter(&format!("{c}.{which}.weight"));
             let Some((experts, chosen, gates, stopped)) = &mixture else {
                 return product(x, &this.matrix(&format!("{c}.{which}")), wide);
             };
@@ -1459,7 +1501,9 @@ impl<'a> Formulas<'a> {
     fn latent(&self, c: &str, a: &Attention, l: &Latent, n: &[f64]) -> Vec<f64> {
         let (h, heads, d) = (self.model.hidden as usize, a.heads as usize, a.head_size as usize);
         let (rank, value, still) = (l.kv as usize, l.value as usize, d - l.turned as usize);
-        let w = |which: &str| self.own(&format!("{c}.{which}.weight"));
+        let all = ["q_up", "q_down", "kv_down", "kv_up"]
+            .map(|which| (which, self.with_adapter(&format!("{c}.{which}.weight"))));
+        let w = |which: &str| all.iter().find(|(name, _)| *name == which).map_or(&[][..], |(_, w)| w);
         let eps = l.eps.unwrap_or(self.model.norm.eps);
         let norm =
             |x: &[f64], which: &str| self.norm_with(x, &format!("{}.{c}.{which}.weight", self.prefix), eps);
@@ -1598,28 +1642,28 @@ impl<'a> Formulas<'a> {
         let (chosen, gates) = self.route(c, &e.router, n, all, active, round, inside);
         let each = chosen.len() / self.tokens();
         let mut y = vec![0.0; n.len()];
+        let adapted = ["gate", "up", "down"].map(|which| self.with_adapter(&format!("{c}.{which}.weight")));
         for expert in 0..e.count as usize {
-            let of = |which: &str| {
-                let all = self.own(&format!("{c}.{which}.weight"));
+            let of = |all: &Vec<f64>| {
                 let size = all.len() / e.count as usize;
-                &all[expert * size..][..size]
+                all[expert * size..][..size].to_vec()
             };
             let bias = |which: &str| {
                 let all = self.own(&format!("{c}.{which}.bias"));
                 let size = all.len() / e.count as usize;
                 &all[expert * size..][..size]
             };
-            let (matrices, biases) = (["gate", "up", "down"].map(of), ["gate", "up", "down"].map(bias));
-            let all = self.network(e.activation, n, matrices, biases);
+            let (matrices, biases) = (adapted.each_ref().map(of), ["gate", "up", "down"].map(bias));
+            let all = self.network(e.activation, n, matrices.each_ref().map(Vec::as_slice), biases);
             for (at, gate) in gates.iter().enumerate().filter(|(at, _)| chosen[*at] == expert) {
                 let token = at / each;
                 y[token * h..][..h].iter_mut().zip(&all[token * h..]).for_each(|(y, f)| *y += gate * f);
             }
         }
         if e.shared > 0 {
-            let of = |which: &str| self.own(&format!("{c}.shared.{which}.weight"));
-            let [gate, up, down] = ["gate", "up", "down"].map(of);
-            let mut always = self.network(e.activation, n, [gate, up, down], [&[]; 3]);
+            let of = |which: &str| self.with_adapter(&format!("{c}.shared.{which}.weight"));
+            let shared = ["gate", "up", "down"].map(of);
+            let mut always = self.network(e.activation, n, shared.each_ref().map(Vec::as_slice), [&[]; 3]);
             if e.shared_gate {
                 let z = product(n, self.own(&format!("{c}.shared_gate.weight")), h);
                 always = times(&always, &z.into_iter().map(sigmoid).collect::<Vec<_>>());

@@ -48,6 +48,10 @@ pub(super) fn rate(spec: &Spec, depth: u64, t: &Tensor) -> f64 {
             | Part::SharedDown
             | Part::Own(_, Purpose::Output)
             | Part::Low(Adapted::Out | Adapted::Down | Adapted::Own(_, Purpose::Output), Factor::B)
+            | Part::Adapter(
+                Adapted::Out | Adapted::Down | Adapted::SharedDown | Adapted::Own(_, Purpose::Output),
+                Factor::B
+            )
     );
     let inside = matches!(t.owner, Owner::Component(_) | Owner::Skip(_));
     let depth = match (inside, adds) {
@@ -79,7 +83,7 @@ fn sums_over_width(t: &Tensor) -> bool {
         TensorKind::Head => true,
         TensorKind::Embedding | TensorKind::Balance => false,
         TensorKind::Matrix | TensorKind::Shared | TensorKind::Routed => {
-            !matches!(t.part, Part::Low(_, Factor::B))
+            !matches!(t.part, Part::Low(_, Factor::B) | Part::Adapter(_, Factor::B))
         }
         TensorKind::Router => {
             matches!(t.part, Part::Router | Part::RouterQuery | Part::PredictorUp | Part::ChoiceTable)
@@ -96,6 +100,7 @@ fn sums_over_width(t: &Tensor) -> bool {
                         | Part::ExitGate
                         | Part::PredictorUp
                         | Part::Low(_, Factor::A)
+                        | Part::Adapter(_, Factor::A)
                 )
         }
     }
@@ -117,5 +122,6 @@ fn stays(t: &Tensor) -> bool {
             | Part::ExitGate
             | Part::ChoiceTable
             | Part::Low(_, Factor::A)
+            | Part::Adapter(_, Factor::A)
     )
 }

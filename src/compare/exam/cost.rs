@@ -5,7 +5,7 @@
 
 use crate::device::DeviceArguments;
 use crate::failure::Failure;
-use crate::model::beginning;
+use crate::model::{beginning, stored};
 use crate::rewriting::RewriteArguments;
 use crate::show::duration;
 use crate::spec::{open_data, resolved};
@@ -64,7 +64,8 @@ pub fn measure(spec: &Spec, device: &DeviceArguments, rewriting: &RewriteArgumen
         return Err(Failure::Usage(format!("{} has no data", spec.model.name)));
     };
     let dataset = open_data(&spec, data, spec.eval.stride)?;
-    let prepared = prepare(&spec, device.as_ref(), &rewriting, &Group::alone())?;
+    let formats = stored(&spec, None, device.as_ref(), &Group::alone());
+    let prepared = prepare(&spec, device.as_ref(), &rewriting, &Group::alone(), &formats)?;
     let scratch = Scratch(cache_folder().join(format!("exam-{}", std::process::id())));
     let folder = RunFolder::create(&Place::At { path: scratch.0.clone(), force: true })?;
     let text = resolved(&spec);

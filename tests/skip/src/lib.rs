@@ -64,3 +64,13 @@ pub fn transformers() -> Option<PathBuf> {
     let missing = format!("{} is missing: `pip install -r tests/hf/requirements.txt`", python.display());
     need(if python.exists() { Ok(python) } else { Err(missing) })
 }
+
+/// Python with llama-cpp-python: `DREAMC_LLAMA`, or `.venv-llama` of the repository; nothing, and
+/// counted as skipped, where it is missing: it has no wheel, and takes long to compile.
+pub fn llama() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let venv = std::env::var_os("DREAMC_LLAMA").map_or_else(|| root.join(".venv-llama"), PathBuf::from);
+    let python = venv.join("bin/python");
+    let missing = format!("{} is missing: `pip install llama-cpp-python`", python.display());
+    need(if python.exists() { Ok(python) } else { Err(missing) })
+}

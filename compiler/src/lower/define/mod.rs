@@ -372,6 +372,10 @@ impl Lower<'_> {
             values.reshaped(y, &[&left[..left.len() - 1], &outs].concat())
         } else {
             let w = self.weight(d.owner, part, &[out, sum], TensorKind::Matrix, init);
+            let w = match part.adaptable() {
+                Some(matrix) => self.adapted_whole(d.owner, matrix, w, [out, sum]),
+                None => w,
+            };
             self.formulas(&d.rows).product_each(x, w, &each, &outs)
         };
         let mut values = self.formulas(&d.rows);

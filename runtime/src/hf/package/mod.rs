@@ -139,9 +139,13 @@ impl<'a> Code<'a> {
             output_scale,
             norm: Norm { eps: _, unit_offset },
             stream,
+            adapt,
             components,
             body,
         } = model;
+        if adapt.is_some() {
+            return Err(HfError::Export(super::MERGE_FIRST.into()));
+        }
         code.add("tie", *tie);
         code.add("embed_scale", embed_scale.is_some());
         code.add("logit_scale", logit_scale.is_some());

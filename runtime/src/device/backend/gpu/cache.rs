@@ -10,11 +10,12 @@
 //! The folder is `DREAMC_CACHE`, else `dreamc` in `XDG_CACHE_HOME` or `~/.cache`; an empty
 //! `DREAMC_CACHE` means none.
 
+use super::headers;
 use super::library::geometry;
 use crate::device::{Choice, DeviceError};
 use crate::files;
 use crate::nvrtc::{self, Nvrtc, NvrtcError};
-use dreamc_compiler::codegen::{HEADERS, Limits, Source, Variant};
+use dreamc_compiler::codegen::{Limits, Source, Variant};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -124,7 +125,7 @@ impl Compiler {
         let (major, minor) = self.nvrtc.version();
         add(format!("{major}.{minor} {:?}", self.target).as_bytes());
         self.options.iter().for_each(|option| add(option.as_bytes()));
-        for (name, text) in HEADERS {
+        for (name, text) in headers() {
             add(name.as_bytes());
             add(text.as_bytes());
         }
@@ -185,7 +186,7 @@ impl Compiler {
             return Ok(code);
         }
         let name = file(source);
-        let text = nvrtc::Source { name: &name, text: &source.text, headers: HEADERS };
+        let text = nvrtc::Source { name: &name, text: &source.text, headers: headers() };
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
         let code = match self.target {
             Target::Ptx => self.nvrtc.ptx(text, &options)?.code.into_bytes(),

@@ -353,7 +353,7 @@ impl<G: Gpu> Comparison<'_, G> {
 
     /// The product by its naive kernel.
     fn naive(&mut self, dense: &Dense) -> Result<(), DeviceError> {
-        let narrow = u32::from(dense.narrow) * 0b011 | u32::from(dense.narrow_result) * 0b100;
+        let narrow = (u32::from(dense.narrow) * 0b011) | (u32::from(dense.narrow_result) * 0b100);
         let variant = Variant { narrow, naive: true, hopper: false, ..self.compiler.texts() };
         let wrong = |message: String| DeviceError::Driver { device: self.loaded.gpu.name().into(), message };
         let source = generate(self.call.kernel, variant).map_err(|e| wrong(e.to_string()))?;

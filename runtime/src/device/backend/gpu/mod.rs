@@ -338,7 +338,7 @@ pub fn codes(sources: &[&Source], target: Target, architecture: &str) -> Result<
 
 /// Registers of a thread of each entry of a source, by NVRTC for an architecture.
 pub fn registers(source: &Source, architecture: &str) -> Result<HashMap<String, u32>, DeviceError> {
-    let text = nvrtc::Source { name: "kernel.cu", text: &source.text, headers: HEADERS };
+    let text = nvrtc::Source { name: "kernel.cu", text: &source.text, headers: headers() };
     let architecture = format!("--gpu-architecture={architecture}");
     let compiled = Nvrtc::find()?.cubin(text, &[&architecture, "--ptxas-options=-v"])?;
     Ok(usage(&compiled.log).into_iter().map(|u| (u.entry, u.registers)).collect())
@@ -737,4 +737,19 @@ fn tensor_map(address: u64, stride: u64, m: Matrices) -> TensorMap {
         tile: vec![Matrices::ROW, m.box_rows, 1],
         swizzle: Swizzle::Bytes128,
     }
+}
+
+/// The blocks that texts include: the program's, or files of their names in the folder that
+/// `DREAMC_KERNELS` names, which try a change of a kernel without a build.
+pub(super) fn headers() -> &'static [(&'static str, &'static str)] {
+    static FOUND: std::sync::OnceLock<Vec<(&'static str, &'static str)>> = std::sync::OnceLock::new();
+    FOUND.get_or_init(|| {
+        let folder = std::env::var_os("DREAMC_KERNELS").map(std::path::PathBuf::from);
+        let other = |name: &str| std::fs::read_to_string(folder.as_ref()?.join(name)).ok();
+        let block = |&(name, text): &(&'static str, &'static str)| match other(name) {
+            Some(other) => (name, &*other.leak()),
+            None => (name, text),
+        };
+        HEADERS.iter().map(block).collect()
+    })
 }

@@ -10,7 +10,7 @@ use super::{DEPTH, FEW, RightOf, Side, Stored, block, block_scratch};
 use super::{TILE, product_scratch};
 use crate::device::backend::cpu::Pointer;
 use crate::device::cpu::simd::kernel_fn;
-use dreamc_compiler::format::{BLOCK, Packed};
+use dreamc_compiler::format::{BLOCK, Packed, SUPER, unpack_q4_k, unpack_q6_k};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Lines that are unpacked at a time for few rows: those that [`few`] reads side by side.
@@ -58,7 +58,7 @@ impl<'a> Numbers<'a> {
         let head = (unit - at % unit).min(to.len()) % unit;
         let (first, to) = to.split_at_mut(head);
         let (whole, last) = to.split_at_mut(to.len() / unit * unit);
-        let mut one = [0.0; BLOCK];
+        let mut one = [0.0; SUPER];
         if !first.is_empty() {
             self.whole(blocks(at / unit, 1), &mut one[..unit]);
             first.copy_from_slice(&one[at % unit..][..first.len()]);
@@ -81,6 +81,8 @@ impl<'a> Numbers<'a> {
             Packed::Q8 => blocks_of_eight(from, to),
             Packed::Q4 => blocks_of_four(from, to),
             Packed::Mxfp4 => blocks_of_e2m1(from, to),
+            Packed::Q4K => super_blocks_of_four(from, to),
+            Packed::Q6K => super_blocks_of_six(from, to),
             Packed::Int8(_) => false,
         });
     }
@@ -273,6 +275,28 @@ kernel_fn! {
         }
         bad
     }
+
+    /// Blocks of q4_k; says whether a scale is no number.
+    fn super_blocks_of_four(from: &[u8], to: &mut [f32]) -> bool {
+        let mut bad = false;
+        for (from, to) in from.as_chunks().0.iter().zip(to.as_chunks_mut().0) {
+            let scales = [0, 2].map(|at| u16::from_le_bytes([from[at], from[at + 1]]));
+            bad |= endless(scales[0]) | endless(scales[1]);
+            unpack_q4_k(from, scales.map(half), to);
+        }
+        bad
+    }
+
+    /// Blocks of q6_k; says whether a scale is no number.
+    fn super_blocks_of_six(from: &[u8], to: &mut [f32]) -> bool {
+        let mut bad = false;
+        for (from, to) in from.as_chunks().0.iter().zip(to.as_chunks_mut().0) {
+            let scale = u16::from_le_bytes([from[208], from[209]]);
+            bad |= endless(scale);
+            unpack_q6_k(from, half(scale), to);
+        }
+        bad
+    }
 }
 
 /// Twice the number of a code, computed, since a processor looks up one by one.
@@ -289,7 +313,9 @@ mod tests {
     use crate::device::backend::cpu::product::Matrices;
     use half::bf16;
 
-    const FORMATS: [&str; 5] = Packed::NAMES;
+    /// Each with what its rows are multiples of, by those of the smallest.
+    const FORMATS: [(&str, usize); 7] =
+        [("f16", 1), ("int8", 1), ("q8_0", 1), ("q4_0", 1), ("mxfp4", 1), ("q4_k", 8), ("q6_k", 8)];
 
     fn values(n: usize, seed: usize) -> Vec<f32> {
         (0..n).map(|i| ((i * 37 + seed) % 1009) as f32 / 501.7 - 1.0).collect()
@@ -312,13 +338,13 @@ mod tests {
     #[test]
     fn numbers_are_those_of_the_format() {
         let bad = AtomicBool::new(false);
-        for name in FORMATS {
-            let (format, mut bytes, wide) = packed(name, 3, 96);
+        for (name, times) in FORMATS {
+            let (format, mut bytes, wide) = packed(name, 3, 96 * times);
             let numbers = Numbers::new(format, Pointer::to(&mut bytes), &bad);
-            for at in [0, 1, 31, 32, 95, 96, 100] {
-                for length in [0, 1, 5, 31, 32, 33, 64, 96, 130, 188] {
+            for at in [0, 1, 31, 32, 95, 96, 100].map(|at| at * times) {
+                for length in [0, 1, 5, 31, 32, 33, 64, 96, 130, 188].map(|n| n * times) {
                     let mut found = vec![f32::NAN; length];
-                    // SAFETY: there are 288 numbers.
+                    // SAFETY: there are 288 numbers, or as many times more.
                     unsafe { numbers.unpack(at, &mut found) };
                     assert_eq!(bits(&found), bits(&wide[at..at + length]), "{name}: {length} from {at}");
                 }
@@ -343,11 +369,14 @@ mod tests {
     #[test]
     fn products_have_the_bits_of_f32() {
         let bad = AtomicBool::new(false);
-        for name in FORMATS {
-            for (m, n, k) in [(1, 70usize, 64), (3, 33, 320), (16, 48, 704), (40, 70, 544), (100, 33, 64)] {
+        for (name, times) in FORMATS {
+            for (m, n, k) in
+                [(1, 70usize, 64usize), (3, 33, 320), (16, 48, 704), (40, 70, 544), (100, 33, 64)]
+            {
                 for turned in [false, true] {
+                    let k = k.next_multiple_of(32 * times);
                     // Rows of weights are as long as sums, or sums go over rows.
-                    let (rows, row) = if turned { (k, n.next_multiple_of(32)) } else { (n, k) };
+                    let (rows, row) = if turned { (k, n.next_multiple_of(32 * times)) } else { (n, k) };
                     let n = if turned { row } else { n };
                     let (format, mut bytes, mut wide) = packed(name, rows, row);
                     let mut a = values(m * k, 5);
@@ -383,7 +412,7 @@ mod tests {
     #[test]
     fn products_are_near_those_in_f64() {
         let bad = AtomicBool::new(false);
-        for name in FORMATS {
+        for (name, _) in FORMATS {
             let (m, n, k) = (2, 5, 512);
             let (format, mut bytes, wide) = packed(name, n, k);
             let mut a = values(m * k, 5);
@@ -406,13 +435,24 @@ mod tests {
 
     #[test]
     fn a_scale_that_is_no_number_is_seen() {
-        for (name, at) in [("q8_0", 34), ("q4_0", 18), ("mxfp4", 17), ("int8", 96 + 4)] {
+        let places = [
+            ("q8_0", 96, 34),
+            ("q4_0", 96, 18),
+            ("mxfp4", 96, 17),
+            ("int8", 96, 96 + 4),
+            ("q4_k", 512, 146),
+            ("q6_k", 512, 208),
+        ];
+        for (name, row, at) in places {
             let bad = AtomicBool::new(false);
-            let (format, mut bytes, _) = packed(name, 2, 96);
-            bytes[at..at + 4].fill(255);
-            let mut to = vec![0.0; 96];
+            let (format, mut bytes, _) = packed(name, 2, row);
+            bytes[at..at + 2].fill(255);
+            if name == "int8" {
+                bytes[at..at + 4].fill(255);
+            }
+            let mut to = vec![0.0; row];
             let numbers = Numbers::new(format, Pointer::to(&mut bytes), &bad);
-            let first = if name == "int8" { 96 } else { 0 };
+            let first = if name == "int8" { row } else { 0 };
             // SAFETY: there are two rows.
             unsafe { numbers.unpack(first, &mut to) };
             assert!(bad.load(Ordering::Relaxed), "{name}");

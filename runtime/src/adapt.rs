@@ -1,0 +1,201 @@
+//! Adapters of a trained model, and the model that they and their base are together.
+//!
+//! *In*: weights whose specification has `adapt`. *Out*: [`adapters`], each with the rows of the
+//! matrix that it adds to; [`merge`], a folder like that of an import in which every matrix is
+//! `W + alpha/rank · B A`. *Promise*: what is not adapted is copied bit for bit; a merged number is
+//! the sum in f64, rounded once to the type that the matrix has in its file.
+
+use crate::checkpoint::safetensors::{Dtype, write_stored};
+use crate::checkpoint::{CheckpointError, Weights, folder};
+use crate::data::sums;
+use crate::train::prepare;
+use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::bind::{Adapted, Factor, Part};
+use dreamc_compiler::compiled::Tensor;
+use dreamc_compiler::{CompileError, compile};
+use dreamc_dsl::spec::Model;
+use dreamc_dsl::{Spec, Spelling};
+use std::io::{self, Write};
+use std::path::Path;
+use thiserror::Error;
+
+/// Why adapters are not merged.
+#[derive(Debug, Error)]
+pub enum AdaptError {
+    /// A file, or the folder to write.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The specification.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// There is nothing to merge.
+    #[error("the model has no adapters: its specification has no `adapt`")]
+    None,
+}
+
+/// A pair of factors, and the rows that their product adds to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    /// The name of the tensor.
+    pub tensor: String,
+    /// Its shape: matrices may be several.
+    pub shape: Vec<u64>,
+    /// The first of the rows of each of its matrices.
+    pub first: u64,
+    /// How many.
+    pub rows: u64,
+    /// The name of `A`, `[.., rank, in]`.
+    pub a: String,
+    /// The name of `B`, `[.., rows, rank]`.
+    pub b: String,
+}
+
+/// The tensors of a model.
+pub fn tensors(spec: &Spec) -> Result<Vec<Tensor>, CompileError> {
+    // One token is enough to learn which tensors the model has.
+    Ok(compile(spec, &prepare::forward(1, 1))?.tensors)
+}
+
+/// The adapters of a model, in the order of its tensors.
+pub fn adapters(model: &Model, tensors: &[Tensor]) -> Result<Vec<Adapter>, CompileError> {
+    let architecture = Architecture::new(model, None)?;
+    let mut found = vec![];
+    for a in tensors {
+        let Part::Adapter(matrix, Factor::A) = a.part else { continue };
+        let own = architecture.name_of(a.owner, a.part);
+        let beside = |part: Part| {
+            let prefix = a.name.strip_suffix(&own).unwrap_or_default();
+            let name = format!("{prefix}{}", architecture.name_of(a.owner, part));
+            tensors.iter().find(|t| t.name == name)
+        };
+        let missing = CompileError::Unsupported("an adapter without its matrix");
+        let (b, w) = (beside(Part::Adapter(matrix, Factor::B)), beside(matrix.part()));
+        let (Some(b), Some(w)) = (b, w) else { return Err(missing) };
+        let height = |t: &Tensor| t.shape.iter().rev().nth(1).copied().unwrap_or(0);
+        let (rows, all) = (height(b), height(w));
+        let first = match matrix {
+            Adapted::Key => all.saturating_sub(2 * rows),
+            Adapted::Value => all.saturating_sub(rows),
+            _ => 0,
+        };
+        let (tensor, shape) = (w.name.clone(), w.shape.clone());
+        found.push(Adapter { tensor, shape, first, rows, a: a.name.clone(), b: b.name.clone() });
+    }
+    Ok(found)
+}
+
+/// A model that was merged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Merged {
+    /// Matrices that adapters were added to.
+    pub matrices: usize,
+    /// Bytes of all tensors.
+    pub bytes: u64,
+    /// Packed matrices, which are f32 now.
+    pub unpacked: usize,
+}
+
+/// Writes a model with its adapters in its matrices as the folder `to`, with files of the folder
+/// `beside` that belong to it. A folder that is there already is replaced with `force`, and only if
+/// it is one of ours.
+pub fn merge(
+    spec: &Spec,
+    weights: &Weights,
+    to: &Path,
+    (beside, force): (&[(&'static str, Vec<u8>)], bool),
+) -> Result<Merged, AdaptError> {
+    folder::free(to, force)?;
+    let Some(adapt) = &spec.model.adapt else { return Err(AdaptError::None) };
+    let all = tensors(spec)?;
+    let adapters = adapters(&spec.model, &all)?;
+    let model = Model { adapt: None, ..spec.model.clone() };
+    let plain = Spec { model, weights: None, ..spec.clone() };
+    let corrupt = |problem| CheckpointError::Corrupt { path: weights.path().to_path_buf(), problem };
+    for tensor in &all {
+        if weights.stored(&tensor.name).is_none_or(|stored| stored.shape != tensor.shape) {
+            return Err(corrupt(format!("lacks the tensor {} {:?}", tensor.name, tensor.shape)).into());
+        }
+    }
+    let (mut entries, mut unpacked) = (vec![], 0);
+    for tensor in all.iter().filter(|t| !matches!(t.part, Part::Adapter(..))) {
+        let Some(stored) = weights.stored(&tensor.name) else { continue };
+        unpacked += usize::from(stored.packed.is_some());
+        entries.push((tensor.name.clone(), tensor.shape.clone(), stored.dtype));
+    }
+    let size = |(_, shape, dtype): &(String, Vec<u64>, Dtype)| {
+        shape.iter().product::<u64>() * dtype.bitsize() as u64 / 8
+    };
+    let bytes = entries.iter().map(size).sum();
+    let matrices = entries.iter().filter(|(name, ..)| adapters.iter().any(|a| a.tensor == *name)).count();
+    let text = dreamc_dsl::show(&plain, Spelling::Yaml);
+    let metadata = [("format", "dreamc"), ("spec", text.as_str())];
+    let fill = |i: usize, out: &mut dyn Write| {
+        let (name, shape, dtype) = &entries[i];
+        let own: Vec<&Adapter> = adapters.iter().filter(|a| a.tensor == *name).collect();
+        match own[..] {
+            [] => {
+                let lost = || io::Error::other(format!("tensor {name} is gone"));
+                let stored = weights.stored(name).ok_or_else(lost)?;
+                stored.copy_elements(0, shape.iter().product(), out)
+            }
+            _ => whole(weights, name, &own, adapt.scale(), *dtype, out),
+        }
+    };
+    let mut files: Vec<(&str, sums::Fill)> = vec![
+        ("spec.yaml", Box::new(|out: &mut dyn Write| out.write_all(text.as_bytes()))),
+        ("model.safetensors", Box::new(|out: &mut dyn Write| write_stored(out, &metadata, &entries, fill))),
+    ];
+    for (name, bytes) in beside {
+        files.push((*name, Box::new(move |out: &mut dyn Write| out.write_all(bytes))));
+    }
+    folder::write(to, files)?;
+    Ok(Merged { matrices, bytes, unpacked })
+}
+
+/// Writes `W + scale · B A` of a tensor.
+fn whole(
+    weights: &Weights,
+    name: &str,
+    adapters: &[&Adapter],
+    scale: f64,
+    dtype: Dtype,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let get = |name: &str| {
+        let found = weights.get(name).map_err(io::Error::other)?;
+        found.map(|(_, values)| values).ok_or_else(|| io::Error::other(format!("tensor {name} is gone")))
+    };
+    let w = get(name)?;
+    let factors: Vec<(Vec<f32>, Vec<f32>)> =
+        adapters.iter().map(|a| Ok((get(&a.a)?, get(&a.b)?))).collect::<io::Result<_>>()?;
+    let Some([.., high, wide]) = adapters.first().map(|a| &a.shape[..]) else { return Ok(()) };
+    let (high, wide) = (*high as usize, *wide as usize);
+    let mut sums = vec![0f64; wide];
+    let mut bytes = vec![];
+    for (n, row) in w.chunks_exact(wide).enumerate() {
+        let (matrix, i) = (n / high, n % high);
+        sums.iter_mut().zip(row).for_each(|(sum, w)| *sum = f64::from(*w));
+        for (adapter, (a, b)) in adapters.iter().zip(&factors) {
+            let rows = adapter.rows as usize;
+            let Some(i) = i.checked_sub(adapter.first as usize).filter(|i| *i < rows) else { continue };
+            let rank = b.len() * high * wide / (rows * w.len());
+            for r in 0..rank {
+                let factor = scale * f64::from(b[(matrix * rows + i) * rank + r]);
+                let a = &a[(matrix * rank + r) * wide..][..wide];
+                sums.iter_mut().zip(a).for_each(|(sum, a)| *sum += factor * f64::from(*a));
+            }
+        }
+        for sum in &sums {
+            match dtype {
+                Dtype::BF16 => bytes.extend(half::bf16::from_f64(*sum).to_le_bytes()),
+                Dtype::F16 => bytes.extend(half::f16::from_f64(*sum).to_le_bytes()),
+                _ => bytes.extend((*sum as f32).to_le_bytes()),
+            }
+        }
+        if bytes.len() > 1 << 20 {
+            out.write_all(&bytes)?;
+            bytes.clear();
+        }
+    }
+    out.write_all(&bytes)
+}
