@@ -147,11 +147,7 @@ fn llama_cpp_computes_what_leaves() {
 fn tokenizers_come_and_go() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
-    for case in ["gemma2_new", "qwen3_old", "mixtral_new", "llama3_new", "olmoe_new"] {
-        let path = folder(case).join("tokenizer.json");
-        if !path.is_file() {
-            continue;
-        }
+    for case in ["gemma2_new", "qwen3_old", "llama3_old"] {
         let (model, file, back) = (at.join("model"), at.join("m.gguf"), at.join("back"));
         hugging_face(&folder(case), &model, case, false, &[]).unwrap();
         let exported = dreamc(at, &["export", "gguf", "model", "-o", "m.gguf", "--format", "f16"]);
