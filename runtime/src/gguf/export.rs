@@ -7,6 +7,7 @@
 
 use super::family::{self, EMBEDDING, FREQUENCIES, Family, HEAD};
 use super::file::{self, Entry, Kind};
+use super::value::Pairs;
 use super::{fields, vocab};
 use crate::checkpoint::safetensors::Dtype;
 use crate::files;
@@ -178,7 +179,7 @@ fn kinds(
 }
 
 /// The keys of the tokenizer.
-fn texts(model: &Model, vocab: u64) -> Result<(Vec<(String, super::value::Value)>, Vec<String>), HfError> {
+fn texts(model: &Model, vocab: u64) -> Result<(Pairs, Vec<String>), HfError> {
     let Some(tokenizer) = model.tokenizer else {
         return Ok((
             vocab::none(),

@@ -117,7 +117,7 @@ pub fn write(family: &Family, config: &Config, name: &str) -> Result<Fields> {
         Some(RopeScaling::Llama3 { factor, low, high, original_context }) => {
             let all = [factor, low, high, original_context];
             frequencies = Some(divisors(base, size, all));
-            let all = all.map(|x| Value::F64(x)).into();
+            let all = all.map(Value::F64).into();
             values.push((LLAMA3.into(), Value::Array(code::F64, all)));
         }
     }

@@ -17,6 +17,9 @@ pub enum Value {
     Array(u32, Vec<Value>),
 }
 
+/// Keys with their values, in the order of a file.
+pub type Pairs = Vec<(String, Value)>;
+
 /// Codes of types of values.
 pub mod code {
     /// Bytes.

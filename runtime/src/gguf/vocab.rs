@@ -6,7 +6,7 @@
 //! pieces with bytes to fall back on (`llama`).
 
 use super::file::Gguf;
-use super::value::{Value, code};
+use super::value::{Pairs, Value, code};
 use serde_json::{Map, Value as Json, json};
 use std::collections::HashMap;
 
@@ -68,7 +68,7 @@ pub struct Leaving<'a> {
 }
 
 /// The keys of a tokenizer, and notes.
-pub fn write(own: &Leaving) -> Result<(Vec<(String, Value)>, Vec<String>), String> {
+pub fn write(own: &Leaving) -> Result<(Pairs, Vec<String>), String> {
     let json: Json = serde_json::from_str(own.text).map_err(|e| format!("tokenizer.json is no JSON: {e}"))?;
     let model = &json["model"];
     let mut notes = vec![];
@@ -134,7 +134,7 @@ pub fn write(own: &Leaving) -> Result<(Vec<(String, Value)>, Vec<String>), Strin
 }
 
 /// The keys of a model without a tokenizer.
-pub fn none() -> Vec<(String, Value)> {
+pub fn none() -> Pairs {
     vec![(MODEL.into(), Value::Text("none".into()))]
 }
 
