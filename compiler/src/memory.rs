@@ -477,7 +477,9 @@ impl Assembly<'_> {
                         let counts = self.buffer(name, Space::State, DType::F32, size(w), sets)?;
                         self.counts.insert(key.clone(), Counted { counts, bias, law: balancing.law });
                     }
-                    Some(self.counts[&key].counts)
+                    // The biases of a frozen base stay, so that it is what its file says.
+                    let moves = self.spec.model.adapt.is_none();
+                    moves.then_some(self.counts[&key].counts)
                 }
                 _ => None,
             };

@@ -387,7 +387,10 @@ impl Assembly<'_> {
         }
         let elements = self.plan.buffer(gradients).elements();
         steps.push(self.launch(Kernel::Zero(kernel::Zero { elements }), vec![at(gradients)], "gradients"));
-        for Counted { counts, bias, law } in self.counts.values().copied().collect::<Vec<_>>() {
+        let balances = self.spec.model.adapt.is_none();
+        for Counted { counts, bias, law } in
+            self.counts.values().copied().filter(|_| balances).collect::<Vec<_>>()
+        {
             let sets = self.plan.buffer(counts).instances;
             let experts = self.plan.buffer(counts).elements();
             let instance = Affine { base: 0, terms: vec![(variables, 1)] };
