@@ -63,8 +63,8 @@ The base is not in it: PeftModel.from_pretrained(base, DIR) puts it on the model
 transformers keeps fused, and those of experts, have no module there and are refused by name.
 
 Examples:
-  dreamc export peft runs/tuned-001 -o adapters/tuned
-  dreamc export peft runs/tuned-001 -o adapters/tuned --name meta-llama/Llama-3.2-1B --dtype bf16")]
+  dreamc export peft runs/lora-001 -o adapters/tuned
+  dreamc export peft runs/lora-001 -o adapters/tuned --name meta-llama/Llama-3.2-1B --dtype bf16")]
 struct Peft {
     #[command(flatten)]
     from: From,
@@ -87,7 +87,7 @@ FORMAT; vectors and routers are f32.
 
 Examples:
   dreamc export gguf imports/qwen3-0.6b -o qwen3.gguf --format q8_0
-  dreamc export gguf runs/tuned-001 -o tuned.gguf --format q4_k")]
+  dreamc export gguf imports/qwen3-0.6b -o qwen3-q4.gguf --format q4_k")]
 struct Gguf {
     /// A run folder, a checkpoint, an import or a .safetensors file
     #[arg(value_name = "RUN|CHECKPOINT")]

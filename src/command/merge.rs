@@ -18,7 +18,7 @@ Every matrix becomes W + alpha/rank B A, in the type that it has in the base's f
 import, which `generate`, `serve`, `export hf` and `quantize` read. Without merging every command reads adapters beside their base.
 
 Examples:
-  dreamc merge runs/tuned-001 -o imports/tuned
+  dreamc merge runs/lora-001 -o imports/tuned
   dreamc export hf imports/tuned -o exports/tuned")]
 pub struct Arguments {
     /// A run folder, a checkpoint or an imported adapter
