@@ -64,7 +64,7 @@ transformers keeps fused, and those of experts, have no module there and are ref
 
 Examples:
   dreamc export peft runs/lora-001 -o adapters/tuned
-  dreamc export peft runs/lora-001 -o adapters/tuned --name meta-llama/Llama-3.2-1B --dtype bf16")]
+  dreamc export peft runs/lora-001 -o adapters/named --name meta-llama/Llama-3.2-1B --dtype bf16")]
 struct Peft {
     #[command(flatten)]
     from: From,

@@ -185,7 +185,12 @@ fn blocks_give_the_bits_of_their_numbers_and_stay_in_their_file() {
         // They are other weights, and near.
         let apart = exact.iter().zip(&found).map(|(x, y)| (f32::from_bits(*x) - f32::from_bits(*y)).abs());
         let apart = apart.fold(0.0, f32::max);
-        let bound = if matches!(format, "q4_0" | "mxfp4" | "q4_k") { 1.0 } else { 0.1 };
+        let bound = match format {
+            "q4_0" | "mxfp4" | "q4_k" => 1.0,
+            // Of a wider model.
+            "q6_k" => 0.3,
+            _ => 0.1,
+        };
         assert!(apart > 0.0 && apart < bound, "{format}: {apart}");
         for (name, _) in packed.entries() {
             let routes = name.contains("router");
