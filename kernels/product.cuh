@@ -306,8 +306,8 @@ template <class T, class Line> DEVICE void each(typename T::Sums &sums, int rows
     if constexpr (T::QUADS && !To::ADDS && To::NARROW) {
         // Whether the four lanes of a row begin at a multiple of 16 bytes, in every row.
         int lane = int(threadIdx.x) % 32;
-        u64 begin = u64(line(0, column).to - lane % 4 * 2), below = u64(line(1, column).to - lane % 4 * 2);
-        if (columns == T::COLUMNS && (begin | below) % 16 == 0) {
+        auto begin = [&](int row) { return u64(line(row, column).to - lane % 4 * 2); };
+        if (columns == T::COLUMNS && (begin(0) | begin(rows > 1 ? 1 : 0)) % 16 == 0) {
 #pragma unroll
             for (int i = 0; i < T::OWN_ROWS; ++i) {
                 int row = T::row(i);

@@ -1611,6 +1611,46 @@ fn products_of_warpgroups_are_right_and_clean() {
     insta::assert_snapshot!(texts.iter().map(|t| t.text.as_str()).collect::<Vec<_>>().join("\n"));
 }
 
+/// The last tile of the head has one row, and the number after its target is none.
+#[test]
+fn a_tile_of_one_row_looks_at_no_other() {
+    use DType::{Bf16, F32, I32};
+    let (rows, vocab, width) = (129, 8448, 136);
+    let buffers: &[(&str, DType, &[u64])] = &[
+        ("x", Bf16, &[rows, width]),
+        ("w", Bf16, &[vocab, width]),
+        ("targets", I32, &[rows + 1]),
+        ("lse", F32, &[rows]),
+        ("d", F32, &[rows]),
+        ("dx", F32, &[rows, width]),
+        ("dw", F32, &[vocab, width]),
+    ];
+    let grad = kernel::HeadLossGrad { rows, vocab, width, softcap: None, accumulate: false };
+    let operands = vec!["x", "w", "targets", "lse", "d", "dx", "dw"];
+    let plan = by_hand(buffers, vec![(Kernel::HeadLossGrad(grad), operands, None)]);
+    let all = plan.buffers.clone();
+    let fill = move |session: &mut dyn Session| {
+        for (i, b) in all.iter().enumerate() {
+            let (id, numbers) = (BufferId(i as u32), 0..b.elements());
+            let value = |j: u64| ((j * 7919 + i as u64 * 131) % 1013) as f32 / 1013.0 - 0.5;
+            match (b.dtype, b.name.as_str()) {
+                (Bf16, _) => {
+                    let values: Vec<_> = numbers.map(|j| half::bf16::from_f32(value(j))).collect();
+                    session.write_at(id, 0, 0, &values)
+                }
+                (F32, "lse") => session.write_at(id, 0, 0, &numbers.map(|_| 9.0f32).collect::<Vec<_>>()),
+                (F32, _) => session.write_at(id, 0, 0, &numbers.map(value).collect::<Vec<_>>()),
+                (_, _) => {
+                    let target = |j: u64| if j < rows { (j * 61) as i32 } else { i32::MAX };
+                    session.write_at(id, 0, 0, &numbers.map(target).collect::<Vec<_>>())
+                }
+            }?;
+        }
+        Ok(())
+    };
+    warpgroups((plan, fill), &[(Schedule::Forward, 2)]);
+}
+
 #[test]
 fn attention_of_warpgroups_is_right_and_clean() {
     let Some(plan) = warpgroups(large_attention(true), &[(Schedule::Random(5), 2)]) else { return };
