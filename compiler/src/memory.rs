@@ -221,6 +221,12 @@ impl Assembly<'_> {
         (&self.spec.train, self.spec.model.adapt.is_some())
     }
 
+    /// Whether biases of choices move by their counts. Those of a base under adapters stay, so that
+    /// it is what its file says.
+    pub(crate) fn balances(&self) -> bool {
+        self.spec.model.adapt.is_none()
+    }
+
     /// How a tensor moves, where it is trained.
     fn rule(&self, name: &str, w: &Weight, shape: &[u64]) -> Recipe {
         let rule = recipe(self.trains(), name, w, shape)?;
@@ -477,9 +483,7 @@ impl Assembly<'_> {
                         let counts = self.buffer(name, Space::State, DType::F32, size(w), sets)?;
                         self.counts.insert(key.clone(), Counted { counts, bias, law: balancing.law });
                     }
-                    // The biases of a frozen base stay, so that it is what its file says.
-                    let moves = self.spec.model.adapt.is_none();
-                    moves.then_some(self.counts[&key].counts)
+                    self.balances().then_some(self.counts[&key].counts)
                 }
                 _ => None,
             };

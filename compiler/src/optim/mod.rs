@@ -387,10 +387,8 @@ impl Assembly<'_> {
         }
         let elements = self.plan.buffer(gradients).elements();
         steps.push(self.launch(Kernel::Zero(kernel::Zero { elements }), vec![at(gradients)], "gradients"));
-        let balances = self.spec.model.adapt.is_none();
-        for Counted { counts, bias, law } in
-            self.counts.values().copied().filter(|_| balances).collect::<Vec<_>>()
-        {
+        let balanced = if self.balances() { self.counts.values().copied().collect() } else { vec![] };
+        for Counted { counts, bias, law } in balanced {
             let sets = self.plan.buffer(counts).instances;
             let experts = self.plan.buffer(counts).elements();
             let instance = Affine { base: 0, terms: vec![(variables, 1)] };
