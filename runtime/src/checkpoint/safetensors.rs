@@ -89,13 +89,7 @@ impl Stored<'_> {
                 Dtype::F16 => words(part).map(|w| half::f16::from_bits(w).to_f32()).collect(),
                 other => return Err(io::Error::other(format!("{other:?} is not converted"))),
             };
-            let bytes: Vec<u8> = match to {
-                Dtype::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-                Dtype::BF16 => values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
-                Dtype::F16 => values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect(),
-                other => return Err(io::Error::other(format!("nothing is converted to {other:?}"))),
-            };
-            out.write_all(&bytes)
+            out.write_all(&encoded(&values, to)?)
         })
     }
 
@@ -223,10 +217,20 @@ pub fn write_stored(
     Ok(())
 }
 
+/// Numbers as they stand in a file, rounded where their type is shorter.
+pub(crate) fn encoded(values: &[f32], to: Dtype) -> io::Result<Vec<u8>> {
+    Ok(match to {
+        Dtype::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Dtype::BF16 => values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
+        Dtype::F16 => values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect(),
+        other => return Err(io::Error::other(format!("nothing is converted to {other:?}"))),
+    })
+}
+
 /// Counts what goes through.
-struct Counted<'a> {
-    inner: &'a mut dyn Write,
-    bytes: u64,
+pub(crate) struct Counted<'a> {
+    pub(crate) inner: &'a mut dyn Write,
+    pub(crate) bytes: u64,
 }
 
 impl Write for Counted<'_> {

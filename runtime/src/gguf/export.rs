@@ -8,7 +8,7 @@
 use super::family::{self, EMBEDDING, FREQUENCIES, Family, HEAD};
 use super::file::{self, Entry, Kind};
 use super::{fields, vocab};
-use crate::checkpoint::safetensors::Dtype;
+use crate::checkpoint::safetensors::{Dtype, encoded};
 use crate::files;
 use crate::hf::config::{self, Config};
 use crate::hf::export::{Exported, Model};
@@ -279,13 +279,7 @@ impl Encoder<'_> {
         let values: Vec<f32> =
             all.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x) + self.own.add).collect();
         let bytes = match self.own.kind {
-            Kind::Plain(Dtype::F16) => {
-                values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect()
-            }
-            Kind::Plain(Dtype::BF16) => {
-                values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect()
-            }
-            Kind::Plain(_) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Kind::Plain(dtype) => encoded(&values, dtype)?,
             Kind::Packed(packed) => {
                 let mut blocks = vec![];
                 packed.pack(&values, &mut blocks).map_err(|bad| {

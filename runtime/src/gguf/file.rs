@@ -5,7 +5,7 @@
 //! a range of the file, read where it is.
 
 use super::value::{self, Value, code, width};
-use crate::checkpoint::safetensors::{Dtype, Ranged, Tensors};
+use crate::checkpoint::safetensors::{Counted, Dtype, Ranged, Tensors};
 use crate::files;
 use crate::hf::HfError;
 use dreamc_compiler::format::Packed;
@@ -355,22 +355,4 @@ pub fn write(
         out.write_all(&vec![0; (right.next_multiple_of(ALIGNMENT) - right) as usize])?;
     }
     Ok(())
-}
-
-/// Counts what goes through.
-struct Counted<'a> {
-    inner: &'a mut dyn Write,
-    bytes: u64,
-}
-
-impl Write for Counted<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = self.inner.write(bytes)?;
-        self.bytes += n as u64;
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
-    }
 }
