@@ -7,9 +7,9 @@
 //! proof, never the run; each rung that is left is said in one line, with a file for a report.
 
 use super::{Prover, Rung, Trial, Verdict, watch};
-use crate::device::backend::gpu::Compiler;
+use crate::device::backend::gpu::{Compiler, headers};
 use crate::notice::notice;
-use dreamc_compiler::codegen::{HEADERS, Source};
+use dreamc_compiler::codegen::Source;
 use dreamc_compiler::program::Plan;
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -166,7 +166,7 @@ impl Meeting<'_> {
             source.passes,
             source.text
         );
-        for (name, header) in HEADERS.iter().filter(|(name, _)| source.text.contains(name)) {
+        for (name, header) in headers().iter().filter(|(name, _)| source.text.contains(name)) {
             text += &format!("\n// {name}\n{header}\n");
         }
         let place = self.compiler.report(source, &text);
