@@ -1611,7 +1611,7 @@ fn products_of_warpgroups_are_right_and_clean() {
     insta::assert_snapshot!(texts.iter().map(|t| t.text.as_str()).collect::<Vec<_>>().join("\n"));
 }
 
-/// The last tile of the head has one row, and the number after its target is none.
+/// The last tile of the head has one row, and the number after its target is out of range.
 #[test]
 fn a_tile_of_one_row_looks_at_no_other() {
     use DType::{Bf16, F32, I32};
