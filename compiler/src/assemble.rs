@@ -23,7 +23,7 @@ use crate::program::{
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
 use dreamc_dsl::spec::Spec;
 use indexmap::IndexMap;
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 /// Where the operands of one call come from.
 pub(crate) struct Site<'s> {
@@ -731,7 +731,7 @@ impl<'a> Assembly<'a> {
         let ModelForms { bodies, embed, head, pool, .. } = forms;
         let architecture = self.architecture;
         let outside = self.outside();
-        let made = &mut HashSet::new();
+        let made = &mut FxHashSet::default();
         let mut steps = self.prepare(
             module,
             forms,
@@ -894,7 +894,7 @@ impl<'a> Assembly<'a> {
         module: &Module,
         forms: &ModelForms,
         used: &dyn Fn(&Forms) -> Vec<Function>,
-        made: &mut HashSet<String>,
+        made: &mut FxHashSet<String>,
     ) -> Result<Vec<Step>, CompileError> {
         let mut steps = vec![];
         for (&body, prepared) in &forms.prepared {

@@ -15,7 +15,7 @@ use crate::ir::{
     Binding, DType, Dim, Function, Lifetime, Module, Node, Op, Output, Port, Reduce, Type, Value,
 };
 use crate::op::{Cast, Class, Derivative};
-use std::collections::{HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Where a cotangent of a result comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -304,7 +304,7 @@ pub fn partition(module: &Module, joint: &Function, forward: &Function) -> (Func
 
     // The final value of a state is in the state's place when the way back begins, and so are the
     // rows of those before it that anybody reads of them: a row is read when it is complete.
-    let mut in_state: HashMap<Value, Value> = HashMap::new();
+    let mut in_state: FxHashMap<Value, Value> = FxHashMap::default();
     for (port, v) in &forward.results {
         if let (Some(p), Some(j)) = (forward.state_of(port), joint.find_result(&port.name))
             && *v != p
@@ -349,10 +349,10 @@ pub fn partition(module: &Module, joint: &Function, forward: &Function) -> (Func
         let stored = |x: Value| defined[x.index()].is_some_and(|n| !joint.nodes[n].op.class().repeats());
         node.op.class().repeats() && !(node.op == Op::Cast(Cast(DType::Bf16)) && stored(node.inputs[0]))
     };
-    let mut saved: HashSet<Value> = needed.iter().copied().filter(|&v| !repeatable(v)).collect();
-    let mut repeated: HashSet<Value> = HashSet::new();
+    let mut saved: FxHashSet<Value> = needed.iter().copied().filter(|&v| !repeatable(v)).collect();
+    let mut repeated: FxHashSet<Value> = FxHashSet::default();
     for &v in needed.iter().filter(|v| repeatable(**v)) {
-        let (mut more, mut through, mut stack) = (HashSet::new(), HashSet::new(), vec![v]);
+        let (mut more, mut through, mut stack) = (FxHashSet::default(), FxHashSet::default(), vec![v]);
         while let Some(u) = stack.pop() {
             if !is_forward(u) || saved.contains(&u) || in_state.contains_key(&u) || !through.insert(u) {
                 continue;
@@ -401,15 +401,15 @@ pub fn partition(module: &Module, joint: &Function, forward: &Function) -> (Func
 
     let mut back = Function::new(format!("{}.backward", forward.name));
     let results = cotangents;
-    let stop: HashSet<Value> = saved.iter().copied().chain(in_state.keys().copied()).collect();
+    let stop: FxHashSet<Value> = saved.iter().copied().chain(in_state.keys().copied()).collect();
     let live = live_nodes(joint, results.iter().map(|(_, v)| *v), &|v| stop.contains(&v));
-    let mut used: HashSet<Value> = results.iter().map(|(_, v)| *v).collect();
+    let mut used: FxHashSet<Value> = results.iter().map(|(_, v)| *v).collect();
     for (i, node) in joint.nodes.iter().enumerate() {
         if live[i] {
             used.extend(node.inputs.iter().map(|v| in_state.get(v).copied().unwrap_or(*v)));
         }
     }
-    let mut map = HashMap::new();
+    let mut map = FxHashMap::default();
     for (i, p) in joint.params.iter().enumerate() {
         let v = Value(i as u32);
         if used.contains(&v) {
@@ -456,7 +456,7 @@ fn live_nodes(f: &Function, roots: impl Iterator<Item = Value>, stop: &dyn Fn(Va
 fn copy_nodes(
     from: &Function,
     to: &mut Function,
-    mut map: HashMap<Value, Value>,
+    mut map: FxHashMap<Value, Value>,
     chosen: &dyn Fn(usize) -> bool,
     results: &[(Port, Value)],
 ) {
@@ -483,7 +483,7 @@ pub(crate) fn needed(f: &Function, keep: &dyn Fn(&Port) -> bool) -> Vec<bool> {
 pub(crate) fn prune_nodes(f: &Function) -> Function {
     let live = needed(f, &|_| true);
     let mut to = Function::new(f.name.clone());
-    let mut map = HashMap::new();
+    let mut map = FxHashMap::default();
     for (i, p) in f.params.iter().enumerate() {
         map.insert(Value(i as u32), to.param(p.name.clone(), p.binding, f.types[i].clone()));
     }
@@ -495,10 +495,10 @@ pub(crate) fn prune_nodes(f: &Function) -> Function {
 pub fn prune(f: &Function, keep: &dyn Fn(&Port) -> bool) -> Function {
     let results: Vec<(Port, Value)> = f.results.iter().filter(|(n, _)| keep(n)).cloned().collect();
     let live = live_nodes(f, results.iter().map(|(_, v)| *v), &|_| false);
-    let mut used: HashSet<Value> = results.iter().map(|(_, v)| *v).collect();
+    let mut used: FxHashSet<Value> = results.iter().map(|(_, v)| *v).collect();
     used.extend(f.nodes.iter().zip(&live).filter(|(_, l)| **l).flat_map(|(n, _)| n.inputs.iter().copied()));
     let mut to = Function::new(f.name.clone());
-    let mut map = HashMap::new();
+    let mut map = FxHashMap::default();
     for (i, p) in f.params.iter().enumerate() {
         let v = Value(i as u32);
         if used.contains(&v) {

@@ -23,7 +23,7 @@ use crate::precision::{self, Narrow};
 use crate::rewrite::{self, Optimiser, Prepared, Stage};
 use crate::schedule::{Bind, Scheduled, schedule};
 use indexmap::IndexMap;
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 /// The type that a weight of a body, or of what is outside the layers, is stored in.
 pub(crate) type StoredOf<'s> = &'s (dyn Fn(Option<usize>, &Port) -> DType + Sync);
@@ -69,7 +69,7 @@ impl ModelForms {
         for i in 0..architecture.bodies.len() {
             tasks.push(Task::body(architecture, lowered, i, trained, options));
         }
-        let globals: HashSet<String> =
+        let globals: FxHashSet<String> =
             lowered.globals.iter().filter(|w| trained(w, None)).map(|w| w.name.clone()).collect();
         let site = Site::new(architecture, None, options);
         let outside = |name: &str| Task {
@@ -115,7 +115,7 @@ impl ModelForms {
 struct Task {
     function: Function,
     /// Names of the weights whose gradients are wanted.
-    weights: HashSet<String>,
+    weights: FxHashSet<String>,
     site: Site,
 }
 

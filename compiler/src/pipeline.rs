@@ -21,7 +21,7 @@ use crate::probe::{self, Probe};
 use crate::program::{Plan, Program};
 use crate::rewrite::{Optimiser, Report, Rewriting};
 use dreamc_dsl::spec::Spec;
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 /// A use to compile a spec for.
 #[derive(Clone, Debug, PartialEq)]
@@ -317,7 +317,7 @@ fn cached(
     let Some(cache) = options.cache else { return Ok(()) };
     let (tokens, slack, more) = (cache.places, cache.slack, cache.chunk);
     let mut preparing = Program { variables: architecture.variables + 1, ..Program::default() };
-    let mut made = HashSet::new();
+    let mut made = FxHashSet::default();
     let all = cache.every.then_some((Entry::Every, cache.chunk, true));
     let entries = [Some((Entry::Prefill, cache.chunk, false)), all, Some((Entry::Decode, 1, true))];
     for (entry, sequence, every) in entries.into_iter().flatten() {
@@ -354,14 +354,14 @@ fn rows<'a>(
     optimiser: &mut Optimiser,
     passes: &Passes,
 ) -> Result<(), CompileError> {
-    let learned: HashSet<(Option<usize>, String)> = match options.train {
+    let learned: FxHashSet<(Option<usize>, String)> = match options.train {
         true => assembly.trained.iter().cloned().collect(),
-        false => HashSet::new(),
+        false => FxHashSet::default(),
     };
     // Of a body that reads weights of others, by the names of checkpoints.
-    let named: HashSet<String> = match options.train {
+    let named: FxHashSet<String> = match options.train {
         true => assembly.tensors.iter().filter(|t| t.gradient.is_some()).map(|t| t.name.clone()).collect(),
-        false => HashSet::new(),
+        false => FxHashSet::default(),
     };
     let has_gradient = |w: &Weight, body: Option<usize>| {
         learned.contains(&(body, w.name.clone())) || body.is_none() && named.contains(&w.name)
@@ -426,7 +426,7 @@ fn rows<'a>(
     let (whole, forms) = deciding.as_ref().map_or((&whole, &forms), |(l, f)| (l, f));
     let program = passes.run(Pass::Assemble, || {
         let used = |f: &Forms| vec![f.evaluate.0.clone()];
-        let steps = assembly.prepare(&whole.module, forms, &used, &mut HashSet::new())?;
+        let steps = assembly.prepare(&whole.module, forms, &used, &mut FxHashSet::default())?;
         assembly.evaluate(&whole.module, forms, steps)
     })?;
     assembly.add("evaluate", program);

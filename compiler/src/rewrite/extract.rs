@@ -55,6 +55,26 @@ pub(super) struct Choice<'g> {
 /// One e-node for every class.
 pub type Selection = Vec<usize>;
 
+/// Moves in the order of a sweep. One that stands there twice, as what a rule made and as a single
+/// e-node, is one move: what a trial of it looked at holds for both.
+struct Moves {
+    distinct: IndexSet<Vec<(usize, usize)>>,
+    order: Vec<usize>,
+}
+
+impl Moves {
+    fn new(all: impl Iterator<Item = Vec<(usize, usize)>>) -> Self {
+        let mut distinct = IndexSet::new();
+        let order = all.map(|m| distinct.insert_full(m).0).collect();
+        Moves { distinct, order }
+    }
+
+    /// No trial of any.
+    fn unseen(&self) -> Vec<Option<Seen>> {
+        self.distinct.iter().map(|_| None).collect()
+    }
+}
+
 /// How long the search may go on: sweeps over all moves.
 const SWEEPS: usize = 6;
 
@@ -201,23 +221,19 @@ impl<'g> Extractor<'g> {
     /// The cheapest selection that the search finds from `start`. A move sets several classes at
     /// once.
     pub fn search(&self, start: &Selection, moves: &[Vec<(usize, usize)>]) -> Selection {
-        let mut all: Vec<Vec<(usize, usize)>> = moves.to_vec();
-        all.extend(moves.iter().map(|m| m.iter().map(|&(c, _)| (c, start[c])).collect()));
-        all.extend(self.singles().map(|one| vec![one]));
+        let back = |m: &Vec<(usize, usize)>| m.iter().map(|&(c, _)| (c, start[c])).collect();
+        let singles = self.singles().map(|one| vec![one]);
+        let all = Moves::new(moves.iter().cloned().chain(moves.iter().map(back)).chain(singles));
         let mut left = BUDGET;
-        let stands = Standing::new(self, start.clone());
-        let eager = stands.clone().map(|mut s| {
-            s.settle(moves, &mut left);
-            s
-        });
-        let mut best: Option<Standing> = None;
-        for mut now in [stands, eager].into_iter().flatten() {
-            self.descend(&mut now, &all, &mut left);
-            if best.as_ref().is_none_or(|b| now.total().seconds < b.total().seconds) {
-                best = Some(now);
-            }
-        }
-        best.map_or_else(|| start.clone(), Standing::into_selection)
+        let Some(mut found) = Standing::new(self, start.clone()) else { return start.clone() };
+        let mut seen = all.unseen();
+        self.descend(&mut found, &all, &mut seen, &mut left);
+        // Once more with all that rules made: what pays only with another move is there now, and
+        // trials of moves that stand apart from it hold.
+        let mut eager = found.clone();
+        eager.settle(moves, &mut left);
+        self.descend(&mut eager, &all, &mut seen, &mut left);
+        if eager.total().seconds < found.total().seconds { eager } else { found }.into_selection()
     }
 
     /// Every e-node of every class that has several.
@@ -227,15 +243,14 @@ impl<'g> Extractor<'g> {
     }
 
     /// Takes moves for as long as the price falls.
-    fn descend(&self, now: &mut Standing, all: &[Vec<(usize, usize)>], left: &mut usize) {
-        let mut seen: Vec<Option<Seen>> = all.iter().map(|_| None).collect();
+    fn descend(&self, now: &mut Standing, all: &Moves, seen: &mut [Option<Seen>], left: &mut usize) {
         for _ in 0..SWEEPS {
             let mut fell = false;
-            for (m, seen) in all.iter().zip(&mut seen) {
+            for &m in &all.order {
                 if *left == 0 {
                     return;
                 }
-                fell |= now.improve(m, seen, left);
+                fell |= now.improve(&all.distinct[m], &mut seen[m], left);
             }
             if !fell {
                 return;

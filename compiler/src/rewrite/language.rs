@@ -9,6 +9,7 @@
 //! e-nodes like others, but no rule makes one, so that each stands in the extracted function at
 //! most as often as it stood in the original.
 
+use super::rules::Looks;
 use crate::ir::{Function, Mask, Module, Op, Port, Type, Value, infer};
 use crate::op::{Class, Constant, Moved, Work, elementwise};
 use crate::program::RowOp;
@@ -126,6 +127,8 @@ pub struct Facts {
     pub source: Source,
     /// The mask of the attention that computes it.
     pub mask: Option<(Mask, bool)>,
+    /// Rules that look at one of its e-nodes.
+    pub rules: Looks,
 }
 
 /// Derives [`Facts`]. A contradiction is remembered, since egg has no way to return it.
@@ -157,7 +160,13 @@ impl Analysis<Term> for Analyse {
 
     fn make(graph: &mut Graph, term: &Term, _: Id) -> Facts {
         let of = |id: &Id| &graph[*id].data;
-        let none = Facts { types: vec![], constant: None, source: Source::Constant, mask: None };
+        let none = Facts {
+            types: vec![],
+            constant: None,
+            source: Source::Constant,
+            mask: None,
+            rules: Looks::default(),
+        };
         match term {
             Term::Param(i, _) => {
                 let Some((p, ty)) = graph.analysis.params.get(*i as usize) else { return none };
@@ -170,7 +179,7 @@ impl Analysis<Term> for Analyse {
             Term::Result(k, x) => {
                 let x = of(x);
                 let types = x.types.get(*k as usize).cloned().into_iter().collect();
-                Facts { types, constant: None, ..x.clone() }
+                Facts { types, constant: None, rules: Looks::default(), ..x.clone() }
             }
             Term::Op(o, inputs) => {
                 let operands: Vec<&Type> = inputs.iter().filter_map(|i| of(i).types.first()).collect();
@@ -189,7 +198,7 @@ impl Analysis<Term> for Analyse {
                     | Work::Row(..) => None,
                 };
                 match infer(&graph.analysis.module, o, &operands) {
-                    Ok(types) => Facts { types, constant, source, mask },
+                    Ok(types) => Facts { types, constant, source, mask, rules: Looks::at(o) },
                     Err(e) => {
                         graph.analysis.refuse(e.to_string());
                         none
@@ -215,6 +224,8 @@ impl Analysis<Term> for Analyse {
         to.constant = to.constant.or(from.constant);
         to.source = to.source.min(from.source);
         to.mask = to.mask.or(from.mask);
+        // No fact of a reader follows from these.
+        to.rules = to.rules.or(from.rules);
         DidMerge(before != rest(to), rest(&from) != rest(to))
     }
 }

@@ -207,14 +207,18 @@ pub struct Fired {
     pub pairs: Vec<(Id, Id)>,
 }
 
-/// A rule for egg: it looks at every class in a fixed order.
-struct Engine(&'static Rule);
+/// A rule of that number for egg: it looks at every class in a fixed order.
+#[derive(Clone, Copy)]
+struct Engine(usize, &'static Rule);
 
 impl Engine {
     /// A match of a class that has an operation of the rule.
     fn matches<'a>(&self, class: &EClass<Term, Facts>) -> Option<SearchMatches<'a, Term>> {
-        let any = class.nodes.iter().any(|t| t.op().is_some_and(self.0.at));
-        any.then(|| SearchMatches { eclass: class.id, substs: vec![Subst::default()], ast: None })
+        class.data.rules.has(self.0).then(|| SearchMatches {
+            eclass: class.id,
+            substs: vec![Subst::default()],
+            ast: None,
+        })
     }
 }
 
@@ -252,13 +256,13 @@ impl Applier<Term, Analyse> for Engine {
         let mut changed = vec![];
         // Unions since the search may have renamed operands; rules compare canonical ones.
         let of = |term: &Term| match term {
-            Term::Op(o, inputs) if (self.0.at)(o) => Some((o.clone(), inputs.clone())),
+            Term::Op(o, inputs) if (self.1.at)(o) => Some((o.clone(), inputs.clone())),
             _ => None,
         };
         for (o, inputs) in graph[class].nodes.iter().filter_map(of).collect::<Vec<_>>() {
             let inputs: Vec<Id> = inputs.iter().map(|&i| graph.find(i)).collect();
             let class = graph.find(class);
-            let Some(pairs) = (self.0.apply)(graph, class, &o, &inputs) else { continue };
+            let Some(pairs) = (self.1.apply)(graph, class, &o, &inputs) else { continue };
             let new: Vec<(Id, Id)> =
                 pairs.into_iter().filter(|&(a, b)| graph.find(a) != graph.find(b)).collect();
             for &(a, b) in &new {
@@ -266,7 +270,7 @@ impl Applier<Term, Analyse> for Engine {
                 changed.push(a);
             }
             if !new.is_empty() {
-                graph.analysis.fired.push(Fired { rule: self.0, pairs: new });
+                graph.analysis.fired.push(Fired { rule: self.1, pairs: new });
             }
         }
         changed
@@ -293,8 +297,10 @@ fn explore(
     let Converted { graph, root, values, order, shared } =
         convert(module, f, &context.indices, rewriting.proofs);
     let mut active: Vec<Rewrite<Term, Analyse>> = vec![];
-    for rule in RULES.iter().filter(|r| r.stage <= context.stage && rewriting.uses(r)) {
-        active.push(Rewrite::new(rule.name, Engine(rule), Engine(rule)).map_err(CompileError::Rewrite)?);
+    let used = RULES.iter().enumerate().filter(|(_, r)| r.stage <= context.stage && rewriting.uses(r));
+    for (n, rule) in used {
+        let engine = Engine(n, rule);
+        active.push(Rewrite::new(rule.name, engine, engine).map_err(CompileError::Rewrite)?);
     }
     let runner = Runner::<Term, Analyse>::new(graph.analysis.clone())
         .with_egraph(graph)
@@ -329,7 +335,7 @@ impl Explored {
         chosen: &extract::Selection,
     ) -> Result<Function, CompileError> {
         let lost = || CompileError::Rewrite(format!("{}: nothing could be extracted", f.name));
-        let live: std::collections::HashSet<Id> =
+        let live: rustc_hash::FxHashSet<Id> =
             extractor.reached(chosen).ok_or_else(lost)?.into_iter().collect();
         let term = |id| extractor.term(chosen, id);
         restore(&self.graph, f, &self.order, self.root, &term, &|id| live.contains(&id)).ok_or_else(lost)

@@ -66,12 +66,10 @@ struct Marks {
     row_read: bool,
     /// The function returns it.
     returned: bool,
-    /// Row kernels before its own.
-    level: u32,
 }
 
-/// Heights between two classes of a selection that is priced whole: what a move brings in stands
-/// there, and nothing above it has to rise.
+/// Heights between a class of a selection that is priced whole and its highest operand: what a move
+/// brings in stands there, and nothing above it has to rise.
 const GAP: usize = 1 << 16;
 
 /// Level and row dimensions of a row kernel.
@@ -103,6 +101,21 @@ impl Groups {
             levels.resize(level as usize + 1, Members::default());
         }
         &mut levels[level as usize]
+    }
+
+    /// Dates kernels that have another number of classes than before, and keeps the dates of
+    /// others.
+    fn grow_older_than(&mut self, before: &Self, age: u64) {
+        for rows in 0..self.members.len().max(before.members.len()) {
+            let levels = |groups: &Self| groups.members.get(rows).map_or(0, Vec::len);
+            for level in 0..levels(self).max(levels(before)) {
+                let old = before.members.get(rows).and_then(|levels| levels.get(level));
+                let old = old.copied().unwrap_or_default();
+                let group = (level as u32, rows.checked_sub(1));
+                let now = self.members(group);
+                now.changed = if now.count == old.count { old.changed } else { age };
+            }
+        }
     }
 
     /// Counts a class into a kernel.
@@ -251,8 +264,6 @@ struct Chosen {
     marks: Marks,
     /// The price that it was charged.
     charge: Total,
-    /// The kernel it is in, if that is a row kernel.
-    group: Option<Group>,
 }
 
 /// A selection with everything that its price is made of.
@@ -260,8 +271,15 @@ struct Chosen {
 pub struct Standing<'x> {
     x: &'x Extractor<'x>,
     selection: Selection,
+    /// The e-node of each class, and its kernel.
+    nodes: Vec<&'x Choice<'x>>,
+    kinds: Vec<Kind>,
     total: Total,
     chosen: Vec<Chosen>,
+    /// Row kernels before that of a class; 0 for classes that are not live.
+    level: Vec<u32>,
+    /// The kernel that a class is in, if that is a row kernel.
+    group: Vec<Option<Group>>,
     /// Height of a class, above those of its operands; kept for classes that are live.
     height: Vec<usize>,
     /// Live readers of a class, and the operand that it is to them.
@@ -289,6 +307,9 @@ struct Trial {
     /// Classes before, in the order in which they were touched.
     chosen: Vec<(usize, Chosen)>,
     touched: Vec<bool>,
+    /// Levels and kernels before, the last change last.
+    levels: Vec<(usize, u32)>,
+    moved: Vec<(usize, Option<Group>)>,
     /// Readers added or dropped: class, reader, operand, whether added.
     readers: Vec<(usize, (usize, usize), bool)>,
     /// Classes looked at, as a measure of work.
@@ -336,11 +357,16 @@ impl<'x> Standing<'x> {
     /// Prices a selection whole; `None` where it turns in a circle.
     pub fn new(x: &'x Extractor<'x>, selection: Selection) -> Option<Self> {
         let count = x.classes.len();
+        let nodes: Vec<&Choice> = selection.iter().zip(&x.choices).map(|(&k, choices)| &choices[k]).collect();
         let mut s = Standing {
             x,
             selection,
+            kinds: nodes.iter().map(|c| c.kind).collect(),
+            nodes,
             total: Total::default(),
             chosen: vec![Chosen::default(); count],
+            level: vec![0; count],
+            group: vec![None; count],
             height: vec![0; count],
             readers: vec![vec![]; count],
             groups: Groups::default(),
@@ -370,6 +396,7 @@ impl<'x> Standing<'x> {
 
     /// Takes moves that turn in no circle, whatever they cost; uses up `left`.
     pub fn settle(&mut self, moves: &[Vec<(usize, usize)>], left: &mut usize) {
+        let before = self.clone();
         for to in moves {
             let sound = self.set(to) && *left > 0;
             if sound {
@@ -381,6 +408,38 @@ impl<'x> Standing<'x> {
             *left = left.saturating_sub(self.trial.work);
         }
         self.renew();
+        self.grow_older_than(&before);
+    }
+
+    /// Marks all that differs from an earlier selection, as [`grow_older`](Self::grow_older) does
+    /// with what one move changed.
+    fn grow_older_than(&mut self, before: &Self) {
+        self.age += 1;
+        for class in 0..self.nodes.len() {
+            let same = self.selection[class] == before.selection[class]
+                && self.chosen[class] == before.chosen[class]
+                && self.level[class] == before.level[class];
+            if same {
+                continue;
+            }
+            self.renewed(class);
+            // Operands that were read and are not, too: what reads them has changed.
+            for &child in before.nodes[class].children.iter().chain(&self.nodes[class].children) {
+                self.renewed(child);
+            }
+        }
+        self.groups.grow_older_than(&before.groups, self.age);
+    }
+
+    /// Marks a class as changed, and what stands next to it.
+    fn renewed(&mut self, class: usize) {
+        self.changed[class] = self.age;
+        for &child in &self.nodes[class].children {
+            self.changed[child] = self.age;
+        }
+        for &(reader, _) in &self.readers[class] {
+            self.changed[reader] = self.age;
+        }
     }
 
     /// Takes a move where the price falls, and says whether it did; uses up `left`. `seen` keeps
@@ -437,8 +496,7 @@ impl<'x> Standing<'x> {
     }
 
     fn choice(&self, class: usize) -> &'x Choice<'x> {
-        let x: &'x Extractor<'x> = self.x;
-        &x.choices[class][self.selection[class]]
+        self.nodes[class]
     }
 
     /// Everything anew from the selection; `false`, with nothing changed, where it turns in a
@@ -447,9 +505,12 @@ impl<'x> Standing<'x> {
         let Some(live) = self.x.live(&self.selection) else { return false };
         self.chosen.iter_mut().for_each(|p| *p = Chosen::default());
         self.readers.iter_mut().for_each(Vec::clear);
+        self.level.fill(0);
+        self.group.fill(None);
         self.groups = Groups::default();
-        for (n, &class) in live.iter().enumerate() {
-            self.height[class] = (n + 1) * GAP;
+        for &class in &live {
+            let operands = self.choice(class).children.iter().map(|&c| self.height[c]).max();
+            self.height[class] = operands.unwrap_or(0) + GAP;
             self.chosen[class].live = true;
             for (k, &child) in self.choice(class).children.iter().enumerate() {
                 self.readers[child].push((class, k));
@@ -461,15 +522,14 @@ impl<'x> Standing<'x> {
         self.total = Total::default();
         self.height[self.x.root] = usize::MAX;
         for &class in live.iter().filter(|&&class| class != self.x.root) {
-            self.chosen[class].marks.level = self.level(class);
+            self.level[class] = self.level_of(class);
         }
         for &class in &live {
             let charge = self.charge(class);
             self.chosen[class].charge = charge;
             self.total += charge;
-            let group = self.group(class);
-            self.chosen[class].group = group;
-            self.groups.join(group);
+            self.group[class] = self.group_of(class);
+            self.groups.join(self.group[class]);
         }
         self.total += self.launches(self.groups.kernels as f64);
         true
@@ -479,10 +539,10 @@ impl<'x> Standing<'x> {
         Total { launches: count, seconds: count * self.x.target.launch, ..Total::default() }
     }
 
-    /// Uses that the readers of a class make of it; its level as it is.
+    /// Uses that the readers of a class make of it.
     fn marks(&self, class: usize) -> Marks {
-        let kind = self.choice(class).kind;
-        let mut marks = Marks { level: self.chosen[class].marks.level, ..Marks::default() };
+        let kind = self.kinds[class];
+        let mut marks = Marks::default();
         for &(reader, k) in &self.readers[class] {
             let c = self.choice(reader);
             let read = self.x.reads(reader, c, self.chosen[reader].marks, k, kind);
@@ -494,13 +554,13 @@ impl<'x> Standing<'x> {
     }
 
     /// Row kernels before that of a class.
-    fn level(&self, class: usize) -> u32 {
+    fn level_of(&self, class: usize) -> u32 {
         let c = self.choice(class);
         let row = c.kind == Kind::Row && !c.still;
         let above = c.children.iter().map(|&child| {
             let same = self.x.rows[child] == self.x.rows[class];
-            let joins = self.choice(child).kind == Kind::Row && same;
-            reader_level(self.chosen[child].marks.level, row, joins)
+            let joins = self.kinds[child] == Kind::Row && same;
+            reader_level(self.level[child], row, joins)
         });
         above.max().unwrap_or(0)
     }
@@ -511,10 +571,10 @@ impl<'x> Standing<'x> {
         self.x.charge(class, c, self.chosen[class].marks, later)
     }
 
-    fn group(&self, class: usize) -> Option<Group> {
+    fn group_of(&self, class: usize) -> Option<Group> {
         let c = self.choice(class);
         let row = c.kind == Kind::Row && !c.still;
-        row.then(|| (self.chosen[class].marks.level, self.x.rows[class]))
+        row.then(|| (self.level[class], self.x.rows[class]))
     }
 
     /// Remembers a class before it changes.
@@ -534,16 +594,16 @@ impl<'x> Standing<'x> {
         let mut dropped = vec![];
         let mut changed = vec![];
         for &(class, k) in to {
-            let before = std::mem::replace(&mut self.selection[class], k);
+            let before = self.selection[class];
             if before == k {
                 continue;
             }
+            self.choose(class, k);
             self.trial.set.push((class, before));
             // A class set twice is changed once: its operands are those of the first choice.
             if self.chosen[class].live && !changed.contains(&class) {
                 changed.push(class);
-                let x: &'x Extractor<'x> = self.x;
-                dropped.push((class, &x.choices[class][before]));
+                dropped.push((class, &self.x.choices[class][before]));
             }
         }
         if !self.turns_in_no_circle(&changed) {
@@ -566,6 +626,12 @@ impl<'x> Standing<'x> {
             }
         }
         true
+    }
+
+    fn choose(&mut self, class: usize, k: usize) {
+        self.selection[class] = k;
+        self.nodes[class] = &self.x.choices[class][k];
+        self.kinds[class] = self.nodes[class].kind;
     }
 
     /// Whether the classes that were changed stand above their operands, whose heights then show
@@ -698,23 +764,30 @@ impl<'x> Standing<'x> {
         let kernels = self.groups.kernels as f64;
         for n in 0..self.trial.chosen.len() {
             let (class, ref before) = self.trial.chosen[n];
-            let (charge, group) = (before.charge, before.group);
-            let live = self.chosen[class].live;
-            let now = if live { self.charge(class) } else { Total::default() };
-            let joins = if live { self.group(class) } else { None };
+            change -= before.charge;
+            let now = if self.chosen[class].live { self.charge(class) } else { Total::default() };
             change += now;
-            change -= charge;
-            if group != joins {
-                self.trial.groups.extend([group, joins].into_iter().flatten());
-                self.groups.leave(group);
-                self.groups.join(joins);
-            }
             self.chosen[class].charge = now;
-            self.chosen[class].group = joins;
+            self.regroup(class);
+        }
+        for n in 0..self.trial.levels.len() {
+            self.regroup(self.trial.levels[n].0);
         }
         self.trial.work += self.trial.chosen.len();
         change += self.launches(self.groups.kernels as f64 - kernels);
         change
+    }
+
+    /// Takes a class from the kernel it was in to the one it is in.
+    fn regroup(&mut self, class: usize) {
+        let now = if self.chosen[class].live { self.group_of(class) } else { None };
+        let before = std::mem::replace(&mut self.group[class], now);
+        if before != now {
+            self.trial.moved.push((class, before));
+            self.trial.groups.extend([before, now].into_iter().flatten());
+            self.groups.leave(before);
+            self.groups.join(now);
+        }
     }
 
     /// Marks of the classes touched, and of what they pass them on to.
@@ -746,10 +819,17 @@ impl<'x> Standing<'x> {
         }
     }
 
-    /// Levels of the classes touched, of their readers, and of what reads those.
+    /// Levels of the classes that the move set or brought in, and of what reads those: a level
+    /// follows from those of the operands, and from whether these are in the same kernel.
     fn settle_levels(&mut self) {
         for n in 0..self.trial.chosen.len() {
-            let class = self.trial.chosen[n].0;
+            let (class, ref before) = self.trial.chosen[n];
+            if !before.live {
+                self.trial.push(class);
+            }
+        }
+        for n in 0..self.trial.set.len() {
+            let class = self.trial.set[n].0;
             self.trial.push(class);
             self.push_readers(class);
         }
@@ -757,10 +837,10 @@ impl<'x> Standing<'x> {
             if !self.chosen[class].live {
                 continue;
             }
-            let level = self.level(class);
-            if level != self.chosen[class].marks.level {
-                self.touch(class);
-                self.chosen[class].marks.level = level;
+            let level = self.level_of(class);
+            let before = std::mem::replace(&mut self.level[class], level);
+            if level != before {
+                self.trial.levels.push((class, before));
                 self.push_readers(class);
             }
         }
@@ -811,6 +891,7 @@ impl<'x> Standing<'x> {
             let class = self.trial.chosen[n].0;
             if !self.chosen[class].live {
                 self.chosen[class] = Chosen::default();
+                self.level[class] = 0;
             }
         }
         self.forget();
@@ -825,16 +906,12 @@ impl<'x> Standing<'x> {
         let classes: Vec<usize> = differ
             .map(|(class, _)| *class)
             .chain(trial.set.iter().map(|(class, _)| *class))
+            .chain(trial.levels.iter().map(|(class, _)| *class))
+            .chain(trial.moved.iter().map(|(class, _)| *class))
             .chain(trial.readers.iter().map(|(class, ..)| *class))
             .collect();
         for class in classes {
-            self.changed[class] = self.age;
-            for &child in &self.choice(class).children {
-                self.changed[child] = self.age;
-            }
-            for &(reader, _) in &self.readers[class] {
-                self.changed[reader] = self.age;
-            }
+            self.renewed(class);
         }
         for &group in &trial.groups {
             self.groups.members(group).changed = self.age;
@@ -853,16 +930,19 @@ impl<'x> Standing<'x> {
                 readers.swap_remove(at);
             }
         }
-        for (class, _) in &trial.chosen {
-            let now = std::mem::take(&mut self.chosen[*class]);
-            self.groups.leave(now.group);
-        }
         for (class, before) in &trial.chosen {
             self.chosen[*class] = before.clone();
-            self.groups.join(before.group);
+        }
+        for &(class, before) in trial.levels.iter().rev() {
+            self.level[class] = before;
+        }
+        for &(class, before) in trial.moved.iter().rev() {
+            self.groups.leave(self.group[class]);
+            self.group[class] = before;
+            self.groups.join(before);
         }
         for &(class, before) in trial.set.iter().rev() {
-            self.selection[class] = before;
+            self.choose(class, before);
         }
         self.trial = trial;
         self.forget();
@@ -873,6 +953,8 @@ impl<'x> Standing<'x> {
             self.trial.touched[class] = false;
         }
         self.trial.set.clear();
+        self.trial.levels.clear();
+        self.trial.moved.clear();
         self.trial.readers.clear();
     }
 }

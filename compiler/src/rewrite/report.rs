@@ -7,8 +7,8 @@ use super::price::{Standing, Total};
 use crate::ir::{Extents, Function, Module, cost};
 use crate::op::{Class, Moved};
 use egg::{Id, StopReason};
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 /// The fate of all functions of a model, in order.
@@ -176,7 +176,7 @@ pub(super) fn used(
     fired: &[super::Fired],
     moves: &[Vec<(usize, usize)>],
 ) -> Vec<(bool, Saving)> {
-    let live: HashSet<usize> = extractor.live(chosen).unwrap_or_default().into_iter().collect();
+    let live: FxHashSet<usize> = extractor.live(chosen).unwrap_or_default().into_iter().collect();
     let mut now = Standing::new(extractor, original.clone());
     // Firings that turn in a circle until a later one is taken, too.
     let mut waiting = vec![];
@@ -245,14 +245,14 @@ pub(super) fn sharing(module: &Module, f: &Function, shared: &[usize]) -> Vec<Fi
 pub(super) struct Sites<'f> {
     module: &'f Module,
     function: &'f Function,
-    last: HashMap<Id, usize>,
-    tuples: HashMap<Id, usize>,
+    last: FxHashMap<Id, usize>,
+    tuples: FxHashMap<Id, usize>,
 }
 
 impl<'f> Sites<'f> {
     /// Of a function whose values stand in the classes `values`.
     pub(super) fn new(module: &'f Module, function: &'f Function, graph: &Graph, values: &[Id]) -> Self {
-        let (mut last, mut tuples) = (HashMap::new(), HashMap::new());
+        let (mut last, mut tuples) = (FxHashMap::default(), FxHashMap::default());
         for (id, node) in values.iter().zip(function.definitions()) {
             let Some(node) = node else { continue };
             // The last value of a class is the one that was computed from the others.

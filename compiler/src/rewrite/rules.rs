@@ -45,6 +45,29 @@ pub struct Rule {
     pub apply: fn(&mut Graph, Id, &Op, &[Id]) -> Option<Equal>,
 }
 
+/// A set of rules of [`RULES`], a bit each: those that look at an operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Looks(u64);
+
+const _: () = assert!(RULES.len() <= u64::BITS as usize);
+
+impl Looks {
+    /// The rules that look at `op`.
+    pub fn at(op: &Op) -> Self {
+        Looks(RULES.iter().enumerate().fold(0, |set, (n, rule)| set | u64::from((rule.at)(op)) << n))
+    }
+
+    /// The rules of either set.
+    pub fn or(self, other: Self) -> Self {
+        Looks(self.0 | other.0)
+    }
+
+    /// Whether the rule of that number is among them.
+    pub fn has(self, n: usize) -> bool {
+        self.0 >> n & 1 == 1
+    }
+}
+
 /// Pairs of classes, each an old one and its equal.
 pub type Equal = Vec<(Id, Id)>;
 

@@ -11,7 +11,7 @@ use crate::op::{Class, Moved};
 use crate::program::{
     Kernel, KernelKind, Layout, Role, RowInput, RowKernel, RowOp, RowOutput, RowStore, Slot, kernel,
 };
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// State of emitting a function.
 pub(super) struct Emit<'a> {
@@ -27,7 +27,7 @@ pub(super) struct Emit<'a> {
     returns: Vec<Vec<usize>>,
     bind: &'a [Bind],
     /// Memory of values that have some.
-    memory: HashMap<Value, View>,
+    memory: FxHashMap<Value, View>,
     temps: Vec<Temp>,
     launches: Vec<LocalLaunch>,
     /// Results whose memory has been written.

@@ -24,7 +24,8 @@ use crate::program::Kernel;
 pub(crate) use launch::{Choose, Select};
 use need::Need;
 use recompute::{Placed, recompute};
-use std::collections::{BTreeMap, HashSet};
+use rustc_hash::FxHashSet;
+use std::collections::BTreeMap;
 
 /// The place of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -151,7 +152,7 @@ pub(crate) fn row_dims(dims: &[Dim]) -> &[Dim] {
 
 fn classify(f: &Function, needs: &[Need]) -> Result<Vec<Kind>, CompileError> {
     let (defined, readers) = (f.definitions(), f.readers());
-    let returned: HashSet<Value> = f.results.iter().map(|(_, v)| *v).collect();
+    let returned: FxHashSet<Value> = f.results.iter().map(|(_, v)| *v).collect();
     let mut kinds: Vec<Kind> = Vec::with_capacity(f.nodes.len());
     // A product that only a cast reads is stored as what it is cast to.
     let stored = |product: Value| {

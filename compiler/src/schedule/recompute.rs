@@ -15,7 +15,8 @@ use super::need::Need;
 use super::{Bind, Kind, sums_rows};
 use crate::ir::{Dim, Function, Module, Node, Value};
 use crate::op::Class;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use rustc_hash::FxHashSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How long a chain of operations may be that is made again for one value.
 const CHAIN: usize = 6;
@@ -47,7 +48,7 @@ struct RowGroup {
     /// Nodes that it has copies of.
     copies: BTreeSet<usize>,
     /// Values that it reads or makes.
-    there: HashSet<Value>,
+    there: FxHashSet<Value>,
 }
 
 struct Kernels<'a> {
@@ -92,7 +93,7 @@ impl<'a> Kernels<'a> {
                     rows,
                     need,
                     copies: BTreeSet::new(),
-                    there: HashSet::new(),
+                    there: FxHashSet::default(),
                 });
                 members.push(vec![]);
                 groups.len() - 1
@@ -193,47 +194,64 @@ impl<'a> Kernels<'a> {
         self.copied(g, v) || self.defined[v.index()].is_some_and(|n| self.group[n] == Some(g))
     }
 
-    /// Bytes that group `g` would read in each row to have a value that it has not, and the nodes
-    /// it would need copies of.
-    fn cost(&self, g: usize, v: Value, chain: usize) -> Option<(u64, BTreeSet<usize>)> {
+    /// Bytes that group `g` would read in each row to have a value that it has not; adds the nodes
+    /// that it would need copies of to `made`, which keeps what it has where there is no way.
+    fn cost(&self, g: usize, v: Value, chain: usize, made: &mut Vec<usize>) -> Option<u64> {
         if self.groups[g].there.contains(&v) {
-            return Some((0, BTreeSet::new()));
+            return Some(0);
         }
         let Some(n) = self.defined[v.index()] else {
-            return self.lasts(v).then(|| (self.bytes(&self.groups[g].rows, v), BTreeSet::new()));
+            return self.lasts(v).then(|| self.bytes(&self.groups[g].rows, v));
         };
         match &self.kinds[n] {
-            Kind::Free => Some((0, BTreeSet::new())),
+            Kind::Free => Some(0),
             Kind::Row(..) => {
                 let read = (self.stored(v, g) && self.levels[n] < self.groups[g].level)
-                    .then(|| (self.bytes(&self.groups[g].rows, v), BTreeSet::new()));
-                let made = (chain > 0 && self.copyable(g, n)).then(|| self.cost_of_node(g, n, chain - 1));
-                match (read, made.flatten()) {
-                    (Some(a), Some(b)) => Some(if b.0 <= a.0 { b } else { a }),
-                    (a, b) => a.or(b),
+                    .then(|| self.bytes(&self.groups[g].rows, v));
+                let before = made.len();
+                let again = (chain > 0 && self.copyable(g, n)).then(|| self.make(g, n, chain - 1, made));
+                match (read, again.flatten()) {
+                    (Some(read), Some(again)) if read < again => {
+                        made.truncate(before);
+                        Some(read)
+                    }
+                    (read, again) => again.or(read),
                 }
             }
             Kind::View | Kind::Anchor => {
                 let there = self.levels[n] < self.groups[g].level && self.lasts(v);
-                there.then(|| (self.bytes(&self.groups[g].rows, v), BTreeSet::new()))
+                there.then(|| self.bytes(&self.groups[g].rows, v))
             }
             Kind::Gathered | Kind::Stored => None,
         }
     }
 
     /// The same for all operands of a node, with the node itself.
-    fn cost_of_node(&self, g: usize, n: usize, chain: usize) -> Option<(u64, BTreeSet<usize>)> {
-        let (mut bytes, mut nodes) = (0, BTreeSet::from([n]));
+    fn make(&self, g: usize, n: usize, chain: usize, made: &mut Vec<usize>) -> Option<u64> {
+        let before = made.len();
+        let mut bytes = 0;
+        made.push(n);
         let inputs = &self.f.nodes[n].inputs;
         for (k, &v) in inputs.iter().enumerate() {
-            let (more, made) = self.cost(g, v, chain)?;
-            nodes.extend(made);
+            let Some(more) = self.cost(g, v, chain, made) else {
+                made.truncate(before);
+                return None;
+            };
             bytes += if inputs[..k].contains(&v) { 0 } else { more };
         }
-        Some((bytes, nodes))
+        Some(bytes)
     }
 
-    fn copy(&mut self, g: usize, nodes: &BTreeSet<usize>) {
+    /// The bytes of making a node in group `g`, and all nodes that this takes, each once.
+    fn cost_of_node(&self, g: usize, n: usize) -> Option<(u64, Vec<usize>)> {
+        let mut made = vec![];
+        let bytes = self.make(g, n, CHAIN, &mut made)?;
+        made.sort_unstable();
+        made.dedup();
+        Some((bytes, made))
+    }
+
+    fn copy(&mut self, g: usize, nodes: &[usize]) {
         for &n in nodes {
             let node = &self.f.nodes[n];
             self.groups[g].copies.insert(n);
@@ -273,7 +291,7 @@ impl<'a> Kernels<'a> {
                 // A value that nobody reads any more need not be written either.
                 let spared = |&v: &Value| self.bytes(rows, v) * if self.stored(v, g) { 1 } else { 2 };
                 let spared: u64 = values.iter().map(spared).sum();
-                if let Some((bytes, made)) = self.cost_of_node(g, n, CHAIN)
+                if let Some((bytes, made)) = self.cost_of_node(g, n)
                     && bytes <= spared
                 {
                     self.copy(g, &made);
@@ -320,7 +338,7 @@ impl<'a> Kernels<'a> {
                 if self.groups[g].need != *need || !self.copyable(g, n) {
                     return None;
                 }
-                let (bytes, made) = self.cost_of_node(g, n, CHAIN)?;
+                let (bytes, made) = self.cost_of_node(g, n)?;
                 (bytes == 0).then(|| (made.len(), level.abs_diff(first), g, made))
             };
             let from = self.by_level.partition_point(|&g| self.groups[g].level <= self.levels[n]);

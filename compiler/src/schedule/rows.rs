@@ -7,7 +7,7 @@ use crate::CompileError;
 use crate::ir::{DType, Dim, Node, Reduce, Type, Value};
 use crate::op::Class;
 use crate::program::{Broadcast, Kernel, RowInput, RowKernel, RowOp, RowOutput, RowStore};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// Form of an operation in a row kernel.
 pub(crate) trait RowWork {
@@ -26,9 +26,9 @@ pub(crate) struct RowBuilder<'e, 'a> {
     operands: Vec<LocalOperand>,
     outputs: Vec<LocalOperand>,
     /// Arrays of the values of this kernel.
-    arrays: HashMap<Value, u32>,
+    arrays: FxHashMap<Value, u32>,
     /// Inputs already loaded, by value.
-    inputs: HashMap<Value, u32>,
+    inputs: FxHashMap<Value, u32>,
 }
 
 impl<'e, 'a> RowBuilder<'e, 'a> {
@@ -43,8 +43,8 @@ impl<'e, 'a> RowBuilder<'e, 'a> {
             kernel,
             operands: vec![],
             outputs: vec![],
-            arrays: HashMap::new(),
-            inputs: HashMap::new(),
+            arrays: FxHashMap::default(),
+            inputs: FxHashMap::default(),
         }
     }
 
