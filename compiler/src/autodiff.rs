@@ -12,7 +12,7 @@
 use crate::CompileError;
 use crate::build::Builder;
 use crate::ir::{
-    Binding, DType, Dim, Function, Lifetime, Module, Node, Op, Output, Port, Reduce, Type, Value,
+    Binding, DType, Dims, Function, Lifetime, Module, Node, Op, Output, Port, Reduce, Type, Value,
 };
 use crate::op::{Cast, Class, Derivative};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -195,7 +195,7 @@ impl<'m, 'f> Adjoint<'_, 'm, 'f> {
     /// Sums `d` over the dimensions that an operand was broadcast along, and adds it.
     pub fn add_fitted(&mut self, k: usize, d: Value) {
         let (b, target) = (&mut self.reverse.b, &self.reverse.f.ty(self.node.inputs[k]).dims);
-        let extra: Vec<Dim> = b.dims(d).into_iter().filter(|x| !target.contains(x)).collect();
+        let extra: Dims = b.dims(d).into_iter().filter(|x| !target.contains(x)).collect();
         let d = if extra.is_empty() { d } else { b.reduce(Reduce::Sum, d, &extra) };
         self.add(k, d);
     }
@@ -229,9 +229,9 @@ impl<'m, 'f> Adjoint<'_, 'm, 'f> {
     /// for it.
     pub fn contract_like(&mut self, a: Value, b: Value, k: usize) -> Result<Value, CompileError> {
         let (like, build) = (&self.ty(k).dims, &mut self.reverse.b);
-        let over: Vec<Dim> = build.dims(a).into_iter().filter(|d| build.ty(b).has(*d)).collect();
+        let over: Dims = build.dims(a).into_iter().filter(|d| build.ty(b).has(*d)).collect();
         for (a, b) in [(a, b), (b, a)] {
-            if [build.ty(a).without(&over), build.ty(b).without(&over)].concat() == *like {
+            if [build.ty(a).without(&over), build.ty(b).without(&over)].concat() == **like {
                 return Ok(build.contract(a, b, &over));
             }
         }

@@ -2,8 +2,8 @@
 //! kept for the end.
 
 use crate::ir::{
-    self, Binary, Binding, DType, Dim, Function, Index, Module, Node, Op, Port, Reduce, Type, TypeError,
-    Unary, Value,
+    self, Binary, Binding, DType, Dim, Dims, Function, Index, Module, Node, Op, Port, Reduce, Type,
+    TypeError, Unary, Value,
 };
 use crate::op::linear_attention::outside::Place;
 use crate::op::{Arrange, Cast, Constant, Contract, Reduction, Reshape, Zeros};
@@ -129,12 +129,12 @@ impl<'m> Builder<'m> {
     }
 
     /// Dimensions of a value.
-    pub fn dims(&self, v: Value) -> Vec<Dim> {
+    pub fn dims(&self, v: Value) -> Dims {
         self.ty(v).dims.clone()
     }
 
     /// Dimensions of a value but the last.
-    pub fn rows(&self, v: Value) -> Vec<Dim> {
+    pub fn rows(&self, v: Value) -> Dims {
         let mut dims = self.dims(v);
         dims.pop();
         dims
@@ -230,22 +230,22 @@ impl<'m> Builder<'m> {
 
     /// Sum over the dimensions `over` of both.
     pub fn contract(&mut self, a: Value, b: Value, over: &[Dim]) -> Value {
-        self.op(Contract { over: over.to_vec() }, &[a, b])
+        self.op(Contract { over: over.into() }, &[a, b])
     }
 
     /// Reduction over dimensions.
     pub fn reduce(&mut self, how: Reduce, x: Value, over: &[Dim]) -> Value {
-        self.op(Reduction { how, over: over.to_vec() }, &[x])
+        self.op(Reduction { how, over: over.into() }, &[x])
     }
 
     /// Same elements, other dimensions.
     pub fn reshape(&mut self, x: Value, dims: &[Dim]) -> Value {
-        if self.ty(x).dims == dims { x } else { self.op(Reshape(dims.to_vec()), &[x]) }
+        if *self.ty(x).dims == *dims { x } else { self.op(Reshape(dims.into()), &[x]) }
     }
 
     /// Its elements in this order of dimensions, repeated along those that it lacks.
     pub fn arrange(&mut self, x: Value, dims: &[Dim]) -> Value {
-        if self.ty(x).dims == dims { x } else { self.op(Arrange { to: dims.to_vec() }, &[x]) }
+        if *self.ty(x).dims == *dims { x } else { self.op(Arrange { to: dims.into() }, &[x]) }
     }
 
     /// The value with no gradient.
@@ -292,7 +292,7 @@ impl Place for Builder<'_> {
         Some(self.op(op, inputs))
     }
 
-    fn dims(&self, of: Value) -> Option<Vec<Dim>> {
+    fn dims(&self, of: Value) -> Option<Dims> {
         Some(Builder::dims(self, of))
     }
 

@@ -323,19 +323,20 @@ mod tests {
     use super::*;
     use crate::ir::{Binding, Tensor, Type, interpret};
     use crate::op::{Contract, Rms};
+    use smallvec::smallvec;
 
     #[test]
     fn what_is_read_by_products_is_cast() {
         let mut module = Module::default();
-        let dims: Vec<Dim> =
+        let dims: crate::ir::Dims =
             [("batch", 2), ("seq", 3), ("h", 4), ("i", 5)].map(|(n, s)| module.dim(n, s)).into();
         let [b, t, h, i] = dims[..] else { panic!("four dimensions") };
         let mut f = Function::new("f".to_string());
         let x = f.param("x", Binding::Value, Type::f32(&[b, t, h]));
         let w = f.param("w", Binding::Weight, Type::f32(&[i, h]));
         let n = f.add(&module, Rms { inner: 1, eps: 1e-6 }, &[x]).unwrap()[0];
-        let y = f.add(&module, Contract { over: vec![h] }, &[n, w]).unwrap()[0];
-        let dw = f.add(&module, Contract { over: vec![b, t] }, &[y, n]).unwrap()[0];
+        let y = f.add(&module, Contract { over: smallvec![h] }, &[n, w]).unwrap()[0];
+        let dw = f.add(&module, Contract { over: smallvec![b, t] }, &[y, n]).unwrap()[0];
         f.results = vec![("y".into(), y), ("d.w".into(), dw)];
         let g = narrow(&module, &f, Narrow::Storage, &|_| DType::F32).unwrap();
         insta::assert_snapshot!(module.show_function(&g));
@@ -357,14 +358,14 @@ mod tests {
     #[test]
     fn stored_weights_are_read_as_they_are() {
         let mut module = Module::default();
-        let dims: Vec<Dim> =
+        let dims: crate::ir::Dims =
             [("batch", 2), ("seq", 3), ("h", 4), ("v", 5)].map(|(n, s)| module.dim(n, s)).into();
         let [b, t, h, v] = dims[..] else { panic!("four dimensions") };
         let mut f = Function::new("f".to_string());
         let ids = f.param("ids", Binding::Value, Type::i32(&[b, t]));
         let w = f.param("w", Binding::Weight, Type::f32(&[v, h]));
         let x = f.add(&module, Op::Embed, &[w, ids]).unwrap()[0];
-        let y = f.add(&module, Contract { over: vec![h] }, &[x, w]).unwrap()[0];
+        let y = f.add(&module, Contract { over: smallvec![h] }, &[x, w]).unwrap()[0];
         let z = f.add(&module, Rms { inner: 1, eps: 1e-6 }, &[w]).unwrap()[0];
         f.results = vec![("y".into(), y), ("z".into(), z)];
         let stored = |p: &Port| if p.binding == Binding::Weight { DType::Bf16 } else { DType::F32 };

@@ -12,6 +12,7 @@ use dreamc_compiler::op::{
     AttentionGrad, Concat, Contract, DepthAttention, DepthAttentionGrad, EmbedGrad, Grouped, GroupedOuter,
     HeadLoss, HeadLossGrad, PickGrad, Reduction, Reshape, Rms, RmsGrad, Split,
 };
+use smallvec::smallvec;
 
 /// Instances of each operation.
 const SEEDS: u64 = 60;
@@ -189,7 +190,7 @@ fn rope_is_undone_by_its_inverse() {
 #[test]
 fn sum_and_mean_are_undone_by_broadcasting() {
     for (name, f) in [("sum", Reduce::Sum), ("mean", Reduce::Mean)] {
-        assert_eq!(Op::Reduce(Reduction { how: f, over: vec![] }).name(), name);
+        assert_eq!(Op::Reduce(Reduction { how: f, over: smallvec![] }).name(), name);
         check(name, &[], |i, dy| {
             let Op::Reduce(Reduction { how: f, over }) = i.op() else { unreachable!() };
             let n = if *f == Reduce::Mean { i.module.elements(over) as f64 } else { 1.0 };

@@ -13,6 +13,7 @@ use dreamc_compiler::op::attention::{kept as kept_weight, threshold};
 use dreamc_compiler::op::{
     ByHead, Contract, DepthAttention, Group, Grouped, HeadLoss, Rms, RoundGroups, Zeros,
 };
+use smallvec::smallvec;
 
 /// Instances of an operation.
 fn instances(name: &str) -> impl Iterator<Item = Instance> {
@@ -140,7 +141,8 @@ fn arrange_moves_dimensions_by_their_names() {
     let (a, b, c) = (m.dim("a", 2), m.dim("b", 3), m.dim("c", 2));
     let x = Tensor::float(&[2, 3], (0..6).map(f64::from).collect());
     let to = vec![b, c, a];
-    let y = apply(&m, Op::Arrange(dreamc_compiler::op::Arrange { to }), &[(&Type::f32(&[a, b]), &x)]);
+    let y =
+        apply(&m, Op::Arrange(dreamc_compiler::op::Arrange { to: to.into() }), &[(&Type::f32(&[a, b]), &x)]);
     assert_eq!(y[0].floats(), [0.0, 3.0, 0.0, 3.0, 1.0, 4.0, 1.0, 4.0, 2.0, 5.0, 2.0, 5.0]);
 }
 
@@ -217,7 +219,7 @@ fn contract_is_a_matrix_product() {
     let product = |ty: &Type, dims: &[usize], w: Vec<f64>| {
         apply(
             &m,
-            Op::Contract(Contract { over: vec![i] }),
+            Op::Contract(Contract { over: smallvec![i] }),
             &[(&x_ty, &x_tensor), (ty, &Tensor::float(dims, w))],
         )
         .remove(0)
@@ -250,7 +252,7 @@ fn grouped_is_a_contract_for_each_group() {
                 let row = Tensor::float(&[n], x.floats()[row * n..(row + 1) * n].to_vec());
                 let w = Tensor::float(&w.dims[1..], w.floats()[e * matrix..(e + 1) * matrix].to_vec());
                 let types = [Type::f32(&x_ty.dims[1..]), Type::f32(&w_ty.dims[1..])];
-                let op = Op::Contract(Contract { over: vec![over] });
+                let op = Op::Contract(Contract { over: smallvec![over] });
                 expected.extend(apply(&i.module, op, &[(&types[0], &row), (&types[1], &w)])[0].floats());
             }
         }
@@ -275,7 +277,7 @@ fn by_head_is_a_contract_for_each_head() {
             let types = [Type::f32(&x_ty.dims[x_ty.dims.len() - 1..]), Type::f32(&[part, w_ty.dims[2]])];
             let (vector, matrix) =
                 (Tensor::float(&[k], vector.to_vec()), Tensor::float(&[rows, columns], matrix));
-            let op = Op::Contract(Contract { over: vec![over] });
+            let op = Op::Contract(Contract { over: smallvec![over] });
             expected.extend(apply(&i.module, op, &[(&types[0], &vector), (&types[1], &matrix)])[0].floats());
         }
         close(&y, &Tensor::float(&y.dims, expected));
@@ -546,11 +548,11 @@ fn head_loss_is_product_cap_and_cross_entropy() {
         let Op::HeadLoss(HeadLoss { softcap }) = *i.op() else { unreachable!() };
         let (x, w, targets) = (operand(&i, 0), operand(&i, 1), operand(&i, 2));
         let h = *x.0.dims.last().expect("x has a last dimension");
-        let mut logits = apply(&i.module, Op::Contract(Contract { over: vec![h] }), &[x, w]).remove(0);
+        let mut logits = apply(&i.module, Op::Contract(Contract { over: smallvec![h] }), &[x, w]).remove(0);
         if let (Some(c), Data::Float(z)) = (softcap, &mut logits.data) {
             z.iter_mut().for_each(|z| *z = c * (*z / c).tanh());
         }
-        let ty = Type::f32(&[x.0.without(&[h]), vec![w.0.dims[0]]].concat());
+        let ty = Type::f32(&[x.0.without(&[h]), smallvec![w.0.dims[0]]].concat());
         let expected = apply(&i.module, Op::CrossEntropy, &[(&ty, &logits), targets]);
         for (a, b) in results(&i).iter().zip(&expected) {
             close(a, b);
@@ -625,14 +627,15 @@ fn an_index_out_of_range_is_an_error() {
 fn what_is_too_large_is_refused_at_once() {
     let mut m = Module::default();
     let (a, b) = (m.dim("a", 1 << 40), m.dim("b", 1 << 40));
-    let elements = evaluate(&m, &Op::Zeros(Zeros(vec![a])), &[], &[]).expect_err("a terabyte");
+    let elements = evaluate(&m, &Op::Zeros(Zeros(smallvec![a])), &[], &[]).expect_err("a terabyte");
     assert!(elements.to_string().contains("1099511627776 elements"), "{elements}");
-    let wide = evaluate(&m, &Op::Zeros(Zeros(vec![a, b])), &[], &[]).expect_err("does not fit an address");
+    let wide =
+        evaluate(&m, &Op::Zeros(Zeros(smallvec![a, b])), &[], &[]).expect_err("does not fit an address");
     assert!(wide.to_string().contains("more than 2^48 elements"), "{wide}");
     let (r, i, o) = (m.dim("r", 1 << 13), m.dim("i", 1 << 11), m.dim("o", 1 << 13));
     let (x, w) = (Type::f32(&[r, i]), Type::f32(&[o, i]));
     let zeros = [Tensor::float(&[1], vec![0.0]), Tensor::float(&[1], vec![0.0])];
     let work =
-        evaluate(&m, &Op::Contract(Contract { over: vec![i] }), &[&x, &w], &zeros).expect_err("an hour");
+        evaluate(&m, &Op::Contract(Contract { over: smallvec![i] }), &[&x, &w], &zeros).expect_err("an hour");
     assert!(work.to_string().contains("137438953472 operations"), "{work}");
 }

@@ -12,8 +12,8 @@ mod support;
 use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::count::{self, CountError, Counts};
 use dreamc_compiler::ir::{
-    Binary, Binding, Dim, Function, Index, Lifetime, Mask, Module, Op, PerToken, Port, Positions, Unary,
-    Value, infer,
+    Binary, Binding, Function, Index, Lifetime, Mask, Module, Op, PerToken, Port, Positions, Unary, Value,
+    infer,
 };
 use dreamc_compiler::lower::{Form, Shape};
 use dreamc_compiler::op::attention::formula::Place;
@@ -31,6 +31,7 @@ use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::group::{Collective, Group, GroupError, Transport};
 use dreamc_runtime::verify::{Pipeline, Report, Task, Verdict, verify};
 use libtest_mimic::{Arguments, Failed, Trial};
+use smallvec::smallvec;
 use std::collections::HashSet;
 use std::fs;
 use std::process::ExitCode;
@@ -1203,8 +1204,8 @@ fn faults() -> Vec<Fault> {
                 if f.nodes[at].inputs.len() > 3 {
                     return false;
                 }
-                let dims: Vec<Dim> = f.ty(positions).dims.clone();
-                let zeros = insert(m, f, at, Op::Zeros(Zeros(dims)), vec![])[0];
+                let dims = f.ty(positions).dims.clone();
+                let zeros = insert(m, f, at, Op::Zeros(Zeros(dims.into())), vec![])[0];
                 let none = insert(m, f, at + 1, Op::Decide(Decide { inclusive: false }), vec![zeros])[0];
                 let last =
                     insert(m, f, at + 2, Op::KeepInts(KeepInts { otherwise: 99 }), vec![positions, none])[0];
@@ -1308,8 +1309,8 @@ fn faults() -> Vec<Fault> {
                 let size = m.size(of.over) * m.size(dims[2]);
                 let all = m.dim("all heads", size);
                 let rest = m.dim("other heads", size - m.size(of.over));
-                let flat = insert(m, f, i, Reshape([&dims[..2], &[all]].concat()).into(), vec![x])[0];
-                let parts = insert(m, f, i + 1, Split(vec![of.over, rest]).into(), vec![flat]);
+                let flat = insert(m, f, i, Reshape([&dims[..2], &[all]].concat().into()).into(), vec![x])[0];
+                let parts = insert(m, f, i + 1, Split(smallvec![of.over, rest]).into(), vec![flat]);
                 let turned = insert(m, f, i + 2, Concat(all).into(), vec![parts[1], parts[0]])[0];
                 let x = insert(m, f, i + 3, Reshape(dims).into(), vec![turned])[0];
                 f.nodes[i + 4].inputs[0] = x;
@@ -1340,7 +1341,7 @@ fn faults() -> Vec<Fault> {
                 let Op::Split(Split(parts)) = f.nodes[split].op.clone() else { return false };
                 let x = f.nodes[split].inputs[0];
                 let [rank, turned] = parts[..] else { return false };
-                let last = insert(m, f, i, Split(vec![turned, rank]).into(), vec![x])[1];
+                let last = insert(m, f, i, Split(smallvec![turned, rank]).into(), vec![x])[1];
                 f.nodes[i + 1].inputs[0] = last;
                 true
             },

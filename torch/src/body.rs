@@ -9,7 +9,7 @@ use crate::scope::{Item, Made, Names, Writer, identifier};
 use crate::shape::{Varies, listed};
 use crate::tree::Expr;
 use dreamc_compiler::build::Marks;
-use dreamc_compiler::ir::{Dim, Function, Module, Op, Value};
+use dreamc_compiler::ir::{Dim, Dims, Function, Module, Op, Value};
 use std::collections::HashSet;
 
 /// A function whose statements are written.
@@ -26,7 +26,7 @@ pub struct Body<'a> {
     pub other: Option<(&'a Module, &'a Function)>,
     pub like_there: &'a [Dim],
     /// Other arguments, which keep their names, and their dimensions.
-    pub sized: &'a [(String, Vec<Dim>)],
+    pub sized: &'a [(String, Dims)],
 }
 
 /// An operation in its function.
@@ -206,7 +206,7 @@ impl<'a> Body<'a> {
         let returned = self.f.results.iter().any(|(_, v)| *v == at.first);
         !returned
             && self.f.nodes.iter().filter(|n| n.inputs.contains(&at.first)).all(|n| {
-                let all: Vec<Dim> = n.inputs.iter().flat_map(|v| dims(*v)).copied().collect();
+                let all: Dims = n.inputs.iter().flat_map(|v| dims(*v)).copied().collect();
                 matches!(n.op, Op::Binary(_)) && self.f.ty(n.first).dims.iter().all(|d| all.contains(d))
             })
     }

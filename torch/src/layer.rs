@@ -8,7 +8,7 @@ use crate::shape::Varies;
 use crate::tree::{Expr, Stmt, lines};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::bind::Part;
-use dreamc_compiler::ir::{Binding, Dim, Function, Lifetime, Op, Port, Value};
+use dreamc_compiler::ir::{Binding, Dim, Dims, Function, Lifetime, Op, Port, Value};
 use dreamc_compiler::lower::{Lowered, Weight};
 use std::collections::HashSet;
 use std::ops::Range;
@@ -44,7 +44,7 @@ impl Source<'_> {
     }
 
     /// The dimensions of the stream.
-    pub fn stream(&self) -> Vec<Dim> {
+    pub fn stream(&self) -> Dims {
         let dims = &self.lowered.module.dims;
         let number = |name: &&str| dims.get_index_of(*name).map(|k| Dim(k as u32));
         ["batch", "seq", "hidden"].iter().filter_map(number).collect()
@@ -418,7 +418,7 @@ impl<'a> Writing<'a> {
         let dims = like.value.and_then(ty).map_or_else(|| self.source.stream(), |ty| ty.dims.clone());
         let other = self.source.other_of(&self.f.name);
         let there = match (other, like.value) {
-            (Some((_, f)), Some(v)) => f.types.get(v.index()).map_or(vec![], |ty| ty.dims.clone()),
+            (Some((_, f)), Some(v)) => f.types.get(v.index()).map_or_else(Dims::new, |ty| ty.dims.clone()),
             _ => dims.clone(),
         };
         // Tokens that are put back among all of a sequence: some argument has all.
@@ -434,7 +434,7 @@ impl<'a> Writing<'a> {
             .iter()
             .filter(|a| puts && a.value.and_then(ty).is_some_and(|ty| ty.dims.len() > 1))
             .collect();
-        let sized: Vec<(String, Vec<Dim>)> =
+        let sized: Vec<(String, Dims)> =
             whole.iter().filter_map(|a| Some((a.name.clone(), a.value.and_then(ty)?.dims.clone()))).collect();
         let body = Body {
             module: &self.source.lowered.module,

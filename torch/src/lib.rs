@@ -20,7 +20,7 @@ mod tree;
 
 use dreamc_compiler::CompileError;
 use dreamc_compiler::architecture::{Architecture, skips};
-use dreamc_compiler::ir::{Dim, Function, Node, Op, Value};
+use dreamc_compiler::ir::{Dim, Dims, Function, Node, Op, Value};
 use dreamc_compiler::lower::{Shape, lower};
 use dreamc_dsl::spec::{Model, SkipRule};
 use layer::{Class, Source};
@@ -77,8 +77,7 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
     let dims = lowered.module.dims.clone();
     let sizes = other.module.dims.clone();
     // Of a share of the tokens there may be as many of both.
-    let shares: Vec<Dim> =
-        lowered.module.functions.values().flat_map(|f| &f.nodes).filter_map(share).collect();
+    let shares: Dims = lowered.module.functions.values().flat_map(|f| &f.nodes).filter_map(share).collect();
     let varies = move |d: Dim| {
         shares.contains(&d)
             || dims.get_index(d.0 as usize).is_none_or(|(name, size)| sizes.get(name) != Some(size))

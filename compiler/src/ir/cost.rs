@@ -298,6 +298,7 @@ mod tests {
     use crate::ir::random::table;
     use crate::ir::{Attention, Binding, Dim, Function, Mask, infer};
     use crate::op::{Contract, DepthAttention};
+    use smallvec::smallvec;
 
     /// The interpreter counts every multiply-add where it happens; the formulas here must say the
     /// same.
@@ -366,10 +367,10 @@ mod tests {
         assert_eq!(depth.flops, 2 * 20 * 4 * 6 * 2 * 8);
         assert_eq!(depth.read, 4 * (20 * 4 * 8 + 2 * 6 * 20 * 2 * 8) + 4);
         // A product of 20 rows of 8 with a matrix of 4 rows of 8.
-        let (x, w) = (Type::f32(&[b, t, d]), Type { dtype: crate::ir::DType::Bf16, dims: vec![h, d] });
+        let (x, w) = (Type::f32(&[b, t, d]), Type { dtype: crate::ir::DType::Bf16, dims: smallvec![h, d] });
         let x16 = Type { dtype: w.dtype, ..x };
         let contract =
-            of(&m, &Op::Contract(Contract { over: vec![d] }), &[&x16, &w], Extents::default()).unwrap();
+            of(&m, &Op::Contract(Contract { over: smallvec![d] }), &[&x16, &w], Extents::default()).unwrap();
         assert_eq!(contract.flops, 2 * 20 * 8 * 4);
         assert_eq!((contract.read, contract.written), (2 * (20 * 8 + 4 * 8), 4 * 20 * 4));
     }
@@ -397,7 +398,7 @@ mod tests {
         let names = ["a", "b", "c", "d"];
         let [a, b, c, d] = names.map(|n| m.dim(n, 1 << 48));
         let (x, y) = (Type::f32(&[a, b]), Type::f32(&[b, c, d]));
-        let overflow = of(&m, &Op::Contract(Contract { over: vec![b] }), &[&x, &y], Extents::default());
+        let overflow = of(&m, &Op::Contract(Contract { over: smallvec![b] }), &[&x, &y], Extents::default());
         assert_eq!(overflow, Err(CostError::Overflow("flops")));
         let one = Cost { flops: u128::MAX, ..Cost::default() };
         assert!(one.plus(Cost { flops: 1, ..Cost::default() }).is_err());
@@ -413,8 +414,8 @@ mod tests {
         let mut f = Function::new("f");
         let x = f.param("x", Binding::Value, Type::f32(&[b, h]));
         let y = f.add(&m, Op::Softmax, &[x]).unwrap()[0];
-        f.add(&m, Op::Contract(Contract { over: vec![b] }), &[y, x]).unwrap_err();
-        f.add(&m, Op::Contract(Contract { over: vec![b, h] }), &[y, x]).unwrap();
+        f.add(&m, Op::Contract(Contract { over: smallvec![b] }), &[y, x]).unwrap_err();
+        f.add(&m, Op::Contract(Contract { over: smallvec![b, h] }), &[y, x]).unwrap();
         let each = nodes(&m, &f, |_| Extents::default()).unwrap();
         assert_eq!(each.len(), 2);
         assert_eq!(total(&m, &f, |_| Extents::default()), each[0].plus(each[1]));

@@ -31,6 +31,7 @@ pub use crate::bind::{Binding, Index, Input, Lifetime, Of, Output, PerToken, Por
 
 use crate::format::Packed;
 use indexmap::IndexMap;
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// A named dimension: an index into [`Module::dims`].
@@ -80,24 +81,27 @@ impl DType {
     }
 }
 
+/// Dimensions of a shape, slowest first; most shapes have no more than four.
+pub type Dims = SmallVec<[Dim; 4]>;
+
 /// Element type and shape of a value; no dimension is a scalar.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Type {
     /// Storage.
     pub dtype: DType,
     /// Dimensions, slowest first.
-    pub dims: Vec<Dim>,
+    pub dims: Dims,
 }
 
 impl Type {
     /// A float type.
     pub fn f32(dims: &[Dim]) -> Self {
-        Type { dtype: DType::F32, dims: dims.to_vec() }
+        Type { dtype: DType::F32, dims: dims.into() }
     }
 
     /// An integer type.
     pub fn i32(dims: &[Dim]) -> Self {
-        Type { dtype: DType::I32, dims: dims.to_vec() }
+        Type { dtype: DType::I32, dims: dims.into() }
     }
 
     /// Whether the type has the dimension.
@@ -106,7 +110,7 @@ impl Type {
     }
 
     /// The dimensions of `self` that are not in `over`, in order.
-    pub fn without(&self, over: &[Dim]) -> Vec<Dim> {
+    pub fn without(&self, over: &[Dim]) -> Dims {
         self.dims.iter().copied().filter(|d| !over.contains(d)).collect()
     }
 }
@@ -268,7 +272,7 @@ impl Module {
         if Arc::ptr_eq(&self.dims, &own.dims) {
             return;
         }
-        let map: Vec<Dim> = own.dims.iter().map(|(name, &size)| self.dim(name.as_str(), size)).collect();
+        let map: Dims = own.dims.iter().map(|(name, &size)| self.dim(name.as_str(), size)).collect();
         if map.iter().enumerate().all(|(i, d)| d.0 as usize == i) {
             return;
         }

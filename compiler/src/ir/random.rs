@@ -17,7 +17,7 @@
 //! ```
 
 use super::interpret::evaluate;
-use super::{Binding, Dim, Function, Index, Lifetime, Module, Node, Op, Port, Tensor, Type, Value};
+use super::{Binding, Dim, Dims, Function, Index, Lifetime, Module, Node, Op, Port, Tensor, Type, Value};
 use crate::op::Signature;
 
 /// Random numbers that are a function of the seed alone (splitmix64).
@@ -137,7 +137,7 @@ impl Case {
     }
 
     /// No, one or two dimensions of rows.
-    pub fn rows(&mut self) -> Vec<Dim> {
+    pub fn rows(&mut self) -> Dims {
         ["b", "t"][..self.rng.below(3) as usize].iter().map(|n| self.dim(n)).collect()
     }
 
@@ -202,7 +202,7 @@ impl Case {
     }
 
     /// Rows and a last dimension.
-    pub fn row_dims(&mut self, last: &str) -> Vec<Dim> {
+    pub fn row_dims(&mut self, last: &str) -> Dims {
         let mut dims = self.rows();
         dims.push(self.dim(last));
         dims
@@ -234,8 +234,8 @@ impl Case {
 }
 
 /// Dimensions with one more.
-pub(crate) fn with(dims: &[Dim], last: Dim) -> Vec<Dim> {
-    [dims, &[last]].concat()
+pub(crate) fn with(dims: &[Dim], last: Dim) -> Dims {
+    [dims, &[last]].concat().into()
 }
 
 #[cfg(test)]

@@ -25,7 +25,8 @@
 //! breaks are spaces.
 
 use super::{
-    Binding, DType, Dim, Function, Index, Input, Lifetime, Module, Node, Of, Op, Output, Port, Type, Value,
+    Binding, DType, Dim, Dims, Function, Index, Input, Lifetime, Module, Node, Of, Op, Output, Port, Type,
+    Value,
 };
 use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Write as _};
@@ -170,7 +171,7 @@ pub(crate) trait Attributes {
     /// A dimension.
     fn dim(&mut self, dim: &mut Dim) -> Parsed<()>;
     /// A list of dimensions in brackets.
-    fn dims(&mut self, dims: &mut Vec<Dim>) -> Parsed<()>;
+    fn dims(&mut self, dims: &mut Dims) -> Parsed<()>;
     /// A type.
     fn dtype(&mut self, dtype: &mut DType) -> Parsed<()>;
     /// A number, to the bit.
@@ -211,7 +212,7 @@ impl Attributes for Printer<'_> {
         self.push(&name(self.module.name(*dim)))
     }
 
-    fn dims(&mut self, dims: &mut Vec<Dim>) -> Parsed<()> {
+    fn dims(&mut self, dims: &mut Dims) -> Parsed<()> {
         self.push(&self.module.show_dims(dims))
     }
 
@@ -267,7 +268,7 @@ impl Attributes for Reader<'_, '_> {
         Ok(())
     }
 
-    fn dims(&mut self, dims: &mut Vec<Dim>) -> Parsed<()> {
+    fn dims(&mut self, dims: &mut Dims) -> Parsed<()> {
         *dims = self.parser.dim_list(self.module)?;
         Ok(())
     }
@@ -337,7 +338,7 @@ impl Attributes for EachDim<'_> {
         Ok(())
     }
 
-    fn dims(&mut self, dims: &mut Vec<Dim>) -> Parsed<()> {
+    fn dims(&mut self, dims: &mut Dims) -> Parsed<()> {
         dims.iter_mut().for_each(&mut *self.0);
         Ok(())
     }
@@ -377,10 +378,10 @@ impl Attributes for EachDim<'_> {
 }
 
 /// The dimensions among an operation's attributes.
-pub(crate) fn named_dims(op: &Op) -> Vec<Dim> {
+pub(crate) fn named_dims(op: &Op) -> Dims {
     let mut named = vec![];
     each_dim(&mut op.clone(), &mut |d| named.push(*d));
-    named
+    named.into()
 }
 
 fn each_dim(op: &mut Op, visit: &mut dyn FnMut(&mut Dim)) {
@@ -774,7 +775,7 @@ impl<'a> Parser<'a> {
     }
 
     /// `[a, b]`
-    fn dim_list(&mut self, module: &Module) -> Parsed<Vec<Dim>> {
+    fn dim_list(&mut self, module: &Module) -> Parsed<Dims> {
         self.punctuation('[')?;
         let mut dims = vec![];
         while self.token != Token::Punctuation(']') {
@@ -784,7 +785,7 @@ impl<'a> Parser<'a> {
             dims.push(self.dim(module)?);
         }
         self.punctuation(']')?;
-        Ok(dims)
+        Ok(dims.into())
     }
 
     fn dtype(&mut self) -> Parsed<DType> {

@@ -264,6 +264,7 @@ mod tests {
     use super::*;
     use crate::ir::{Binary, Op, Reduce, Unary, Value};
     use crate::op::Reduction;
+    use smallvec::smallvec;
     use std::sync::Arc;
 
     /// `y = -x + x`, valid.
@@ -319,7 +320,7 @@ mod tests {
         let unknown = "@f, input %x: dimension 7 is not in the module's table";
         assert_eq!(broken(|_, f| f.types[0].dims[0] = Dim(7)), unknown);
         let attribute = "@f, `%0 = sum %x over [\"?\"] : f32[b]`: dimension 9 is not in the module's table";
-        let sum = Op::Reduce(Reduction { how: Reduce::Sum, over: vec![Dim(9)] });
+        let sum = Op::Reduce(Reduction { how: Reduce::Sum, over: smallvec![Dim(9)] });
         assert_eq!(broken(|_, f| f.nodes[0].op = sum.clone()), attribute);
         let none = "dimension none has size 0; sizes are 1 to 2^48";
         assert_eq!(broken(|m, _| m.dims = Arc::new([("none".into(), 0)].into())), none);

@@ -5,6 +5,7 @@ use super::*;
 use crate::bind::Adapted;
 use crate::op::ByHead;
 use crate::op::attention::kernel::LONGEST_SHARED;
+use smallvec::smallvec;
 
 /// The length of a place in the cache of a latent attention, that is the vector that keys and
 /// values of all heads are made of and what heads share of keys; `None` where the cache holds keys
@@ -195,7 +196,7 @@ impl Lower<'_> {
             Some(l) if l.value < a.head_size => {
                 let [value, rest] = [("value", l.value), ("no_value", a.head_size - l.value)]
                     .map(|(name, size)| self.dim_of(c, name, size));
-                self.b.ops(Split(vec![value, rest]), &[o])[0]
+                self.b.ops(Split(smallvec![value, rest]), &[o])[0]
             }
             Some(_) | None => o,
         };
@@ -238,7 +239,7 @@ impl Lower<'_> {
         let qkv = self.bias(c, a.bias.is_some_and(spec::Bias::of_qkv).then_some(Part::QkvBias), qkv);
 
         let mut parts = match has_keys {
-            true => self.b.ops(Split(vec![queries, keys, keys]), &[qkv]),
+            true => self.b.ops(Split(smallvec![queries, keys, keys]), &[qkv]),
             false => vec![qkv],
         };
         // A mixture adapts the matrix of each expert as one.
@@ -301,13 +302,13 @@ impl Lower<'_> {
             }
         };
         let q = self.b.reshape(q, &with(&[heads, size]));
-        let parts = self.b.ops(Split(vec![plain, turned]), &[q]);
+        let parts = self.b.ops(Split(smallvec![plain, turned]), &[q]);
         let (begin, end) = (parts[0], turn(self, parts[1]));
 
         let rank = self.dim_of(c, "kv_rank", l.kv);
         let both = self.dim_of(c, "kv_down", l.kv + l.turned);
         let down = self.matrix(c, Part::KvDown, n, [both, hidden], None);
-        let parts = self.b.ops(Split(vec![rank, turned]), &[down]);
+        let parts = self.b.ops(Split(smallvec![rank, turned]), &[down]);
         let latent = self.norm_of_latents(parts[0], c, Part::KvDownNorm, l.eps);
         let shared = self.b.reshape(parts[1], &with(&[one, turned]));
         let shared = turn(self, shared);
@@ -329,7 +330,7 @@ impl Lower<'_> {
         let wide = self.dim_of(c, "kv_up", a.heads * (still + l.value));
         let up = self.matrix(c, Part::KvUp, latent, [wide, rank], None);
         let up = self.b.reshape(up, &with(&[kv, each]));
-        let parts = self.b.ops(Split(vec![plain, value]), &[up]);
+        let parts = self.b.ops(Split(smallvec![plain, value]), &[up]);
         let k = self.b.op(Concat(size), &[parts[0], shared]);
         let v = if l.value == a.head_size {
             self.b.reshape(parts[1], &with(&[kv, size]))
@@ -365,7 +366,7 @@ impl Lower<'_> {
         let [rank, turned, plain, value] = parts.map(|(name, size)| self.dim_of(c, name, size));
         let heads = self.b.dims(o)[2];
         let w = self.kv_up(c, &l, heads, plain);
-        let sums = self.b.ops(Split(vec![rank, turned]), &[o])[0];
+        let sums = self.b.ops(Split(smallvec![rank, turned]), &[o])[0];
         self.b.op(ByHead { over: rank, part: value, first: still }, &[sums, w])
     }
 
@@ -599,7 +600,7 @@ impl Lower<'_> {
         let row = self.row(c);
         let all = ir::Attention { scale, ..ir::Attention::default() };
         let mixed = self.b.op(DepthAttention(all), &[q, states[0].1, states[1].1, row]);
-        let parts = self.b.ops(Split(vec![size, one]), &[mixed]);
+        let parts = self.b.ops(Split(smallvec![size, one]), &[mixed]);
         let name = format!("{}.next", self.architecture.label(c));
         let next = self.b.index(&name, Index::Next { cache: self.cache_number(c), by: 1 });
         for ((port, state), own) in states.into_iter().zip([k, v]) {
@@ -666,7 +667,7 @@ impl Lower<'_> {
     /// marks.
     pub(super) fn unmark(&mut self, o: Value, size: Dim) -> Value {
         let one = self.one();
-        let o = self.b.ops(Split(vec![size, one]), &[o])[0];
+        let o = self.b.ops(Split(smallvec![size, one]), &[o])[0];
         self.here_again(o)
     }
 
@@ -759,7 +760,7 @@ impl Lower<'_> {
             let all = self.b.dims(x).last().copied().into_iter().collect::<Vec<_>>();
             let [turning, rest] =
                 [turning, size - turning].map(|part| self.dim_of(c, &format!("{part}of{size}"), part));
-            let parts = self.b.ops(Split(vec![turning, rest]), &[x]);
+            let parts = self.b.ops(Split(smallvec![turning, rest]), &[x]);
             let turned = self.rope(parts[0], c, spec::Rope { share: 1.0, ..rope }, depth);
             return self.b.op(Concat(all[0]), &[turned, parts[1]]);
         }

@@ -10,6 +10,7 @@
 use super::*;
 use crate::architecture::Choosing;
 use crate::op::PickGrad;
+use smallvec::smallvec;
 
 impl Lower<'_> {
     /// Before the first pass: `z = W x`, `p = softmax(z)`, and the last pass `argmax(p + b)`.
@@ -126,7 +127,7 @@ impl Lower<'_> {
         let e = self.passes_chosen(passes);
         let ones = self.ones(&each);
         let ends = self.b.op(PickGrad { experts: e }, &[ones, last]);
-        let columns = self.b.ops(Split(vec![one; passes as usize]), &[ends]);
+        let columns = self.b.ops(Split(smallvec![one; passes as usize]), &[ends]);
         let columns = columns.into_iter().skip(pass as usize);
         let columns: Vec<Value> = columns.map(|column| self.b.reshape(column, &rows)).collect();
         let running = columns.into_iter().reduce(|sum, column| self.b.add(sum, column));

@@ -211,7 +211,16 @@ impl Lower<'_> {
         let (owner, part, kind) = (Owner::Stream, Part::FinalNorm, TensorKind::Gain);
         let (dims, name) = (vec![hidden], name.to_string());
         let gain = self.b.param(&name, Binding::Weight, Type::f32(&dims));
-        self.weights.push(Weight { name, dims, kind, init, passes: None, owner, part, balancing: None });
+        self.weights.push(Weight {
+            name,
+            dims: dims.into(),
+            kind,
+            init,
+            passes: None,
+            owner,
+            part,
+            balancing: None,
+        });
         let gain = match norm.unit_offset {
             true => {
                 let one = self.b.constant(1.0);

@@ -38,7 +38,7 @@ use crate::bind::{Owner, Part};
 use crate::build::{Builder, Marks};
 use crate::compiled::{Init, Observation, TensorKind};
 use crate::ir::{
-    self, Binding, Dim, Function, Index, Input, Lifetime, Mask, Module, Op, Output, PerToken, Port,
+    self, Binding, Dim, Dims, Function, Index, Input, Lifetime, Mask, Module, Op, Output, PerToken, Port,
     Positions, Reduce, Type, Unary, Value,
 };
 use crate::op::{
@@ -176,7 +176,7 @@ pub struct Weight {
     /// Its name inside the layer, or its full name.
     pub name: String,
     /// Its dimensions.
-    pub dims: Vec<Dim>,
+    pub dims: Dims,
     /// Its kind.
     pub kind: TensorKind,
     /// How it begins.
@@ -538,7 +538,16 @@ impl<'a> Lower<'a> {
         let name = self.architecture.name_of(owner, part);
         if !self.weights.iter().any(|w| w.name == name) {
             let (name, dims) = (name.clone(), dims.to_vec());
-            self.weights.push(Weight { name, dims, kind, init, passes, owner, part, balancing: None });
+            self.weights.push(Weight {
+                name,
+                dims: dims.into(),
+                kind,
+                init,
+                passes,
+                owner,
+                part,
+                balancing: None,
+            });
         }
         self.b.param(&name, binding, Type::f32(dims))
     }

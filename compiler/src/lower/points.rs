@@ -48,7 +48,7 @@ impl Lower<'_> {
             let left = all - first;
             if left < each {
                 let some = [left, each - left].map(|n| self.dim(&format!("{name}{n}"), n));
-                part = self.b.ops(Split(some.into()), &[part])[0];
+                part = self.b.ops(Split(some[..].into()), &[part])[0];
             }
             parts.push(part);
         }

@@ -5,6 +5,7 @@
 //! reads the latest.
 
 use super::*;
+use smallvec::smallvec;
 
 impl Lower<'_> {
     pub(super) fn statement(&mut self, statement: &Statement) {
@@ -17,7 +18,7 @@ impl Lower<'_> {
                 self.b.zeros(&ty)
             }
             Statement::StartNormal(deviation) => {
-                let dims = [self.stream_rows(), vec![self.hidden()]].concat();
+                let dims = [self.stream_rows(), smallvec![self.hidden()]].concat();
                 let noise = self.b.param(Input::Noise.name(), Binding::Batch(Input::Noise), Type::f32(&dims));
                 let noise = self.b.scale(noise, *deviation);
                 wiring(&self.architecture.model).begin(self, noise)
@@ -52,7 +53,7 @@ impl Lower<'_> {
         // One for the stream here.
         let init = Some(Init::Identity { columns: all, from: all - 1 });
         let a = self.weight(Owner::Stream, Part::Mix, &dims, TensorKind::Steady, init);
-        let factors = self.b.ops(Split(vec![one; depths.len() + 1]), &[a]);
+        let factors = self.b.ops(Split(smallvec![one; depths.len() + 1]), &[a]);
         let mut sources: Vec<Value> = depths.iter().map(|depth| self.saved(&remembered_as(*depth))).collect();
         sources.push(x);
         let mut sum = None;

@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::wiring::lane_type;
+use smallvec::smallvec;
 
 impl Lower<'_> {
-    pub(super) fn stream_rows(&mut self) -> Vec<Dim> {
-        vec![Dim(0), Dim(1)]
+    pub(super) fn stream_rows(&mut self) -> Dims {
+        smallvec![Dim(0), Dim(1)]
     }
 
     pub(super) fn stream_type(&mut self) -> Type {

@@ -85,7 +85,7 @@ use crate::ir::interpret::{
 };
 use crate::ir::random::{Case, Instance, Rng, with};
 use crate::ir::text::{Attributes, Parsed};
-use crate::ir::{Binding, DType, Dim, Lifetime, Node, Type, Value};
+use crate::ir::{Binding, DType, Dim, Dims, Lifetime, Node, Type, Value};
 use crate::program::{Broadcast, RowOp, RowStore};
 use crate::schedule::need::{Asked, Need};
 use crate::schedule::rows::{RowBuilder, RowWork};
@@ -625,7 +625,7 @@ impl Op {
     }
 
     /// The dimensions that the operation itself names, beside those of its operands.
-    pub fn dims(&self) -> Vec<Dim> {
+    pub fn dims(&self) -> Dims {
         crate::ir::text::named_dims(self)
     }
 }

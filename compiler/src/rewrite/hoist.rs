@@ -7,7 +7,7 @@
 //! that evaluation and decoding both need is prepared once.
 
 use super::language::Source;
-use crate::ir::{Binding, Dim, Function, Module, Op, Port, Reduce, Value};
+use crate::ir::{Binding, Dims, Function, Module, Op, Port, Reduce, Value};
 use crate::op::Reduction;
 use indexmap::IndexMap;
 
@@ -141,7 +141,7 @@ impl Prepared {
     }
 }
 
-fn summed(f: &Function, port: &Port, of: &Port, x: Value, over: Vec<Dim>) -> Function {
+fn summed(f: &Function, port: &Port, of: &Port, x: Value, over: Dims) -> Function {
     let mut g = Function::new(format!("finish.{port}"));
     let ty = f.ty(x).clone();
     let result = crate::ir::Type { dtype: ty.dtype, dims: ty.without(&over) };

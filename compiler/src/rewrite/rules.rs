@@ -7,7 +7,7 @@
 //! `tests.rs` proves each on random tensors and shows where it must refuse.
 
 use super::language::{Graph, Operands, Source, Term};
-use crate::ir::{Attention, Binary, Dim, Mask, Op, Reduce, Type, Unary, infer};
+use crate::ir::{Attention, Binary, Dim, Dims, Mask, Op, Reduce, Type, Unary, infer};
 use crate::op::linear_attention::outside::{self, Place};
 use crate::op::linear_attention::recognise;
 use crate::op::{
@@ -16,6 +16,7 @@ use crate::op::{
     TopTokens, Zeros,
 };
 use egg::Id;
+use smallvec::smallvec;
 use std::sync::Arc;
 
 /// Where a rule may be used.
@@ -279,7 +280,7 @@ fn ty(g: &Graph, id: Id) -> Option<&Type> {
     g[id].data.types.first()
 }
 
-fn dims(g: &Graph, id: Id) -> Option<Vec<Dim>> {
+fn dims(g: &Graph, id: Id) -> Option<Dims> {
     ty(g, id).map(|t| t.dims.clone())
 }
 
@@ -318,7 +319,7 @@ fn result(g: &mut Graph, k: u32, of: Id) -> Id {
 
 /// A value with every element the same number.
 fn filled(g: &mut Graph, dims: &[Dim], number: f64) -> Option<Id> {
-    let zeros = make(g, Zeros(dims.to_vec()), &[])?;
+    let zeros = make(g, Zeros(dims.into()), &[])?;
     if number == 0.0 {
         return Some(zeros);
     }
@@ -465,15 +466,15 @@ fn one_expert(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
     } else if let Op::Grouped(Grouped { over }) = op {
         alone(routed(g, &[(1, x[2])])?)?;
         let matrix = dims(g, x[1])?[1..].to_vec();
-        let w = make(g, Reshape(matrix), &[x[1]])?;
-        make(g, Contract { over: vec![*over] }, &[x[0], w])?
+        let w = make(g, Reshape(matrix.into()), &[x[1]])?;
+        make(g, Contract { over: smallvec![*over] }, &[x[0], w])?
     } else {
         alone(routed(g, &[(2, x[1])])?)?;
         let y = make(g, Reshape(to.clone()), &[x[0]])?;
         match x.get(2) {
             None => y,
             Some(&gates) => {
-                let gates = make(g, Reshape(to[..to.len() - 1].to_vec()), &[gates])?;
+                let gates = make(g, Reshape(to[..to.len() - 1].into()), &[gates])?;
                 make(g, Binary::Mul, &[y, gates])?
             }
         }
@@ -507,19 +508,19 @@ fn all_experts(g: &mut Graph, id: Id, _: &Op, x: &[Id]) -> Option<Equal> {
     let (one, all) = (size(g, h).checked_mul(size(g, i))?, r.experts.checked_mul(size(g, i))?);
     let (one, whole) = (fresh(g, one), fresh(g, one.checked_mul(r.experts)?));
     let all = fresh(g, all);
-    let flat = make(g, Reshape(vec![whole]), &[w])?;
-    let split = make(g, Split(vec![one; r.experts as usize]), &[flat])?;
+    let flat = make(g, Reshape(smallvec![whole]), &[w])?;
+    let split = make(g, Split(smallvec![one; r.experts as usize]), &[flat])?;
     let mut matrices = vec![];
     for k in 0..r.experts as u32 {
         let matrix = result(g, k, split);
-        matrices.push(make(g, Reshape(vec![h, i]), &[matrix])?);
+        matrices.push(make(g, Reshape(smallvec![h, i]), &[matrix])?);
     }
     let w = make(g, Concat(all), &matrices)?;
     let mut rows = dims(g, a)?;
     rows.truncate(rows.len() - 2);
     rows.push(all);
     let a = make(g, Reshape(rows), &[a])?;
-    let y = make(g, Contract { over: vec![all] }, &[a, w])?;
+    let y = make(g, Contract { over: smallvec![all] }, &[a, w])?;
     (ty(g, y) == ty(g, id)).then(|| vec![(id, y)])
 }
 
@@ -552,7 +553,8 @@ fn of_all(g: &mut Graph, r: &Routed, id: Id, depth: usize) -> Option<Id> {
             let same_groups = routed(g, &[(1, x[2])])?.group == r.group;
             let rows = of_all(g, r, x[0], depth - 1)?;
             let direct = dims(g, rows)?.last() == Some(&over) && dims(g, x[1])?.last() == Some(&over);
-            return (same_groups && direct).then(|| make(g, Contract { over: vec![over] }, &[rows, x[1]]))?;
+            return (same_groups && direct)
+                .then(|| make(g, Contract { over: smallvec![over] }, &[rows, x[1]]))?;
         }
         let mut operands = vec![];
         for &y in x.iter().filter(|_| is_element_wise(&op)) {
@@ -577,8 +579,8 @@ fn gates_of_all(g: &mut Graph, r: &Routed, id: Id, depth: usize) -> Option<Id> {
             return (same(g, x[1], r.chosen) && dims(g, x[0])?.last() == Some(&r.dim)).then(|| x[0]);
         }
         if let Op::Reduce(Reduction { how, over }) = &op {
-            let all = if *over == [k] { gates_of_all(g, r, x[0], depth - 1)? } else { return None };
-            return make(g, Reduction { how: *how, over: vec![r.dim] }, &[all]);
+            let all = if **over == [k] { gates_of_all(g, r, x[0], depth - 1)? } else { return None };
+            return make(g, Reduction { how: *how, over: smallvec![r.dim] }, &[all]);
         }
         let mut operands = vec![];
         for &y in x.iter().filter(|_| is_element_wise(&op)) {
@@ -684,11 +686,11 @@ fn shared_gradient(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
     let rows = dims(g, d)?;
     let rows = rows[..rows.len() - 1].to_vec();
     let whole = Term::Op(
-        Arc::new(Op::Contract(Contract { over: rows })),
+        Arc::new(Op::Contract(Contract { over: rows.into() })),
         Operands::from_slice(&[g.find(d), g.find(n)]),
     );
     let whole = g.lookup(whole)?;
-    let sum = make(g, Reduction { how: Reduce::Sum, over: vec![experts] }, &[id])?;
+    let sum = make(g, Reduction { how: Reduce::Sum, over: smallvec![experts] }, &[id])?;
     (ty(g, sum) == ty(g, whole)).then(|| vec![(whole, sum)])
 }
 
@@ -714,9 +716,9 @@ fn gate_gradient(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
     let u = make(g, Grouped { over: outer }, &[rows, w, offsets])?;
     // A number of each slot, and of each choice.
     let product = make(g, Binary::Mul, &[u, a])?;
-    let sums = make(g, Reduction { how: Reduce::Sum, over: vec![inner] }, &[product])?;
-    let sums = make(g, Reshape(vec![slots, one]), &[sums])?;
-    let places = make(g, Reshape(vec![slots]), &[inverse])?;
+    let sums = make(g, Reduction { how: Reduce::Sum, over: smallvec![inner] }, &[product])?;
+    let sums = make(g, Reshape(smallvec![slots, one]), &[sums])?;
+    let places = make(g, Reshape(smallvec![slots]), &[inverse])?;
     let chosen = make(g, Op::Gather, &[sums, places])?;
     let to = dims(g, id)?;
     let gradient = make(g, Reshape(to), &[chosen])?;
@@ -725,9 +727,9 @@ fn gate_gradient(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
         if of != Op::CombineGrad || !same(g, y[0], d) || !same(g, y[1], order) {
             continue;
         }
-        let gates = make(g, Reshape(vec![slots, one]), &[y[2]])?;
+        let gates = make(g, Reshape(smallvec![slots, one]), &[y[2]])?;
         let gates = make(g, Op::Gather, &[gates, order])?;
-        let gates = make(g, Reshape(vec![slots]), &[gates])?;
+        let gates = make(g, Reshape(smallvec![slots]), &[gates])?;
         for (class, of, y) in users(g, gated) {
             let gated_first = same(g, y[0], gated);
             if of == Op::Grouped(Grouped { over: outer }) && gated_first && same(g, y[1], w) {
@@ -751,7 +753,7 @@ fn fold_gain(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
     // The gain may stand behind a gather of rows, which does not touch it.
     let gather = gathered(g, x[0]);
     let (y, gain) = binary(g, gather.map_or(x[0], |(y, _)| y), Binary::Mul)?;
-    if !is_data(g, y) || !is_weight(g, gain) || dims(g, gain)? != [over] {
+    if !is_data(g, y) || !is_weight(g, gain) || dims(g, gain)?[..] != [over] {
         return None;
     }
     let w = make(g, Binary::Mul, &[x[1], gain])?;
@@ -799,7 +801,7 @@ fn attention_scale(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
 
 /// Matrices under each other: `[o1, i]`, `[o2, i]`, … or `[e, o1, i]`, … as `[.., o, i]`; `None`
 /// where they do not fit.
-fn stacked(g: &mut Graph, matrices: &[Id]) -> Option<(Id, Vec<Dim>, Dim)> {
+fn stacked(g: &mut Graph, matrices: &[Id]) -> Option<(Id, Dims, Dim)> {
     let first = dims(g, *matrices.first()?)?;
     let (lead, i) = (first[..first.len() - 2].to_vec(), *first.last()?);
     let (mut parts, mut flat) = (vec![], vec![]);
@@ -811,13 +813,13 @@ fn stacked(g: &mut Graph, matrices: &[Id]) -> Option<(Id, Vec<Dim>, Dim)> {
         let o = d[d.len() - 2];
         parts.push(o);
         let n = fresh(g, size(g, o).checked_mul(size(g, i))?);
-        flat.push(make(g, Reshape([&lead[..], &[n]].concat()), &[w])?);
+        flat.push(make(g, Reshape([&lead[..], &[n]].concat().into()), &[w])?);
     }
     let rows = parts.iter().try_fold(0u64, |n, &o| n.checked_add(size(g, o)))?;
     let (all, rows) = (fresh(g, rows.checked_mul(size(g, i))?), fresh(g, rows));
     let w = make(g, Concat(all), &flat)?;
-    let w = make(g, Reshape([&lead[..], &[rows, i]].concat()), &[w])?;
-    Some((w, parts, rows))
+    let w = make(g, Reshape([&lead[..], &[rows, i]].concat().into()), &[w])?;
+    Some((w, parts.into(), rows))
 }
 
 /// A dimension that stands for a size alone.
@@ -932,7 +934,7 @@ impl Place for Graph {
         make(self, op, inputs)
     }
 
-    fn dims(&self, of: Id) -> Option<Vec<Dim>> {
+    fn dims(&self, of: Id) -> Option<Dims> {
         dims(self, of)
     }
 

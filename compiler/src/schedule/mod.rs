@@ -18,7 +18,7 @@ mod recompute;
 pub(crate) mod rows;
 
 use crate::CompileError;
-use crate::ir::{Dim, Function, Module, Node, Op, Reduce, Value};
+use crate::ir::{Dim, Dims, Function, Module, Node, Op, Reduce, Value};
 use crate::op::{Class, Moved, Reduction};
 use crate::program::Kernel;
 pub(crate) use launch::{Choose, Select};
@@ -128,7 +128,7 @@ enum Kind {
     View,
     /// Part of a row kernel over the first so many dimensions of its widest operand or result, for
     /// those of its rows that are needed.
-    Row(Vec<Dim>, Need),
+    Row(Dims, Need),
     /// A kernel of its own.
     Anchor,
     /// Numbers that every kernel makes for itself.
@@ -174,7 +174,7 @@ fn classify(f: &Function, needs: &[Need]) -> Result<Vec<Kind>, CompileError> {
                 // Parts of several groups in a row are no rows of their own.
                 let groups = matches!(moved, Moved::Cut(_)) && row_dims(from).len() + 1 != from.len();
                 if (computed || groups) && same_rows {
-                    Kind::Row(row_dims(from).to_vec(), need)
+                    Kind::Row(row_dims(from).into(), need)
                 } else {
                     Kind::View
                 }
@@ -182,7 +182,7 @@ fn classify(f: &Function, needs: &[Need]) -> Result<Vec<Kind>, CompileError> {
             Class::Element(_) if matches!(node.op, Op::Cast(_)) && stored(node.inputs[0]) => Kind::Stored,
             Class::Identity | Class::Element(_) | Class::Row { .. } => {
                 let (from, to) = (&f.ty(node.inputs[0]).dims, &f.ty(node.first).dims);
-                Kind::Row(row_dims(if from.len() > to.len() { from } else { to }).to_vec(), need)
+                Kind::Row(row_dims(if from.len() > to.len() { from } else { to }).into(), need)
             }
             Class::Gather(_) | Class::Anchor(..) => Kind::Anchor,
         };
@@ -269,15 +269,10 @@ fn sink(f: &Function, kinds: &[Kind], levels: &mut [u32], defined: &[Option<usiz
 }
 
 /// Whether a reduction is one that a row kernel can do, and over which inner dimensions.
-fn inner_reduction(
-    f: &Function,
-    x: Value,
-    how: Reduce,
-    over: &[Dim],
-) -> Result<(Vec<Dim>, bool), CompileError> {
+fn inner_reduction(f: &Function, x: Value, how: Reduce, over: &[Dim]) -> Result<(Dims, bool), CompileError> {
     let dims = &f.ty(x).dims;
     let rows = row_dims(dims);
-    let inner: Vec<Dim> = over.iter().copied().filter(|d| !rows.contains(d)).collect();
+    let inner: Dims = over.iter().copied().filter(|d| !rows.contains(d)).collect();
     let summed = rows.iter().filter(|d| over.contains(d)).count();
     if summed != 0 && (summed != rows.len() || how == Reduce::Max) {
         return Err(CompileError::Schedule("a reduction over some of the row dimensions".into()));

@@ -13,7 +13,7 @@
 
 use super::need::Need;
 use super::{Bind, Kind, sums_rows};
-use crate::ir::{Dim, Function, Module, Node, Value};
+use crate::ir::{Dim, Dims, Function, Module, Node, Value};
 use crate::op::Class;
 use rustc_hash::FxHashSet;
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +43,7 @@ pub(super) fn recompute(module: &Module, placed: Placed, bind: &[Bind]) -> Place
 /// A row kernel: the row nodes of one kind on one level.
 struct RowGroup {
     level: u32,
-    rows: Vec<Dim>,
+    rows: Dims,
     need: Need,
     /// Nodes that it has copies of.
     copies: BTreeSet<usize>,

@@ -4,7 +4,7 @@ use super::launch::Emit;
 use super::need::Need;
 use super::{Kind, LocalOperand, Place, View, inner_reduction, row_dims};
 use crate::CompileError;
-use crate::ir::{DType, Dim, Node, Reduce, Type, Value};
+use crate::ir::{DType, Dim, Dims, Node, Reduce, Type, Value};
 use crate::op::Class;
 use crate::program::{Broadcast, Kernel, RowInput, RowKernel, RowOp, RowOutput, RowStore};
 use rustc_hash::FxHashMap;
@@ -214,7 +214,7 @@ impl<'e, 'a> RowBuilder<'e, 'a> {
         x: Value,
         how: Reduce,
         over: &[Dim],
-    ) -> Result<(Vec<Dim>, bool), CompileError> {
+    ) -> Result<(Dims, bool), CompileError> {
         inner_reduction(self.emit.f, x, how, over)
     }
 

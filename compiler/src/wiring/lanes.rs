@@ -15,6 +15,7 @@ use crate::ir::{Dim, Op, Reduce, Type, Unary, Value};
 use crate::lower::Lower;
 use crate::op::{Concat, Rms, Split};
 use dreamc_dsl::spec::{Expr, LaneKind};
+use smallvec::smallvec;
 
 /// Added to every number that a sigmoid or softmax makes of the lanes, and to every sum that
 /// divides.
@@ -129,7 +130,7 @@ impl Lanes {
 
     fn split(&self, lower: &mut Lower, x: Value) -> Vec<Value> {
         let (wide, hidden) = (self.wide(lower, x), lower.hidden());
-        let mut parts = lower.b.ops(Split(vec![hidden; self.count as usize]), &[wide]);
+        let mut parts = lower.b.ops(Split(smallvec![hidden; self.count as usize]), &[wide]);
         parts.truncate(self.count as usize);
         parts
     }
@@ -147,7 +148,7 @@ impl Lanes {
     fn numbers(&self, lower: &mut Lower, x: Value) -> Vec<Value> {
         let (one, rows) = (lower.one(), lower.b.rows(x));
         let n = lower.b.dims(x).last().map_or(0, |&d| lower.b.module.size(d)) as usize;
-        let mut parts = lower.b.ops(Split(vec![one; n]), &[x]);
+        let mut parts = lower.b.ops(Split(smallvec![one; n]), &[x]);
         parts.truncate(n);
         parts.into_iter().map(|part| lower.b.reshape(part, &rows)).collect()
     }
@@ -251,7 +252,7 @@ impl Lanes {
         let scale = self.vector(lower, owner, Part::LaneScale, three, Init::Constant(SCALE));
         let scale = self.numbers(lower, scale);
         let bias = self.vector(lower, owner, Part::LaneBias, all, Init::Constant(0.0));
-        let parts = Split(vec![lane, lane, pairs]);
+        let parts = Split(smallvec![lane, lane, pairs]);
         let z = lower.b.ops(parts.clone(), &[z]);
         let bias = lower.b.ops(parts, &[bias]);
         let alpha = sigmoid(lower, z[0], scale[0], bias[0]);

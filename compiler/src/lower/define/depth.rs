@@ -127,7 +127,7 @@ impl Lower<'_> {
             let symbol = Symbol::new(&format!("value.{name}"));
             if self.architecture.skipped(d.owner) {
                 let part = Part::Behind(symbol);
-                let dims = [self.stream_rows(), self.b.dims(value)[2..].to_vec()].concat();
+                let dims = [self.stream_rows(), self.b.dims(value)[2..].into()].concat();
                 let before = self.latest_row(d.owner, part, &dims);
                 value = self.instead(value, before);
                 let next = self.next_row(d.owner);
@@ -171,8 +171,7 @@ impl Lower<'_> {
         // Its dimensions are those of the component that made it.
         let names: Vec<(String, u64)> =
             node.ty.dims.iter().map(|&dim| (d.graph.name(dim).to_string(), d.graph.size(dim))).collect();
-        let of_source: Vec<Dim> =
-            names.iter().map(|(name, size)| self.own_dim(source, name, *size)).collect();
+        let of_source: Dims = names.iter().map(|(name, size)| self.own_dim(source, name, *size)).collect();
         let of_source = [self.stream_rows(), of_source].concat();
         let symbol = Symbol::new(&format!("value.{name}"));
         let value = if self.architecture.skipped(source) {

@@ -16,6 +16,7 @@ use dreamc_dsl::define::graph::{
     self, DimId, Fact, Function as Of, Graph, Node, Purpose, Reads, Region, Turn, Type as Typed, ValueId,
     WeightId,
 };
+use smallvec::smallvec;
 use values::Values;
 
 impl Lowering for spec::Defined {
@@ -36,9 +37,9 @@ struct Defining<'g> {
     /// The row of each token.
     input: Value,
     /// Dimensions of tokens.
-    rows: Vec<Dim>,
+    rows: Dims,
     /// The dimensions of the graph.
-    dims: Vec<Dim>,
+    dims: Dims,
     /// The values so far.
     values: Vec<Value>,
     /// Parts of dimensions that several slices take.
@@ -85,12 +86,12 @@ impl Defining<'_> {
         self.dims[dim.0 as usize]
     }
 
-    fn dims(&self, dims: &[DimId]) -> Vec<Dim> {
+    fn dims(&self, dims: &[DimId]) -> Dims {
         dims.iter().map(|&dim| self.dim(dim)).collect()
     }
 
     /// The own dimensions of a value.
-    fn own(&self, ty: &Typed) -> Vec<Dim> {
+    fn own(&self, ty: &Typed) -> Dims {
         self.dims(&ty.dims)
     }
 
@@ -107,7 +108,7 @@ const MALFORMED: CompileError = CompileError::Unsupported("a graph of a definiti
 impl<'a> Lower<'a> {
     /// Functions of one token.
     fn formulas(&mut self, rows: &[Dim]) -> Values<'_, 'a> {
-        Values { b: &mut self.b, rows: rows.to_vec(), places: vec![] }
+        Values { b: &mut self.b, rows: rows.into(), places: vec![] }
     }
 }
 
@@ -244,7 +245,7 @@ impl Lower<'_> {
 
     /// Normal numbers of every token here.
     fn noise(&mut self, dims: &[Dim]) -> Value {
-        let all = [self.stream_rows(), vec![self.hidden()]].concat();
+        let all = [self.stream_rows(), smallvec![self.hidden()]].concat();
         let noise = self.b.param(Input::Noise.name(), Binding::Batch(Input::Noise), Type::f32(&all));
         if all == dims { noise } else { self.here_again(noise) }
     }
@@ -364,7 +365,7 @@ impl Lower<'_> {
         let mut values = self.formulas(&d.rows);
         let x = values.summed_last(x, &over, sum);
         let each = values.own(x).into_iter().filter(|dim| *dim != sum && outs.contains(dim));
-        let each: Vec<Dim> = each.collect();
+        let each: Dims = each.collect();
         let y = if each.is_empty() {
             let y = self.matrix(d.owner, part, x, [out, sum], init);
             let mut values = self.formulas(&d.rows);

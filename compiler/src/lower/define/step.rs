@@ -10,6 +10,7 @@ use crate::op::linear_attention::recognise;
 use crate::op::recurrence::Program;
 use crate::op::{LinearAttention, Recurrence, Step, Tokens};
 use dreamc_dsl::define::graph::From as Begins;
+use smallvec::smallvec;
 
 /// The dimensions of a recurrence's body.
 struct Inside<'g> {
@@ -267,10 +268,10 @@ impl Lower<'_> {
         operands: &Operands,
         wanted: &[usize],
     ) -> Result<(Step, Marks), CompileError> {
-        let type_of = |v: Value, rows: usize| self.b.dims(v)[rows..].to_vec();
-        let rows: Vec<(Source, Vec<Dim>)> =
+        let type_of = |v: Value, rows: usize| Dims::from_slice(&self.b.dims(v)[rows..]);
+        let rows: Vec<(Source, Dims)> =
             operands.rows.iter().map(|&(source, v)| (source, type_of(v, d.rows.len()))).collect();
-        let constants: Vec<(Source, Vec<Dim>)> =
+        let constants: Vec<(Source, Dims)> =
             operands.constants.iter().map(|&(source, v)| (source, type_of(v, 0))).collect();
         let inside = Inside { graph: d.graph, node, body: &r.body, dims: &d.dims };
         let mut b = Builder::new(self.b.module, "step");
@@ -292,7 +293,7 @@ impl Lower<'_> {
             Source::Read(_) | Source::Node(_) | Source::Nothing => None,
         });
         let places = places.collect();
-        let mut values = Values { b: &mut b, rows: vec![], places };
+        let mut values = Values { b: &mut b, rows: smallvec![], places };
         let mut made: Vec<Value> = vec![];
         for (i, n) in r.body.nodes.iter().enumerate() {
             let found = |wanted: Source| sources.iter().find(|(s, _)| *s == wanted).map(|(_, v)| *v);
@@ -383,13 +384,13 @@ impl Values<'_, '_> {
     fn in_step(&mut self, n: &Node, made: &[Value], inside: &Inside) -> Result<Value, CompileError> {
         let dim = |d: &DimId| inside.dims[d.0 as usize];
         let arg = |k: usize| n.args.get(k).map(|v| made[v.0 as usize]).ok_or(MALFORMED);
-        let own: Vec<Dim> = n.ty.dims.iter().map(dim).collect();
+        let own: Dims = n.ty.dims.iter().map(dim).collect();
         match &n.function {
             Of::Linear(over) => {
-                let over: Vec<Dim> = over.iter().map(dim).collect();
+                let over: Dims = over.iter().map(dim).collect();
                 let weight = n.args.get(1).and_then(|&w| inside.weight(w)).ok_or(MALFORMED)?;
                 let outs = &weight.dims[..weight.dims.len() - weight.inputs];
-                let outs: Vec<Dim> = outs.iter().map(dim).collect();
+                let outs: Dims = outs.iter().map(dim).collect();
                 let y = self.product(arg(0)?, arg(1)?, &over, (&outs, &own));
                 Ok(match n.args.get(2) {
                     Some(_) => self.binary(ir::Binary::Add, y, arg(2)?, &own),
@@ -413,7 +414,7 @@ impl Values<'_, '_> {
                     let left = self.own(x);
                     self.reshaped(x, &[&left[..left.len() - 1], &parts].concat())
                 } else {
-                    self.b.ops(Split(parts), &[x])[at]
+                    self.b.ops(Split(parts.into()), &[x])[at]
                 };
                 Ok(self.ordered(y, &own))
             }

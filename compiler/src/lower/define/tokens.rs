@@ -3,6 +3,7 @@
 use super::*;
 use crate::op::{Conv, Running, Tokens};
 use dreamc_dsl::define::graph::Attend;
+use smallvec::smallvec;
 
 impl Lower<'_> {
     /// Which tokens a mixer goes through, and the integers that say so.
@@ -106,13 +107,13 @@ impl Lower<'_> {
         let mut values = self.formulas(&d.rows);
         let [of_q, of_k, of_v] = [q, k, v].map(|x| values.own(x));
         let Some((&size, q_heads)) = of_q.split_last() else { return Err(MALFORMED) };
-        let k_heads: Vec<Dim> = of_k.into_iter().filter(|dim| *dim != size).collect();
+        let k_heads: Dims = of_k.into_iter().filter(|dim| *dim != size).collect();
         let value = of_v.into_iter().find(|dim| !k_heads.contains(dim)).ok_or(MALFORMED)?;
         let k_heads = &k_heads[..];
         // A group of query heads shares a head of keys: they are adjacent.
         let shared = k_heads.iter().copied().filter(|h| q_heads.contains(h));
         let rest = q_heads.iter().copied().filter(|h| !k_heads.contains(h));
-        let order: Vec<Dim> = shared.chain(rest).collect();
+        let order: Dims = shared.chain(rest).collect();
         let q = values.ordered(q, &[&order[..], &[size]].concat());
         let k = values.ordered(k, &[k_heads, &[size]].concat());
         let v = values.ordered(v, &[k_heads, &[value]].concat());
@@ -155,7 +156,7 @@ impl Lower<'_> {
         let mut o = o;
         if size < all {
             let rest = self.dim(&format!("left{}", all - size), all - size);
-            o = self.b.ops(Split(vec![heads.value, rest]), &[o])[0];
+            o = self.b.ops(Split(smallvec![heads.value, rest]), &[o])[0];
         }
         let rows = self.b.dims(o)[..2].to_vec();
         let o = self.b.reshape(o, &[&rows[..], &heads.order, &[heads.value]].concat());
@@ -252,7 +253,7 @@ pub(super) struct Heads {
     pub(super) k: Value,
     pub(super) v: Value,
     /// The dimensions that heads of queries are made of.
-    pub(super) order: Vec<Dim>,
+    pub(super) order: Dims,
     /// The last dimension of a value.
     pub(super) value: Dim,
 }

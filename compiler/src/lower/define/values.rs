@@ -7,25 +7,26 @@
 use super::MALFORMED;
 use crate::CompileError;
 use crate::build::Builder;
-use crate::ir::{Binary, Dim, Op, Reduce, Type, Unary, Value};
+use crate::ir::{Binary, Dim, Dims, Op, Reduce, Type, Unary, Value};
 use crate::op::{Concat, Decide, Rms, Route, Split};
 use dreamc_dsl::define::graph::{self, DimId, Function as Of, Node, Norm, Region};
+use smallvec::smallvec;
 
 /// A builder of values with the dimensions of tokens before their own; of one step there are none.
 pub(super) struct Values<'b, 'm> {
     pub(super) b: &'b mut Builder<'m>,
     /// The dimensions of tokens.
-    pub(super) rows: Vec<Dim>,
+    pub(super) rows: Dims,
     /// Of a step the numbers 0, 1, … along dimensions, which it is given.
     pub(super) places: Vec<(Dim, Value)>,
 }
 
 impl Values<'_, '_> {
     /// The dimensions of a value without those of tokens.
-    pub(super) fn own(&self, x: Value) -> Vec<Dim> {
+    pub(super) fn own(&self, x: Value) -> Dims {
         let dims = self.b.dims(x);
         if !self.rows.is_empty() && dims.starts_with(&self.rows) {
-            return dims[self.rows.len()..].to_vec();
+            return dims[self.rows.len()..].into();
         }
         dims
     }
@@ -36,8 +37,8 @@ impl Values<'_, '_> {
     }
 
     /// These dimensions, behind those of tokens where the value has them.
-    fn like(&self, x: Value, own: &[Dim]) -> Vec<Dim> {
-        if self.per_token(x) { [&self.rows[..], own].concat() } else { own.to_vec() }
+    fn like(&self, x: Value, own: &[Dim]) -> Dims {
+        if self.per_token(x) { [&self.rows[..], own].concat().into() } else { own.into() }
     }
 
     /// The value with its own dimensions in this order, repeated along those that it lacks.
@@ -49,7 +50,7 @@ impl Values<'_, '_> {
     /// Its own dimensions without some, then these.
     pub(super) fn last(&mut self, x: Value, dims: &[Dim]) -> Value {
         let own = self.own(x);
-        let others: Vec<Dim> = own.iter().copied().filter(|d| !dims.contains(d)).collect();
+        let others: Dims = own.iter().copied().filter(|d| !dims.contains(d)).collect();
         self.ordered(x, &[&others[..], dims].concat())
     }
 
@@ -62,7 +63,7 @@ impl Values<'_, '_> {
     /// A smaller operand of an operation whose result has the dimensions `to`.
     fn fitted(&mut self, x: Value, to: &[Dim]) -> Value {
         let own = self.own(x);
-        let ordered: Vec<Dim> = to.iter().copied().filter(|d| own.contains(d)).collect();
+        let ordered: Dims = to.iter().copied().filter(|d| own.contains(d)).collect();
         let x = self.ordered(x, &ordered);
         // A step takes any dimensions in order.
         // A row kernel takes those at an end, whose gradient is a sum over neighbours.
@@ -75,11 +76,11 @@ impl Values<'_, '_> {
     /// The value in all of these dimensions, those of tokens among them.
     pub(super) fn spread(&mut self, x: Value, own: &[Dim], per_token: bool) -> Value {
         let dims = if per_token { [&self.rows[..], own].concat() } else { own.to_vec() };
-        if self.b.dims(x) == dims {
+        if *self.b.dims(x) == *dims {
             return x;
         }
         let x = self.fitted(x, own);
-        if self.b.dims(x) == dims {
+        if *self.b.dims(x) == *dims {
             return x;
         }
         let zeros = self.b.zeros(&Type::f32(&dims));
@@ -91,7 +92,7 @@ impl Values<'_, '_> {
         let per_token = self.per_token(a) || self.per_token(b);
         let all = if per_token { [&self.rows[..], to].concat() } else { to.to_vec() };
         let (mut a, b) = (self.fitted(a, to), self.fitted(b, to));
-        if self.b.dims(a) != all && self.b.dims(b) != all {
+        if *self.b.dims(a) != *all && *self.b.dims(b) != *all {
             a = self.spread(a, to, per_token);
         }
         self.b.op(f, &[a, b])
@@ -234,7 +235,7 @@ impl Values<'_, '_> {
         loop {
             let own = self.own(x);
             let Some(first) = own.iter().position(|d| over.contains(d)) else { return x };
-            let run: Vec<Dim> = own[first..].iter().copied().take_while(|d| over.contains(d)).collect();
+            let run: Dims = own[first..].iter().copied().take_while(|d| over.contains(d)).collect();
             // Its gradient is repeated along them, which a row kernel does at an end.
             if first > 0 && !own.ends_with(&run) {
                 x = self.last(x, &run);
@@ -302,7 +303,7 @@ impl Values<'_, '_> {
         }
         let larger = if b.len() > a.len() { &b } else { &a };
         let smaller = if b.len() > a.len() { &a } else { &b };
-        let all: Vec<Dim> =
+        let all: Dims =
             larger.iter().chain(smaller.iter().filter(|d| !larger.contains(d))).copied().collect();
         let product = self.binary(Binary::Mul, x, y, &all);
         let z = self.joined(Reduce::Sum, product, over);
@@ -323,7 +324,7 @@ impl Values<'_, '_> {
     /// The same in a step, which has no sort: an element's rank is the number of those before it,
     /// and the place of a rank is the sum of places times 1 where it is.
     fn ranked(&mut self, x: Value, over: Dim, choices: Dim) -> Value {
-        let others: Vec<Dim> = self.own(x).into_iter().filter(|d| *d != over).collect();
+        let others: Dims = self.own(x).into_iter().filter(|d| *d != over).collect();
         let size = self.b.module.size(over);
         let other = self.b.module.dim(format!("others{size}"), size);
         let y = self.reshaped(x, &[&others[..], &[other]].concat());
@@ -347,7 +348,7 @@ impl Values<'_, '_> {
     /// The elements of `x` along a dimension at places: a sum of products with 1 there and 0
     /// elsewhere, which has a gradient for any dimensions of either.
     fn pick(&mut self, x: Value, places: Value, of: Dim, to: &[Dim]) -> Value {
-        let all = [self.own(places), vec![of]].concat();
+        let all = [self.own(places), smallvec![of]].concat();
         let here = self.places(of);
         let (below, above) = (self.less(places, here, &all), self.less(here, places, &all));
         let differ = self.b.add(below, above);
@@ -370,8 +371,7 @@ impl Values<'_, '_> {
     /// One dimension as several.
     pub(super) fn split(&mut self, x: Value, of: Dim, into: &[Dim], to: &[Dim]) -> Value {
         let own = self.own(x);
-        let dims: Vec<Dim> =
-            own.iter().flat_map(|d| if *d == of { into.to_vec() } else { vec![*d] }).collect();
+        let dims: Dims = own.iter().flat_map(|d| if *d == of { into.to_vec() } else { vec![*d] }).collect();
         let y = self.reshaped(x, &dims);
         self.ordered(y, to)
     }
@@ -381,7 +381,7 @@ impl Values<'_, '_> {
         let own = self.own(x);
         let first = own.iter().position(|d| of.contains(d)).unwrap_or(0);
         let (before, after) = own.split_at(first);
-        let after: Vec<Dim> = after.iter().copied().filter(|d| !of.contains(d)).collect();
+        let after: Dims = after.iter().copied().filter(|d| !of.contains(d)).collect();
         let x = self.ordered(x, &[before, of, &after].concat());
         let y = self.reshaped(x, &[before, &[into], &after].concat());
         self.ordered(y, to)
@@ -389,7 +389,7 @@ impl Values<'_, '_> {
 
     /// Values one after the other along a dimension.
     pub(super) fn join(&mut self, parts: &[(Value, Dim)], along: Dim, to: &[Dim]) -> Value {
-        let others: Vec<Dim> = to.iter().copied().filter(|d| *d != along).collect();
+        let others: Dims = to.iter().copied().filter(|d| *d != along).collect();
         let per_token = parts.iter().any(|(x, _)| self.per_token(*x));
         let parts: Vec<Value> = parts
             .iter()
@@ -402,7 +402,7 @@ impl Values<'_, '_> {
     /// Parts of a dimension, which they are made of in order.
     pub(super) fn cut(&mut self, x: Value, of: Dim, parts: &[Dim]) -> Vec<Value> {
         let x = self.last(x, &[of]);
-        self.b.ops(Split(parts.to_vec()), &[x])
+        self.b.ops(Split(parts.into()), &[x])
     }
 }
 
@@ -410,7 +410,7 @@ impl Values<'_, '_> {
     /// The dimensions `over` last, as the one dimension `sum`.
     pub(super) fn summed_last(&mut self, x: Value, over: &[Dim], sum: Dim) -> Value {
         let own = self.own(x);
-        let others: Vec<Dim> = own.iter().copied().filter(|d| !over.contains(d)).collect();
+        let others: Dims = own.iter().copied().filter(|d| !over.contains(d)).collect();
         let x = self.last(x, over);
         self.reshaped(x, &[&others[..], &[sum]].concat())
     }
@@ -440,8 +440,8 @@ impl Values<'_, '_> {
     pub(super) fn product_each(&mut self, x: Value, w: Value, each: &[Dim], outs: &[Dim]) -> Value {
         let sum = self.b.dims(w)[1];
         let own = self.own(x);
-        let left: Vec<Dim> = own.iter().copied().filter(|d| !each.contains(d) && *d != sum).collect();
-        let rest: Vec<Dim> = outs.iter().copied().filter(|d| !each.contains(d)).collect();
+        let left: Dims = own.iter().copied().filter(|d| !each.contains(d) && *d != sum).collect();
+        let rest: Dims = outs.iter().copied().filter(|d| !each.contains(d)).collect();
         let count = self.b.module.elements(each);
         let size = |v: &Self, dims: &[Dim]| v.b.module.elements(dims);
         // All places of `x` side by side, and of the matrix one behind another.
@@ -455,8 +455,8 @@ impl Values<'_, '_> {
         let w = self.b.reshape(w, &[outs, &[sum]].concat());
         let w = self.b.arrange(w, &[each, &rest[..], &[sum]].concat());
         let w = self.b.reshape(w, &[all]);
-        let xs = self.b.ops(Split(vec![sum; count as usize]), &[x]);
-        let ws = self.b.ops(Split(vec![part; count as usize]), &[w]);
+        let xs = self.b.ops(Split(smallvec![sum; count as usize]), &[x]);
+        let ws = self.b.ops(Split(smallvec![part; count as usize]), &[w]);
         let high = size(self, &rest);
         let high = self.b.module.dim(format!("high{high}"), high);
         let mut parts = vec![];
@@ -483,7 +483,7 @@ impl Values<'_, '_> {
         dims: &[Dim],
     ) -> Result<Value, CompileError> {
         let dim = |d: &DimId| dims[d.0 as usize];
-        let all = |list: &[DimId]| list.iter().map(dim).collect::<Vec<Dim>>();
+        let all = |list: &[DimId]| list.iter().map(dim).collect::<Dims>();
         let own = all(&node.ty.dims);
         let arg = |k: usize| args.get(k).copied().ok_or(MALFORMED);
         Ok(match &node.function {

@@ -9,7 +9,7 @@ use super::*;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Arrange {
     /// The dimensions of the result.
-    pub to: Vec<Dim>,
+    pub to: Dims,
 }
 
 impl Payload for Arrange {
@@ -48,8 +48,8 @@ impl Operation for Arrange {
     }
 
     fn random(&self, mut case: Case) -> Instance {
-        let all: Vec<Dim> = ["b", "t", "h", "d"].map(|name| case.dim(name)).into();
-        let mut dims: Vec<Dim> = all.iter().copied().filter(|_| !case.rng.once_in(4)).collect();
+        let all: Dims = ["b", "t", "h", "d"].map(|name| case.dim(name)).into();
+        let mut dims: Dims = all.iter().copied().filter(|_| !case.rng.once_in(4)).collect();
         let mut to = all;
         for order in [&mut dims, &mut to] {
             for i in (1..order.len()).rev() {
@@ -65,11 +65,11 @@ impl Operation for Arrange {
 impl Reverse for Arrange {
     fn reverse(&self, at: &mut Adjoint) -> Result<(), CompileError> {
         let (mut d, dims) = (at.d()?, at.ty(0).dims.clone());
-        let new: Vec<Dim> = self.to.iter().copied().filter(|x| !dims.contains(x)).collect();
+        let new: Dims = self.to.iter().copied().filter(|x| !dims.contains(x)).collect();
         let b = at.builder();
         if !new.is_empty() {
             // Those that stay before those that are summed, so that a row kernel can do it.
-            let kept: Vec<Dim> = self.to.iter().copied().filter(|x| dims.contains(x)).collect();
+            let kept: Dims = self.to.iter().copied().filter(|x| dims.contains(x)).collect();
             d = b.arrange(d, &[&kept[..], &new].concat());
             d = b.reduce(crate::ir::Reduce::Sum, d, &new);
         }

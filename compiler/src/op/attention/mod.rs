@@ -335,7 +335,7 @@ impl Attention {
     fn read_type(&self, x: &Operands, read: Read, operand: usize) -> Type {
         let (q, k) = (&x[0].dims, &x[1].dims);
         let head = if read.heads { &q[2..3] } else { &[] };
-        let table = x[operand].dims.last().into_iter().copied().collect::<Vec<Dim>>();
+        let table = x[operand].dims.last().into_iter().copied().collect::<Dims>();
         let dims = match read.place {
             Place::Query => [&q[..2], head].concat(),
             Place::Key => [&k[..2], head].concat(),
@@ -559,7 +559,7 @@ pub(super) fn random_heads(case: &mut Case) -> (Dim, Dim) {
 struct Random {
     a: Attention,
     qkv: [Value; 3],
-    q: Vec<Dim>,
+    q: Dims,
     masks: Vec<(String, Type, Tensor)>,
     reads: Vec<(String, Type, Tensor)>,
     forward: Vec<Tensor>,
@@ -613,7 +613,7 @@ fn random(case: &mut Case, blank: &Attention) -> Random {
         (name, forward.function.ty(*v).clone(), forward.args[v.index()].clone())
     };
     let [masks, reads] = [masks, reads].map(|list| list.iter().map(mask).collect());
-    Random { a, qkv, q, masks, reads, forward: results }
+    Random { a, qkv, q: q.into(), masks, reads, forward: results }
 }
 
 impl Payload for Attention {

@@ -25,11 +25,11 @@ fn cache_row(e: &Evaluation, index: usize) -> Result<(Data, std::ops::Range<usiz
 }
 
 /// Dimensions of a cache and of its rows, and a row's number.
-fn random_dims(case: &mut Case) -> (Vec<Dim>, Vec<Dim>, u64) {
+fn random_dims(case: &mut Case) -> (Dims, Dims, u64) {
     let depths = case.dim("depths");
     let row = case.row_dims("h");
     let at = case.rng.below(case.module.size(depths));
-    ([&[depths], &row[..]].concat(), row, at)
+    ([&[depths], &row[..]].concat().into(), row, at)
 }
 
 impl Operation for CacheWrite {
@@ -110,7 +110,7 @@ impl Operation for Append {
             && cache.dtype == rows.dtype
             && cache.dims[0] == rows.dims[0]
             && cache.dims[2..] == rows.dims[2..]
-            && x[2].dims == rows.dims[..2];
+            && x[2].dims[..] == rows.dims[..2];
         x.check(fits, "takes cache[b, s, ..], x[b, t, ..], slots[b, t]")?;
         Ok(vec![cache.clone()])
     }
@@ -184,7 +184,7 @@ impl Operation for CacheTake {
     fn infer(&self, x: &Operands) -> Result<Vec<Type>, TypeError> {
         x.scalar(1)?;
         x.check(!x[0].dims.is_empty(), "a cache has rows")?;
-        Ok(vec![Type { dtype: x[0].dtype, dims: x[0].dims[1..].to_vec() }, x[0].clone()])
+        Ok(vec![Type { dtype: x[0].dtype, dims: x[0].dims[1..].into() }, x[0].clone()])
     }
 
     fn interpret(&self, e: &mut Evaluation) -> Result<Vec<Data>, String> {

@@ -5,6 +5,7 @@ pub mod kernel;
 
 use super::group::routing;
 use super::*;
+use smallvec::smallvec;
 
 /// `(y[slots, h], inverse[.., k]) -> [.., h]`, or with `gates[.., k]` as third operand:
 /// `Σ_k gates · y[inverse]`. Slots in no group contribute nothing where `y`'s rows beyond the last
@@ -125,7 +126,7 @@ impl Operation for CombineGrad {
         x.check(x[1].dims.len() == 1, "order has one dimension")?;
         x.check(x.rows(0) == x.rows(2), "d and gates must have the same rows")?;
         x.check(x.elements(&x[2].dims) == x.size(x[1].dims[0]), "one gate a slot")?;
-        Ok(vec![Type { dtype: x[0].dtype, dims: vec![x[1].dims[0], h] }])
+        Ok(vec![Type { dtype: x[0].dtype, dims: smallvec![x[1].dims[0], h] }])
     }
 
     fn interpret(&self, e: &mut Evaluation) -> Result<Vec<Data>, String> {

@@ -3,7 +3,7 @@
 use crate::CompileError;
 use crate::codegen::naive::{Naive, numbers};
 use crate::codegen::{CodegenError, Source, Variant};
-use crate::ir::Dim;
+use crate::ir::Dims;
 use crate::op::kernel::{KernelKind, Slot, Units, Work, adding, input, result, storage, times};
 use crate::program::{Kernel, Matrix};
 use crate::schedule::{Choose, Select, row_dims};
@@ -81,16 +81,16 @@ impl Choose for super::Contract {
     /// summed in one order in both operands.
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
         let over = &self.over[..];
-        let mut order: Option<Vec<Dim>> = None;
+        let mut order: Option<Dims> = None;
         // Of each operand: elements from line to line, and from sum to sum; lines, sums.
         let mut sides = vec![];
         for operand in 0..2 {
             let dims = s.dims(operand);
-            let summed: Vec<Dim> = dims.iter().copied().filter(|d| over.contains(d)).collect();
+            let summed: Dims = dims.iter().copied().filter(|d| over.contains(d)).collect();
             if *order.get_or_insert_with(|| summed.clone()) != summed {
                 return s.bug("a contraction whose operands order the summed dimensions differently");
             }
-            let free: Vec<Dim> = dims.iter().copied().filter(|d| !over.contains(d)).collect();
+            let free: Dims = dims.iter().copied().filter(|d| !over.contains(d)).collect();
             let (sums, lines) = (s.elements(&summed), s.elements(&free));
             let free_first = if dims.ends_with(&summed) {
                 true

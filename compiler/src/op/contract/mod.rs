@@ -11,7 +11,7 @@ use super::*;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Contract {
     /// The dimensions summed over.
-    pub over: Vec<Dim>,
+    pub over: Dims,
 }
 
 /// Whether a token is one row of the product, and not one of each lane.
@@ -73,9 +73,8 @@ impl Operation for Contract {
 
     fn random(&self, mut case: Case) -> Instance {
         // Dimensions of either operand in any order.
-        let over: Vec<Dim> =
-            ["i", "j"][..1 + case.rng.below(2) as usize].iter().map(|n| case.dim(n)).collect();
-        let free = |case: &mut Case, names: [&str; 2]| -> Vec<Dim> {
+        let over: Dims = ["i", "j"][..1 + case.rng.below(2) as usize].iter().map(|n| case.dim(n)).collect();
+        let free = |case: &mut Case, names: [&str; 2]| -> Dims {
             names[..case.rng.below(3) as usize].iter().map(|n| case.dim(n)).collect()
         };
         let mut a = [free(&mut case, ["b", "t"]), over.clone()].concat();

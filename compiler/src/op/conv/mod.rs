@@ -253,8 +253,7 @@ impl Operation for Conv {
 
     fn random(&self, mut case: Case) -> Instance {
         let (b, t) = (case.dim("b"), case.dim("t"));
-        let channels: Vec<Dim> =
-            ["h", "d"][..case.rng.below(3) as usize].iter().map(|n| case.dim(n)).collect();
+        let channels: Dims = ["h", "d"][..case.rng.below(3) as usize].iter().map(|n| case.dim(n)).collect();
         let width = match self.tokens {
             Tokens::Kept => 2 + case.rng.below(3),
             Tokens::All | Tokens::Segments => 1 + case.rng.below(5),
@@ -383,8 +382,7 @@ impl Operation for ConvGrad {
 
     fn random(&self, mut case: Case) -> Instance {
         let (b, t, m) = (case.dim("b"), case.dim("t"), case.dim("m"));
-        let channels: Vec<Dim> =
-            ["h", "d"][..case.rng.below(3) as usize].iter().map(|n| case.dim(n)).collect();
+        let channels: Dims = ["h", "d"][..case.rng.below(3) as usize].iter().map(|n| case.dim(n)).collect();
         let dims = [&[b, t], &channels[..]].concat();
         let mut inputs = vec![case.floats("x", &dims), case.floats("dy", &dims)];
         if self.segments {

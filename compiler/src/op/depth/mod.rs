@@ -74,7 +74,7 @@ fn cost(a: &Attention, s: &Shapes, extents: &Extents, gradient: bool) -> Counts 
 }
 
 /// Options, dimensions of queries and caches, and the operands up to the row.
-fn random(case: &mut Case) -> (Attention, [Vec<Dim>; 2], Vec<Value>) {
+fn random(case: &mut Case) -> (Attention, [Dims; 2], Vec<Value>) {
     let rows = case.rows();
     let depths = case.dim("depths");
     let (heads, groups) = random_heads(case);
@@ -85,7 +85,7 @@ fn random(case: &mut Case) -> (Attention, [Vec<Dim>; 2], Vec<Value>) {
     let cache = [&[depths], &rows[..], &[groups, d]].concat();
     let mut inputs = vec![case.floats("q", &query), case.floats("k", &cache), case.floats("v", &cache)];
     inputs.push(case.index("row", row));
-    (a, [query, cache], inputs)
+    (a, [query.into(), cache.into()], inputs)
 }
 
 impl Payload for DepthAttention {

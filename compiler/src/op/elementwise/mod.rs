@@ -445,7 +445,7 @@ impl Operation for Binary {
     /// One operand has all dimensions, the other some of them, on either side.
     fn random(&self, mut case: Case) -> Instance {
         let all = [case.dim("b"), case.dim("t"), case.dim("h")];
-        let some: Vec<Dim> = all.into_iter().filter(|_| case.rng.once_in(2)).collect();
+        let some: Dims = all.into_iter().filter(|_| case.rng.once_in(2)).collect();
         let (a, b) = if case.rng.once_in(2) { (&all[..], &some[..]) } else { (&some[..], &all[..]) };
         let a = case.floats("a", a);
         let b = case.floats_from("b", b, away_from_zero);

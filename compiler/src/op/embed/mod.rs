@@ -4,6 +4,7 @@ pub(crate) mod cuda;
 pub mod kernel;
 
 use super::*;
+use smallvec::smallvec;
 
 /// `(d[.., h], ids[..]) -> [V, h]`: the sum of the rows of each id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,8 +100,8 @@ impl Operation for EmbedGrad {
         x.float(0)?;
         x.int(1)?;
         let h = x.last(0)?;
-        x.check(x.rows(0) == x[1].dims, "one row an id")?;
-        Ok(vec![Type { dtype: x[0].dtype, dims: vec![self.vocab, h] }])
+        x.check(*x.rows(0) == *x[1].dims, "one row an id")?;
+        Ok(vec![Type { dtype: x[0].dtype, dims: smallvec![self.vocab, h] }])
     }
 
     fn interpret(&self, e: &mut Evaluation) -> Result<Vec<Data>, String> {

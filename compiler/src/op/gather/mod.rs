@@ -5,6 +5,7 @@ pub mod kernel;
 
 use super::group::routing;
 use super::*;
+use smallvec::smallvec;
 
 /// `(x[.., h], order[slots]) -> [slots, h]`: row `order[s] / k` for slot `s`, `k` being slots per
 /// row.
@@ -32,7 +33,7 @@ impl Operation for Gather {
         let n = x.elements(x.rows(0));
         let whole = n > 0 && x.size(x[1].dims[0]).is_multiple_of(n);
         x.check(whole, "slots must be a multiple of the rows")?;
-        Ok(vec![Type { dtype: x[0].dtype, dims: vec![x[1].dims[0], h] }])
+        Ok(vec![Type { dtype: x[0].dtype, dims: smallvec![x[1].dims[0], h] }])
     }
 
     fn interpret(&self, e: &mut Evaluation) -> Result<Vec<Data>, String> {

@@ -202,7 +202,7 @@ pub(super) struct Routing {
     pub offsets_dim: Dim,
     pub slots_dim: Dim,
     /// Dimensions of `chosen` and `inverse`.
-    pub choices: Vec<Dim>,
+    pub choices: Dims,
     chosen: Tensor,
     order: Tensor,
     offsets: Tensor,
@@ -222,7 +222,7 @@ pub(super) fn routing(case: &mut Case) -> Routing {
     let chosen = Tensor::int(&case.sizes(&choices), data);
     let op = Group { experts, offsets: offsets_dim, slots: slots_dim };
     let [order, offsets, inverse] = case.made(op, &[&Type::i32(&choices)], std::slice::from_ref(&chosen));
-    Routing { experts, offsets_dim, slots_dim, choices, chosen, order, offsets, inverse }
+    Routing { experts, offsets_dim, slots_dim, choices: choices.into(), chosen, order, offsets, inverse }
 }
 
 impl Routing {
@@ -247,7 +247,7 @@ impl Routing {
     }
 
     /// Rows of tokens of size `h`.
-    pub fn tokens(&self, h: Dim) -> Vec<Dim> {
+    pub fn tokens(&self, h: Dim) -> Dims {
         with(&self.choices[..2], h)
     }
 }

@@ -41,7 +41,7 @@ pub struct LinearAttentionGrad(pub Form);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Form {
     /// Dimensions of the state: heads, then `e` and `d` in any order.
-    pub state: Vec<Dim>,
+    pub state: Dims,
     /// The dimension `d` of keys.
     pub size: Dim,
     /// Decay of the state.
@@ -215,15 +215,15 @@ impl Form {
 
     /// The type of the output.
     fn output(&self, x: &Type) -> Type {
-        let value = self.value().into_iter().collect::<Vec<Dim>>();
-        Type { dtype: x.dtype, dims: [&x.dims[..2], self.heads(), &value].concat() }
+        let value = self.value().into_iter().collect::<Dims>();
+        Type { dtype: x.dtype, dims: [&x.dims[..2], self.heads(), &value].concat().into() }
     }
 
     /// Where an operand's heads are in its rows.
     fn part(&self, module: &Module, ty: &Type) -> Part {
         let row = &ty.dims[2..];
         let own = |d: &&Dim| !self.heads().contains(d);
-        let width: Vec<Dim> = row.iter().filter(own).copied().collect();
+        let width: Dims = row.iter().filter(own).copied().collect();
         let strides = strides(module, row, self.heads()).iter().map(|&n| n as u64).collect();
         Part { row: module.elements(row), width: module.elements(&width), strides }
     }
@@ -231,19 +231,19 @@ impl Form {
     /// A form of some sizes and its operands, with the cotangent of the output where it is wanted.
     fn random(&self, case: &mut Case, gradient: bool) -> (Form, Vec<Value>) {
         let (b, t) = (case.dim("b"), case.dim("t"));
-        let heads: Vec<Dim> = ["g", "h"][..case.rng.below(3) as usize].iter().map(|n| case.dim(n)).collect();
+        let heads: Dims = ["g", "h"][..case.rng.below(3) as usize].iter().map(|n| case.dim(n)).collect();
         let (e, d) = (case.dim("e"), case.dim("d"));
         let last = if case.rng.once_in(3) { [d, e] } else { [e, d] };
         let form = Form {
-            state: [&heads[..], &last].concat(),
+            state: [&heads[..], &last].concat().into(),
             size: d,
             before: case.rng.once_in(3),
             ..self.clone()
         };
         let mut part = |name: &str, last: Option<Dim>, low: f64, high: f64| {
             let every = name == "do";
-            let own: Vec<Dim> = heads.iter().copied().filter(|_| every || !case.rng.once_in(4)).collect();
-            let dims: Vec<Dim> = [b, t].into_iter().chain(own).chain(last).collect();
+            let own: Dims = heads.iter().copied().filter(|_| every || !case.rng.once_in(4)).collect();
+            let dims: Dims = [b, t].into_iter().chain(own).chain(last).collect();
             case.floats_from(name, &dims, |rng| rng.between(low, high))
         };
         let mut inputs =

@@ -5,9 +5,10 @@
 //! reads. *Promise*: decays are not negative, since each is of a kind whose logarithm is known.
 
 use super::{Decay, Delta, Form, Found, Term};
-use crate::ir::{Binary, Dim, Function, Op, Reduce, Unary, Value};
+use crate::ir::{Binary, Dim, Dims, Function, Op, Reduce, Unary, Value};
 use crate::op::recurrence::Step;
 use crate::op::{Arrange, Constant, Reduction, Tokens, Zeros};
+use smallvec::smallvec;
 use std::collections::HashMap;
 
 /// Where values are made: a graph of equal ones, or a function while it is built.
@@ -19,7 +20,7 @@ pub trait Place {
     fn make(&mut self, op: Op, inputs: &[Self::Value]) -> Option<Self::Value>;
 
     /// Dimensions of a value.
-    fn dims(&self, of: Self::Value) -> Option<Vec<Dim>>;
+    fn dims(&self, of: Self::Value) -> Option<Dims>;
 
     /// The number that all of a value is, where that is known.
     fn number(&self, of: Self::Value) -> Option<f64>;
@@ -50,7 +51,7 @@ pub fn operands<'f, P: Place>(
     let f = step.function();
     let values = given.iter().enumerate().map(|(k, v)| (Value(k as u32 + 1), *v)).collect();
     let rows = p.dims(*given.first()?)?.get(..2)?.to_vec();
-    let mut o = Outside::<P> { f, tokens: rows, state: found.state.clone(), values };
+    let mut o = Outside::<P> { f, tokens: rows.into(), state: found.state.clone(), values };
     let size = Some(found.size);
     let value = found.state[found.state.len() - 2..].iter().copied().find(|d| *d != found.size);
     let mut inputs =
@@ -101,9 +102,9 @@ impl<P: Place> Moved<'_, P> {
 struct Outside<'f, P: Place> {
     f: &'f Function,
     /// Batch and sequence.
-    tokens: Vec<Dim>,
+    tokens: Dims,
     /// Dimensions of the state.
-    state: Vec<Dim>,
+    state: Dims,
     values: HashMap<Value, P::Value>,
 }
 
@@ -120,10 +121,10 @@ impl<P: Place> Outside<'_, P> {
     }
 
     /// Dimensions of the tokens and then of the state, of those that any has.
-    fn joined(&self, p: &P, ids: &[P::Value]) -> Option<Vec<Dim>> {
-        let all: Vec<Vec<Dim>> = ids.iter().map(|id| p.dims(*id)).collect::<Option<_>>()?;
+    fn joined(&self, p: &P, ids: &[P::Value]) -> Option<Dims> {
+        let all: Vec<Dims> = ids.iter().map(|id| p.dims(*id)).collect::<Option<_>>()?;
         let order = self.tokens.iter().chain(&self.state);
-        let joined: Vec<Dim> = order.filter(|d| all.iter().any(|dims| dims.contains(d))).copied().collect();
+        let joined: Dims = order.filter(|d| all.iter().any(|dims| dims.contains(d))).copied().collect();
         all.iter().flatten().all(|d| joined.contains(d)).then_some(joined)
     }
 
@@ -132,27 +133,26 @@ impl<P: Place> Outside<'_, P> {
     fn fitted(&self, p: &mut P, id: P::Value, wanted: &[Dim]) -> Option<P::Value> {
         let own = p.dims(id)?;
         let of_tokens = own.starts_with(&self.tokens);
-        let strip = |dims: &[Dim]| -> Vec<Dim> {
-            dims.iter().copied().filter(|d| !self.tokens.contains(d)).collect()
-        };
+        let strip =
+            |dims: &[Dim]| -> Dims { dims.iter().copied().filter(|d| !self.tokens.contains(d)).collect() };
         let (small, large) = (strip(&own), strip(wanted));
         if small.is_empty() || large.starts_with(&small) || large.ends_with(&small) {
             return Some(id);
         }
-        let to = if of_tokens { wanted.to_vec() } else { large };
+        let to = if of_tokens { wanted.into() } else { large };
         p.make(Arrange { to }.into(), &[id])
     }
 
     /// A value with at least these dimensions.
     fn spread(&self, p: &mut P, id: P::Value, wanted: &[Dim]) -> Option<P::Value> {
-        if p.dims(id)? == wanted {
+        if *p.dims(id)? == *wanted {
             return Some(id);
         }
         let id = self.fitted(p, id, wanted)?;
-        if p.dims(id)? == wanted {
+        if *p.dims(id)? == *wanted {
             return Some(id);
         }
-        let zeros = p.make(Zeros(wanted.to_vec()).into(), &[])?;
+        let zeros = p.make(Zeros(wanted.into()).into(), &[])?;
         p.make(Op::Binary(Binary::Add), &[zeros, id])
     }
 
@@ -183,7 +183,7 @@ impl<P: Place> Outside<'_, P> {
                 let x = self.term(p, x)?;
                 let wanted = with_dim(self.joined(p, &[x])?, *d, &self.tokens, &self.state);
                 let x = self.spread(p, x, &wanted)?;
-                return p.make(Reduction { how: Reduce::Sum, over: vec![*d] }.into(), &[x]);
+                return p.make(Reduction { how: Reduce::Sum, over: smallvec![*d] }.into(), &[x]);
             }
             Term::Product(list) => (list, Binary::Mul),
             Term::Sum(list) => (list, Binary::Add),
@@ -209,7 +209,7 @@ impl<P: Place> Outside<'_, P> {
         let own = p.dims(id)?;
         let heads = &self.state[..self.state.len() - 2];
         let heads = heads.iter().filter(|d| own.contains(d));
-        let wanted: Vec<Dim> = self.tokens.iter().chain(heads).copied().chain(last).collect();
+        let wanted: Dims = self.tokens.iter().chain(heads).copied().chain(last).collect();
         own.iter().all(|d| wanted.contains(d)).then_some(())?;
         self.spread(p, id, &wanted)
     }
@@ -242,6 +242,6 @@ impl<P: Place> Outside<'_, P> {
 }
 
 /// Dimensions with one more in its place.
-fn with_dim(dims: Vec<Dim>, d: Dim, tokens: &[Dim], state: &[Dim]) -> Vec<Dim> {
+fn with_dim(dims: Dims, d: Dim, tokens: &[Dim], state: &[Dim]) -> Dims {
     tokens.iter().chain(state).copied().filter(|x| *x == d || dims.contains(x)).collect()
 }

@@ -9,9 +9,10 @@
 //! products of a vector of values and one of keys, a *vector* is sums of `c ⊙ (S x)` and what does
 //! not depend on the state.
 
-use crate::ir::{Binary, Dim, Function, Node, Op, Reduce, Type, Unary, Value};
+use crate::ir::{Binary, Dim, Dims, Function, Node, Op, Reduce, Type, Unary, Value};
 use crate::op::recurrence::Step;
 use crate::op::{Contract, Reduction};
+use smallvec::smallvec;
 use std::collections::HashMap;
 
 /// A value of a step that reads no state.
@@ -35,7 +36,7 @@ pub enum Term {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
     /// Dimensions of the state.
-    pub state: Vec<Dim>,
+    pub state: Dims,
     /// That of keys.
     pub size: Dim,
     /// Queries.
@@ -475,7 +476,7 @@ fn entering(f: &Function, value: Dim, next: Matrix) -> Result<Found> {
         }
     };
     let blank = |k: &Term, v: Term| Found {
-        state: vec![],
+        state: smallvec![],
         size: value,
         q: one(),
         k: k.clone(),

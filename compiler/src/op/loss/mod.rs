@@ -34,14 +34,14 @@ pub struct CrossEntropyGrad;
 
 fn check_logits(x: &Operands) -> Result<(), TypeError> {
     let (logits, targets) = (&x[0], &x[1]);
-    let fits = logits.dims.split_last().is_some_and(|(_, rows)| rows == targets.dims);
+    let fits = logits.dims.split_last().is_some_and(|(_, rows)| *rows == *targets.dims);
     let types = logits.dtype.is_float() && targets.dtype == DType::I32;
     x.check(types && fits, "takes logits[.., V], targets i32[..]")
 }
 
 fn check_head(x: &Operands) -> Result<(), TypeError> {
     let (rows, w, targets) = (&x[0], &x[1], &x[2]);
-    let fits = rows.dims.split_last().is_some_and(|(h, r)| w.dims.last() == Some(h) && r == targets.dims);
+    let fits = rows.dims.split_last().is_some_and(|(h, r)| w.dims.last() == Some(h) && *r == *targets.dims);
     let types = rows.dtype.is_float() && targets.dtype == DType::I32;
     x.check(w.dims.len() == 2 && fits && types, "takes x[.., h], w[V, h] of x's dtype, targets i32[..]")?;
     x.matmul(0, 1)
@@ -49,7 +49,7 @@ fn check_head(x: &Operands) -> Result<(), TypeError> {
 
 /// Statistics and cotangents of a loss, operands `k` and the next: f32, one a row.
 fn check_per_row(x: &Operands, k: usize, rows: &[Dim]) -> Result<(), TypeError> {
-    let per_row = |t: &Type| t.dtype == DType::F32 && t.dims == rows;
+    let per_row = |t: &Type| t.dtype == DType::F32 && *t.dims == *rows;
     let fits = per_row(&x[k]) && per_row(&x[k + 1]);
     x.check(fits, "lse and d are f32 with the dimensions of targets")
 }
@@ -89,14 +89,14 @@ fn random_statistics(case: &mut Case, rows: &[Dim], forward: &Op, inputs: &[Valu
     [case.tensor("lse", Binding::Value, Type::f32(rows), lse), case.floats("d", rows)]
 }
 
-fn random_logits(case: &mut Case) -> (Vec<Dim>, Vec<Value>) {
+fn random_logits(case: &mut Case) -> (Dims, Vec<Value>) {
     let rows = case.rows();
     let vocab = case.dim("vocab");
     let inputs = vec![case.floats("logits", &with(&rows, vocab)), random_targets(case, &rows, vocab)];
     (rows, inputs)
 }
 
-fn random_head(case: &mut Case) -> (Vec<Dim>, Option<f64>, Vec<Value>) {
+fn random_head(case: &mut Case) -> (Dims, Option<f64>, Vec<Value>) {
     let rows = case.rows();
     let (vocab, h) = (case.dim("vocab"), case.dim("h"));
     let softcap = case.rng.once_in(2).then_some(1.5);

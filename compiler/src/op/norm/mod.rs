@@ -44,7 +44,7 @@ fn size(e: &Evaluation, inner: usize) -> usize {
     dims[dims.len() - inner..].iter().product()
 }
 
-fn random_dims(case: &mut Case) -> (Vec<Dim>, usize, f64) {
+fn random_dims(case: &mut Case) -> (Dims, usize, f64) {
     let mut dims = case.rows();
     dims.extend([case.dim("heads"), case.dim("d")]);
     (dims, 1 + case.rng.below(2) as usize, 1e-3)

@@ -13,7 +13,7 @@ pub struct PickGrad {
 pub struct Pick;
 
 /// Rows, experts, and `k` different choices a row.
-fn random_choices(case: &mut Case) -> (Vec<Dim>, Dim, Dim, Tensor) {
+fn random_choices(case: &mut Case) -> (Dims, Dim, Dim, Tensor) {
     let rows = case.rows();
     let e = case.dim("e");
     let k = case.some_of("k", e);

@@ -4,6 +4,7 @@ pub(crate) mod cuda;
 pub mod kernel;
 
 use super::*;
+use smallvec::smallvec;
 
 /// `(z[b, t]) -> places i32[b, t]`: each token's own place where `z > 0`, or `z >= 0` where
 /// `inclusive`; -1 elsewhere.
@@ -71,9 +72,9 @@ fn random_places(case: &mut Case, b: Dim, t: Dim) -> Value {
 }
 
 /// Dimensions of tokens with or without elements.
-fn random_dims(case: &mut Case) -> Vec<Dim> {
+fn random_dims(case: &mut Case) -> Dims {
     let (b, t, h) = (case.dim("b"), case.dim("t"), case.dim("h"));
-    if case.rng.once_in(3) { vec![b, t] } else { vec![b, t, h] }
+    if case.rng.once_in(3) { smallvec![b, t] } else { smallvec![b, t, h] }
 }
 
 impl Payload for Decide {

@@ -269,9 +269,9 @@ impl Operation for Recurrence {
 
 /// Rows, constants and initial states of a step, called `x0` and so on.
 fn random_operands(case: &mut Case, step: &Step, b: Dim, t: Dim) -> Vec<Value> {
-    let rows = step.rows().map(|ty| [&[b, t], &ty.dims[..]].concat());
+    let rows = step.rows().map(|ty| [&[b, t], &ty.dims[..]].concat().into());
     let others = step.constants().chain(step.states()).map(|ty| ty.dims.clone());
-    let dims: Vec<Vec<Dim>> = rows.chain(others).collect();
+    let dims: Vec<Dims> = rows.chain(others).collect();
     dims.iter().enumerate().map(|(k, dims)| case.floats(&format!("x{k}"), dims)).collect()
 }
 
@@ -407,7 +407,8 @@ impl Operation for RecurrenceGrad {
         }
         let operands = random_operands(&mut case, &step, b, t);
         inputs.extend(&operands);
-        let outputs: Vec<Vec<Dim>> = step.outputs().map(|ty| [&[b, t], &ty.dims[..]].concat()).collect();
+        let outputs: Vec<Dims> =
+            step.outputs().map(|ty| [b, t].into_iter().chain(ty.dims.iter().copied()).collect()).collect();
         for (k, dims) in outputs.iter().enumerate() {
             inputs.push(case.floats(&format!("x{}", operands.len() + k), dims));
         }

@@ -7,8 +7,9 @@
 //! has one element of each of them.
 
 use super::Step;
-use crate::ir::{Binary, Dim, Function, Module, Node, Op, Reduce, Type, Unary, Value};
+use crate::ir::{Binary, Dim, Dims, Function, Module, Node, Op, Reduce, Type, Unary, Value};
 use crate::op::{Bits, Concat, Contract, Reduction, Rms, RmsGrad, Split};
+use smallvec::smallvec;
 use std::collections::HashMap;
 
 /// A step on a workspace of floats.
@@ -136,12 +137,12 @@ impl Program {
 
 /// The leading dimensions of the first state along which nothing in the functions is joined, which
 /// all of their states and results have. A matrix of each is left to a task, which is worth one.
-fn parallel(functions: &[&Function]) -> Vec<Dim> {
+fn parallel(functions: &[&Function]) -> Dims {
     let states = |f: &Function| {
         let state = |i: &usize| f.params[*i].binding.is_state();
         (0..f.params.len()).filter(state).map(|i| Value(i as u32)).collect::<Vec<Value>>()
     };
-    let Some(&first) = states(functions[0]).first() else { return vec![] };
+    let Some(&first) = states(functions[0]).first() else { return smallvec![] };
     let dims = &functions[0].ty(first).dims;
     let most = states(functions[0]).iter().map(|v| functions[0].ty(*v).dims.len()).max().unwrap_or(0);
     let free = |d: &Dim| {
@@ -154,21 +155,21 @@ fn parallel(functions: &[&Function]) -> Vec<Dim> {
 }
 
 /// The dimensions along which a node joins or moves elements.
-fn joined(f: &Function, node: &Node) -> Vec<Dim> {
+fn joined(f: &Function, node: &Node) -> Dims {
     let dims = |k: usize| &f.ty(node.inputs[k]).dims;
     let last = |n: usize| dims(0)[dims(0).len().saturating_sub(n)..].to_vec();
     if let Op::Reduce(Reduction { over, .. }) | Op::Contract(Contract { over }) = &node.op {
         over.clone()
     } else if let Op::Rms(Rms { inner, .. }) | Op::RmsGrad(RmsGrad { inner, .. }) = node.op {
-        last(inner)
+        last(inner).into()
     } else if matches!(node.op, Op::Softmax | Op::SoftmaxGrad | Op::Split(_) | Op::Concat(_)) {
-        last(1)
+        last(1).into()
     } else if let Op::Reshape(_) = node.op {
         let (from, to) = (dims(0), &f.ty(node.first).dims);
         let same = from.iter().zip(to).take_while(|(a, b)| a == b).count();
-        [&from[same..], &to[same..]].concat()
+        [&from[same..], &to[same..]].concat().into()
     } else {
-        vec![]
+        smallvec![]
     }
 }
 
@@ -231,11 +232,11 @@ impl<'a> Build<'a> {
     }
 
     /// The dimensions of which a task has more than one element.
-    fn own(&self, dims: &[Dim]) -> Vec<Dim> {
+    fn own(&self, dims: &[Dim]) -> Dims {
         dims.iter().copied().filter(|d| !self.parallel.contains(d)).collect()
     }
 
-    fn own_of(&self, v: Value) -> Vec<Dim> {
+    fn own_of(&self, v: Value) -> Dims {
         self.own(&self.f.ty(v).dims)
     }
 
@@ -305,7 +306,7 @@ impl<'a> Build<'a> {
 
     /// The dimensions that are left of `dims` when those of `over` are joined.
     fn join(&mut self, how: How, dims: &[Dim], over: &[Dim], a: &View, b: Option<&View>) -> View {
-        let left: Vec<Dim> = dims.iter().copied().filter(|d| !over.contains(d)).collect();
+        let left: Dims = dims.iter().copied().filter(|d| !over.contains(d)).collect();
         let to = self.room(&left);
         self.code(how, dims, &to, Some(a), b);
         to
@@ -442,7 +443,7 @@ impl<'a> Build<'a> {
         let view = |b: &Self, k: usize| b.view(node.inputs[k]);
         if let Op::Rms(Rms { inner: n, eps }) | Op::RmsGrad(RmsGrad { inner: n, eps }) = node.op {
             let (x, over) = (view(self, 0)?, inner(n));
-            let rows: Vec<Dim> = dims[..dims.len() - over.len()].to_vec();
+            let rows: Dims = dims[..dims.len() - over.len()].into();
             let share = self.number(1.0 / self.module.elements(&over) as f64);
             let eps = self.number(eps);
             let square = self.join(How::Product, dims, &over, &x, Some(&x));

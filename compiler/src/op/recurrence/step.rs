@@ -140,7 +140,7 @@ impl Step {
     pub(super) fn random(case: &mut Case) -> Step {
         let h = case.rng.once_in(2).then(|| case.dim("h"));
         let (v, k) = (case.dim("v"), case.dim("k"));
-        let with = |dims: &[Dim]| h.into_iter().chain(dims.iter().copied()).collect::<Vec<Dim>>();
+        let with = |dims: &[Dim]| h.into_iter().chain(dims.iter().copied()).collect::<Dims>();
         let delta = case.rng.once_in(2);
         let two = case.rng.once_in(2);
         let mut module = case.module.clone();

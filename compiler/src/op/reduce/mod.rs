@@ -1,6 +1,7 @@
 //! Reductions over named dimensions.
 
 use super::*;
+use smallvec::smallvec;
 
 /// How a reduction joins elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,12 +35,12 @@ pub struct Reduction {
     /// How elements are joined.
     pub how: Reduce,
     /// The dimensions joined over.
-    pub over: Vec<Dim>,
+    pub over: Dims,
 }
 
 impl Payload for Reduction {
     fn blanks() -> Vec<Self> {
-        Reduce::ALL.map(|how| Reduction { how, over: vec![] }).into()
+        Reduce::ALL.map(|how| Reduction { how, over: smallvec![] }).into()
     }
 
     fn attributes(&mut self, a: &mut dyn Attributes) -> Parsed<()> {
@@ -77,7 +78,7 @@ impl Operation for Reduction {
         let (x, result) = (e.floats(0), &e.results[0].dims);
         // The order of the operand, so that sums run in increasing index order whatever the order
         // of the list.
-        let over: Vec<Dim> = e.types[0].dims.iter().copied().filter(|d| self.over.contains(d)).collect();
+        let over: Dims = e.types[0].dims.iter().copied().filter(|d| self.over.contains(d)).collect();
         let loops = [result, &over[..]].concat();
         let along = |dims: &[Dim]| strides(e.module, dims, &loops);
         let start = if self.how == Reduce::Max { f64::NEG_INFINITY } else { 0.0 };
@@ -95,7 +96,7 @@ impl Operation for Reduction {
 
     fn random(&self, mut case: Case) -> Instance {
         let dims = [case.dim("b"), case.dim("t"), case.dim("h")];
-        let mut over: Vec<Dim> = dims.into_iter().filter(|_| case.rng.once_in(2)).collect();
+        let mut over: Dims = dims.into_iter().filter(|_| case.rng.once_in(2)).collect();
         if over.is_empty() {
             over.push(dims[case.rng.below(3) as usize]);
         }
@@ -128,7 +129,7 @@ impl RowWork for Reduction {
         let (inner, summed) = r.inner_reduction(x, self.how, &self.over)?;
         let mut left = r.length_of(x)?;
         if !inner.is_empty() {
-            let kept: Vec<Dim> = r.ty(x).dims.iter().copied().filter(|d| !r.rows().contains(d)).collect();
+            let kept: Dims = r.ty(x).dims.iter().copied().filter(|d| !r.rows().contains(d)).collect();
             let over = r.broadcast(&kept, &inner)?;
             left = over.outer * over.inner;
             a = r.op(RowOp::Reduce { op: self.how, x: a, over }, left);

@@ -4,6 +4,7 @@ use crate::codegen::{CodegenError, Source, Variant, rows};
 use crate::ir::{self, DType};
 use crate::op::kernel::{KernelKind, Slot, Work, index, input, ints, need, result, times};
 use crate::op::{Bits, Reduction};
+use smallvec::smallvec;
 
 /// A generated kernel: the same straight-line work on every row. Values are arrays of a fixed
 /// length that belong to one row; operations follow one another, each array written once.
@@ -252,7 +253,7 @@ impl RowOp {
             RowOp::Load { .. } | RowOp::Constant(_) | RowOp::Index { .. } | RowOp::Zeros => return None,
             RowOp::Unary(u, _) => Op::Unary(*u).name(),
             RowOp::Binary { op, .. } => Op::Binary(*op).name(),
-            RowOp::Reduce { op, .. } => Op::Reduce(Reduction { how: *op, over: vec![] }).name(),
+            RowOp::Reduce { op, .. } => Op::Reduce(Reduction { how: *op, over: smallvec![] }).name(),
             RowOp::Rms { .. } => "rms",
             RowOp::RmsGrad { .. } => "rms_grad",
             RowOp::Softmax { .. } => "softmax",

@@ -112,8 +112,7 @@ impl Operation for Running {
 
     fn random(&self, mut case: Case) -> Instance {
         let (b, t) = (case.dim("b"), case.dim("t"));
-        let channels: Vec<Dim> =
-            ["h", "d"][..case.rng.below(3) as usize].iter().map(|n| case.dim(n)).collect();
+        let channels: Dims = ["h", "d"][..case.rng.below(3) as usize].iter().map(|n| case.dim(n)).collect();
         let mut inputs = vec![case.floats("x", &[&[b, t], &channels[..]].concat())];
         match self.tokens {
             Tokens::All => {}

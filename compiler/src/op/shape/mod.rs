@@ -4,11 +4,11 @@ use super::*;
 
 /// `(x) -> x` with other dimensions of the same product, in row-major order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Reshape(pub Vec<Dim>);
+pub struct Reshape(pub Dims);
 
 /// `(x[.., n]) -> x[.., n1], x[.., n2], …` cutting the last dimension.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Split(pub Vec<Dim>);
+pub struct Split(pub Dims);
 
 /// `(x[.., n1], x[.., n2], …) -> x[.., n]` joining the last dimension; the reverse of [`Split`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,13 +16,13 @@ pub struct Concat(pub Dim);
 
 /// `() -> f32` zeros of these dimensions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Zeros(pub Vec<Dim>);
+pub struct Zeros(pub Dims);
 
 /// Rows, two or three parts, and their sum.
-fn random_parts(case: &mut Case) -> (Vec<Dim>, Vec<Dim>, Dim) {
+fn random_parts(case: &mut Case) -> (Dims, Dims, Dim) {
     let rows = case.rows();
     let n = 2 + case.rng.below(2) as usize;
-    let parts: Vec<Dim> = ["p", "q", "r"][..n].iter().map(|n| case.dim(n)).collect();
+    let parts: Dims = ["p", "q", "r"][..n].iter().map(|n| case.dim(n)).collect();
     let sum = parts.iter().map(|&d| case.module.size(d)).sum();
     (rows, parts, case.module.dim("sum", sum))
 }
@@ -65,7 +65,7 @@ impl Operation for Reshape {
         let (from, to) =
             if case.rng.once_in(2) { (vec![a, b, c], vec![a, joined]) } else { (vec![joined], vec![b, c]) };
         let x = case.floats("x", &from);
-        case.finish(Reshape(to), &[x])
+        case.finish(Reshape(to.into()), &[x])
     }
 }
 

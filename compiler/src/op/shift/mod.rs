@@ -90,7 +90,7 @@ impl Operation for Shift {
         x.check(x[0].dims.len() >= 2, SHAPES)?;
         for k in 1..x.len() {
             x.int(k)?;
-            x.check(x[k].dims == x[0].dims[..2], SHAPES)?;
+            x.check(x[k].dims[..] == x[0].dims[..2], SHAPES)?;
         }
         Ok(vec![x[0].clone()])
     }
@@ -172,7 +172,7 @@ impl Operation for ShiftState {
             && history.len() == v.len()
             && history[0] == v[0]
             && history[2..] == v[2..]
-            && x[2].dims == v[..2];
+            && x[2].dims[..] == v[..2];
         x.check(fits, "takes v[b, t, ..], history[b, n, ..], slots i32[b, t]")?;
         x.check(x.size(history[1]) > 0, "a history has at least one row")?;
         Ok(vec![x[0].clone(), x[1].clone()])

@@ -115,7 +115,7 @@ fn cost(s: &Shapes, extents: &Extents, gradient: bool) -> Counts {
 }
 
 /// Rows, the width, and the operands up to the row.
-fn random(case: &mut Case) -> (Vec<Dim>, Vec<Dim>, Vec<Value>) {
+fn random(case: &mut Case) -> (Dims, Dims, Vec<Value>) {
     let all = case.dim("sources");
     let own = case.row_dims("h");
     let row = case.rng.below(case.module.size(all));
@@ -127,7 +127,7 @@ fn random(case: &mut Case) -> (Vec<Dim>, Vec<Dim>, Vec<Value>) {
         case.floats("q", &width),
         case.index("row", row),
     ];
-    (sources, own, inputs)
+    (sources.into(), own, inputs)
 }
 
 impl Payload for ReadSources {

@@ -33,7 +33,7 @@ fn moved(x: &Operands, put: bool, [few, many, to]: [Dim; 3]) -> Result<Vec<Type>
     let fits = rows.dims[0] == index.dims[0] && (!put || rows.dims[1] == index.dims[1]);
     x.check(fits, SHAPES)?;
     x.check(x.size(few) <= x.size(many), "there are fewer tokens than places")?;
-    Ok(vec![Type { dtype: rows.dtype, dims: [&[rows.dims[0], to], &rows.dims[2..]].concat() }])
+    Ok(vec![Type { dtype: rows.dtype, dims: [&[rows.dims[0], to], &rows.dims[2..]].concat().into() }])
 }
 
 const SHAPES: &str = "takes x[b, t, ..] and index i32[b, k], k for t in what is put back";
