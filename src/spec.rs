@@ -54,6 +54,13 @@ impl SpecArguments {
     pub fn load_to_train(&self, data: Option<&Path>) -> Result<Spec, Failure> {
         let mut spec = self.load()?;
         make_absolute(&mut spec, &self.base());
+        if spec.transplant.is_some() {
+            let file = self.spec.display();
+            return Err(Failure::Usage(format!(
+                "{file} begins from a model of another architecture: `dreamc transplant {file} -o FOLDER` makes its first weights, \
+                 `dreamc train FOLDER` trains it"
+            )));
+        }
         let mut tokenizer = None;
         if let Some(begun) = self.begun() {
             let import = &*self.spec;
@@ -66,7 +73,8 @@ impl SpecArguments {
                      `dreamc train {run}/spec.yaml` begins another from random weights"
                 )));
             }
-            if begun == Begun::Import && !beside.is_file() {
+            // A transplant says itself which tokenizer its data have.
+            if begun == Begun::Import && !beside.is_file() && spec.data.is_none() {
                 return Err(Failure::Usage(format!(
                     "{} is an imported model without a tokenizer.json, so that it can read no text; import a folder that has one, or \
                      write a specification with `base: {}` and `data: {{tokenizer: FILE}}`",

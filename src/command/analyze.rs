@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "\
 The paper's section 4.2 of any model with routers or depth attention: map of depth-attention scores, depths of experts and experts
-of depths, Lorenz curves, routing entropy; and a recurrent model at other depths. Leaves analysis.html, analysis.md, analysis.json
+of depths, Lorenz curves, routing entropy; how much each layer turns the stream; and a recurrent model at other depths. Leaves analysis.html, analysis.md, analysis.json
 and figures.
 
 Examples:
@@ -165,11 +165,6 @@ fn inside(a: &Inside, path: &Path) -> Done {
         device.as_ref(),
         prepare::observer(spec, &trained.rewriting, trained.storing(device.as_ref()))?,
     )?;
-    if model.compiled().observed.is_empty() && recurrence(spec).is_none() {
-        let what =
-            "the model has no router, no depth attention and no recurrence: there is nothing to analyse";
-        return Err(Failure::Usage(what.into()));
-    }
     model.restore(&trained.tensors)?;
     let mut progress = Progress::new();
     progress.phase(&format!("running {} rows", a.sequences));
@@ -187,6 +182,22 @@ fn inside(a: &Inside, path: &Path) -> Done {
     progress.clear();
     let wiring = draw::figure(&spec.model.name, &spec.model);
     a.common.leave(path, "analysis", analysis.page(wiring), &analysis, || summary(&analysis))
+}
+
+/// The block influence of every layer of a model by its depth, over so many rows of what its data
+/// hold out.
+pub fn influence(trained: &Trained, device: &dyn Device, rows: u64) -> Result<Vec<f64>, Failure> {
+    let spec = &trained.spec;
+    let nothing = || {
+        Failure::Usage("the donor has no held-out data by which layers are chosen; write `transplant.depth`".into())
+    };
+    let data = spec.data.as_ref().ok_or_else(nothing)?;
+    let mut held = open_data(spec, data, None)?.validation()?.ok_or_else(nothing)?;
+    let storing = trained.storing(device);
+    let mut model = Model::load(device, prepare::observer(spec, &trained.rewriting, storing)?)?;
+    model.restore(&trained.tensors)?;
+    let seen = observe(&mut model, spec, &mut held, rows)?;
+    Ok(seen.streams.influence.iter().map(|i| i.influence).collect())
 }
 
 /// The data in words, files by their names alone: a page that is passed on tells nothing of
@@ -313,6 +324,13 @@ fn summary(analysis: &Analysis) -> String {
         ]);
     }
     let mut text = if analysis.experts.is_empty() { String::new() } else { table(&rows) };
+    let influence = &analysis.observations.streams.influence;
+    if influence.len() > 1 {
+        let mut rows = vec![["layer", "block influence"].map(String::from).to_vec()];
+        rows.extend(influence.iter().map(|i| vec![i.depth.to_string(), format!("{:.4}", i.influence)]));
+        let blank = if text.is_empty() { "" } else { "\n" };
+        text = format!("{text}{blank}{}", table(&rows));
+    }
     if !analysis.observations.passes.is_empty() {
         let mut rows = vec![["pass", "loss", "targets", "leave"].map(String::from).to_vec()];
         for (i, pass) in analysis.observations.passes.iter().enumerate() {

@@ -162,6 +162,9 @@ fn streams(page: &mut Page, streams: &Streams) {
     let norms = streams.norms.iter().map(|n| (n.depth as f64, n.norm)).collect();
     let caption = "Mean norm of the stream behind every layer, that of the embedding first.";
     plot("stream-norms", "layers before", "mean norm of the stream", norms, caption);
+    let turned = streams.influence.iter().map(|i| (i.depth as f64, i.influence)).collect();
+    let caption = "Block influence: 1 - cos of the stream before and behind every layer, the mean over tokens (arXiv 2403.03853).";
+    plot("block-influence", "layers before", "block influence", turned, caption);
     let moved = streams.passes.iter().map(|p| (p.pass as f64 + 1.0, p.movement)).collect();
     let caption =
         "How far each pass moves the stream: the norm of the difference over that of what the pass leaves.";
