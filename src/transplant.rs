@@ -196,8 +196,9 @@ struct Numbers<'a> {
 impl Read for Numbers<'_> {
     fn donor(&self, name: &str) -> Result<(Vec<u64>, Vec<f32>), TransplantError> {
         let found = self.weights.get(name).map_err(|e| TransplantError::Read(e.to_string()))?;
-        let lacking =
-            || TransplantError::Read(format!("{}: it lacks the tensor {name}", self.weights.path().display()));
+        let lacking = || {
+            TransplantError::Read(format!("{}: it lacks the tensor {name}", self.weights.path().display()))
+        };
         found.map(|(shape, values)| (shape.to_vec(), values)).ok_or_else(lacking)
     }
 
@@ -219,8 +220,9 @@ fn vocabulary(spec: &Spec, donor: &Trained) -> Result<Vocabulary, Failure> {
     if ours.fingerprint() == theirs.fingerprint() && spec.model.vocab == donor.spec.model.vocab {
         return Ok(Vocabulary::Same);
     }
-    let known: std::collections::HashMap<String, i64> =
-        (0..donor.spec.model.vocab as u32).filter_map(|id| Some((theirs.token(id)?, i64::from(id)))).collect();
+    let known: std::collections::HashMap<String, i64> = (0..donor.spec.model.vocab as u32)
+        .filter_map(|id| Some((theirs.token(id)?, i64::from(id))))
+        .collect();
     let of = |id: u32| ours.token(id).and_then(|text| known.get(&text).copied()).unwrap_or(-1);
     Ok(Vocabulary::ByText((0..spec.model.vocab as u32).map(of).collect()))
 }

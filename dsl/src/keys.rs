@@ -320,20 +320,27 @@ pub static TRANSPLANT: Section = Section {
           `dreamc transplant --plan` shows all of it.",
     short: None,
     keys: &[
-        key(
-            "from",
-            Type::Path,
-            Rule("`--from`"),
-            "The donor: a run, a checkpoint or an imported model.",
-        ),
+        key("from", Type::Path, Rule("`--from`"), "The donor: a run, a checkpoint or an imported model."),
         key(
             "depth",
             Type::Either(&[
                 Type::Word(&[
-                    ("spread", "the donor's layers at even distances: some are left out, or taken several times"),
-                    ("stack", "the first half of the layers from the donor's first, the other from its last (depth up-scaling)"),
-                    ("zero", "every layer of the donor, and copies between them that add nothing to the stream at first"),
-                    ("interpolate", "the mean of the two nearest layers of the donor, weighted by their distance"),
+                    (
+                        "spread",
+                        "the donor's layers at even distances: some are left out, or taken several times",
+                    ),
+                    (
+                        "stack",
+                        "the first half of the layers from the donor's first, the other from its last (depth up-scaling)",
+                    ),
+                    (
+                        "zero",
+                        "every layer of the donor, and copies between them that add nothing to the stream at first",
+                    ),
+                    (
+                        "interpolate",
+                        "the mean of the two nearest layers of the donor, weighted by their distance",
+                    ),
                     ("average", "the mean of layers of the donor that stand together"),
                 ]),
                 Type::List(&Type::Either(&[COUNT, Type::List(&COUNT)])),
@@ -349,7 +356,8 @@ pub static TRANSPLANT: Section = Section {
 /// Where some tensors come from.
 pub static MOVE: Section = Section {
     name: "move",
-    doc: "Where some tensors come from. The first entry that names a tensor is the one that counts, and one that names none is an error.",
+    doc: "Where some tensors come from. Of entries that name the same tensor the one of most words counts, then the one with fewest `*`; two that are \
+          equal in both are an error, and so is one that names nothing.",
     short: None,
     keys: &[
         key(
@@ -370,10 +378,13 @@ pub static MOVE: Section = Section {
             Type::Word(&[
                 ("copy", "number by number"),
                 ("slice", "the first rows and columns"),
-                ("pad", "the donor's numbers first, behind them those of the recipe"),
-                ("group", "means of neighbouring heads, or experts"),
-                ("tile", "again and again: heads for a group, or one network for every expert"),
-                ("factor", "the nearest product of two matrices of low rank, by singular values"),
+                (
+                    "pad",
+                    "the donor's numbers first, behind them those of the recipe; zeros in what writes the stream",
+                ),
+                ("group", "means of neighbouring key heads, or experts"),
+                ("tile", "again and again: key heads of a group, or one network for every expert"),
+                ("factor", "by singular values; what the factors of a pass take of themselves"),
                 ("fresh", "by the recipe, as in a model that begins from nothing"),
                 ("zero", "zeros"),
             ]),

@@ -96,7 +96,7 @@ pub struct Transplant {
     pub from: Option<String>,
     /// The donor's layers for each application of a layer.
     pub depth: Option<Depth>,
-    /// Tensors that do not come as is proposed; the first that names one counts.
+    /// Tensors that do not come as is proposed; the entry of most words counts.
     pub map: Vec<Move>,
 }
 
@@ -107,10 +107,10 @@ pub enum Depth {
     /// Layers at even distances.
     Spread,
     /// The first half from the donor's first layers, the other from its last (depth up-scaling,
-    /// 2312.15166, section 2).
+    /// 2312.15166).
     Stack,
     /// Every layer of the donor, and copies between them that add nothing to the stream at first
-    /// (2401.02415, section 3.2).
+    /// (2401.02415).
     Zero,
     /// The weighted mean of the two nearest.
     Interpolate,

@@ -5,6 +5,7 @@ mod tokens;
 
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
+use crate::influence;
 use crate::model::{BaseArguments, Trained};
 use crate::progress::Progress;
 use crate::report::analysis::{Analysis, AtDepth};
@@ -170,6 +171,7 @@ fn inside(a: &Inside, path: &Path) -> Done {
     progress.phase(&format!("running {} rows", a.sequences));
     let observations = observe(&mut model, spec, &mut held, a.sequences)?;
     drop(model);
+    let influence = influence::of(&trained, device.as_ref(), &dataset, a.sequences)?;
     let experts = observations.routers.iter().map(|r| ExpertUse::of(r, spec.train.seed)).collect();
     let analysis = Analysis {
         model: spec.model.name.clone(),
@@ -177,27 +179,12 @@ fn inside(a: &Inside, path: &Path) -> Done {
         data: described(spec, &dataset),
         observations,
         experts,
+        influence,
         depths: depths(a, &trained, device.as_ref(), &mut progress)?,
     };
     progress.clear();
     let wiring = draw::figure(&spec.model.name, &spec.model);
     a.common.leave(path, "analysis", analysis.page(wiring), &analysis, || summary(&analysis))
-}
-
-/// The block influence of every layer of a model by its depth, over so many rows of what its data
-/// hold out.
-pub fn influence(trained: &Trained, device: &dyn Device, rows: u64) -> Result<Vec<f64>, Failure> {
-    let spec = &trained.spec;
-    let nothing = || {
-        Failure::Usage("the donor has no held-out data by which layers are chosen; write `transplant.depth`".into())
-    };
-    let data = spec.data.as_ref().ok_or_else(nothing)?;
-    let mut held = open_data(spec, data, None)?.validation()?.ok_or_else(nothing)?;
-    let storing = trained.storing(device);
-    let mut model = Model::load(device, prepare::observer(spec, &trained.rewriting, storing)?)?;
-    model.restore(&trained.tensors)?;
-    let seen = observe(&mut model, spec, &mut held, rows)?;
-    Ok(seen.streams.influence.iter().map(|i| i.influence).collect())
 }
 
 /// The data in words, files by their names alone: a page that is passed on tells nothing of
@@ -324,10 +311,12 @@ fn summary(analysis: &Analysis) -> String {
         ]);
     }
     let mut text = if analysis.experts.is_empty() { String::new() } else { table(&rows) };
-    let influence = &analysis.observations.streams.influence;
+    let influence = &analysis.influence;
     if influence.len() > 1 {
         let mut rows = vec![["layer", "block influence"].map(String::from).to_vec()];
-        rows.extend(influence.iter().map(|i| vec![i.depth.to_string(), format!("{:.4}", i.influence)]));
+        rows.extend(
+            influence.iter().enumerate().map(|(depth, i)| vec![depth.to_string(), format!("{i:.4}")]),
+        );
         let blank = if text.is_empty() { "" } else { "\n" };
         text = format!("{text}{blank}{}", table(&rows));
     }

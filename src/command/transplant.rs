@@ -1,13 +1,13 @@
 //! `dreamc transplant`: first weights from a model of another architecture.
 
-use crate::command::analyze::influence;
 use crate::command::import::name;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
+use crate::influence;
 use crate::model::{BaseArguments, Trained};
 use crate::number::grouped;
 use crate::show::bytes;
-use crate::spec::SpecArguments;
+use crate::spec::{SpecArguments, open_data};
 use crate::transplant::{Proof, Transplantation};
 use crate::{note, say, show};
 use clap::Args;
@@ -133,10 +133,21 @@ pub fn run(a: Arguments) -> Done {
 /// The donor's layers of the most block influence, as many as the model applies.
 fn kept(spec: &Spec, donor: &Trained, device: &dyn Device) -> Result<Depth, Failure> {
     if spec.transplant.as_ref().is_some_and(|transplant| transplant.depth.is_some()) {
-        return Err(Failure::Usage("--drop chooses layers, and `transplant.depth` names them: take one away".into()));
+        return Err(Failure::Usage(
+            "--drop chooses layers, and `transplant.depth` names them: take one away".into(),
+        ));
     }
     let ours = Side::new(spec)?.depths.len();
-    let influence = influence(donor, device, ROWS)?;
+    let nothing = || {
+        let what = "the donor has no held-out data by which layers are chosen; write `transplant.depth`";
+        Failure::Usage(what.into())
+    };
+    let data = donor.spec.data.as_ref().ok_or_else(nothing)?;
+    let dataset = open_data(&donor.spec, data, None)?;
+    let influence = influence::of(donor, device, &dataset, ROWS)?;
+    if influence.is_empty() {
+        return Err(nothing());
+    }
     if ours > influence.len() {
         let theirs = influence.len();
         return Err(Failure::Usage(format!(
@@ -184,9 +195,10 @@ fn report(a: &Arguments, work: &Transplantation, proof: Option<Proof>) -> Done {
     let mut rows = vec![["tensor", "shape", "from", "how"].map(String::from).to_vec()];
     rows.extend(lines(&work.plan.moves, &work.new, &work.old));
     say!("{}", left(&rows))?;
-    let lost: u64 = work.plan.left.iter().filter_map(|name| work.old.tensor(name)).map(|t| t.elements()).sum();
+    let lost: u64 =
+        work.plan.left.iter().filter_map(|name| work.old.tensor(name)).map(|t| t.elements()).sum();
     let names: Vec<(String, Option<usize>)> =
-        work.plan.left.iter().filter_map(|name| Some(split(&work.old, name)?)).collect();
+        work.plan.left.iter().filter_map(|name| split(&work.old, name)).collect();
     match names.is_empty() {
         true => say!("left over: nothing of the donor")?,
         false => say!("left over: {} ({} numbers)", merged(&names), grouped(lost.into()))?,
@@ -196,7 +208,9 @@ fn report(a: &Arguments, work: &Transplantation, proof: Option<Proof>) -> Done {
     }
     if let Some(proof) = proof {
         let Proof { difference, tokens } = proof;
-        say!("proved: the logits of {tokens} tokens differ from the donor's by {difference:.1e} of the largest")?;
+        say!(
+            "proved: the logits of {tokens} tokens differ from the donor's by {difference:.1e} of the largest"
+        )?;
     }
     Ok(())
 }
@@ -275,8 +289,11 @@ fn lines(moves: &[Move], new: &Side, old: &Side) -> Vec<Vec<String>> {
         let to: Vec<_> = all.iter().filter_map(|m| split(new, &m.to)).collect();
         let mut from = vec![];
         for source in all.iter().flat_map(|m| &m.from) {
-            let name = split(old, &source.name).map(|(tail, set)| (tail + &rows(source), set));
-            from.extend(name.filter(|name| !from.contains(name)));
+            let Some((tail, set)) = split(old, &source.name) else { continue };
+            let name = (tail + &rows(source), set);
+            if !from.contains(&name) {
+                from.push(name);
+            }
         }
         let shape: Vec<String> = all[0].shape.iter().map(u64::to_string).collect();
         vec![merged(&to), format!("[{}]", shape.join(", ")), merged(&from), all[0].words()]

@@ -121,7 +121,10 @@ fn prepared() -> Sandbox {
     // Donors of one depth, and models of another.
     let dense = MINI.replace("(da | sa) > ea", "sa > mlp").replace("recur: 2", "repeat: 2");
     let dense = dense.replace("    da: {depth: {heads: 1, head_size: 4}}\n", "");
-    let network = dense.replace("ea: {experts: {count: 4, active: 2, intermediate: 8, query: 4}}", "mlp: {mlp: {intermediate: 8}}");
+    let network = dense.replace(
+        "ea: {experts: {count: 4, active: 2, intermediate: 8, query: 4}}",
+        "mlp: {mlp: {intermediate: 8}}",
+    );
     sandbox.write("dense.yaml", &network);
     sandbox.write("moe.yaml", &dense.replace("sa > mlp", "sa > ea"));
     sandbox.write("deeper.yaml", &network.replace("repeat: 2", "repeat: 4"));

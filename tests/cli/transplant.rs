@@ -60,7 +60,10 @@ fn an_upcycled_model_begins_as_its_donor_and_goes_the_way_of_any_model() {
     let json = sandbox.good(&["transplant", "sparse.yaml", "--from", "runs/dense", "--plan", "--json"]);
     let plan: Value = serde_json::from_str(&json).unwrap();
     let tensors = plan["moves"].as_array().unwrap();
-    assert!(tensors.iter().any(|m| m["to"] == "layers.1.ea.gate.weight" && m["steps"][0]["tile"] == 4), "{plan}");
+    assert!(
+        tensors.iter().any(|m| m["to"] == "layers.1.ea.gate.weight" && m["steps"][0]["tile"] == 4),
+        "{plan}"
+    );
 
     let said = sandbox.good(&["transplant", "sparse.yaml", "--from", "runs/dense", "-o", "up"]);
     assert!(said.contains("proved: the logits of 32 tokens") && said.contains("dreamc train up"), "{said}");
@@ -74,7 +77,8 @@ fn an_upcycled_model_begins_as_its_donor_and_goes_the_way_of_any_model() {
     sandbox.good(&["generate", "up", "a", "-n", "2"]);
     sandbox.good(&["export", "hf", "up", "-o", "hf"]);
     // Noise is another function, and is said to be.
-    let noisy = from(&sparse(), "from: runs/dense, map: [{to: layers.*.ea, from: layers.*.mlp, noise: 0.01}]");
+    let noisy =
+        from(&sparse(), "from: runs/dense, map: [{to: layers.*.ea, from: layers.*.mlp, noise: 0.01}]");
     sandbox.write("noisy.yaml", &noisy);
     let said = sandbox.good(&["transplant", "noisy.yaml", "-o", "noisy"]);
     assert!(said.contains("has noise") && !said.contains("proved"), "{said}");
@@ -98,7 +102,8 @@ fn growth_ties_and_full_factors_keep_the_function() {
     let said = proved("deeper", &from(&DENSE.replace("repeat: 2", "repeat: 4"), "depth: zero"), "runs/dense");
     assert!(said.contains("adds nothing to the stream at the start"), "{said}");
     // A network that is wider.
-    let wide = from(&DENSE.replace("intermediate: 48", "intermediate: 80"), "map: [{to: layers.*.mlp, how: pad}]");
+    let wide =
+        from(&DENSE.replace("intermediate: 48", "intermediate: 80"), "map: [{to: layers.*.mlp, how: pad}]");
     proved("wider", &wide, "runs/dense");
     // A key head for each query head.
     proved("heads", &DENSE.replace("kv_heads: 2", "kv_heads: 4"), "runs/dense");
@@ -136,7 +141,11 @@ fn a_transplant_that_cannot_be_writes_nothing() {
         (dense("from: runs/dense, depth: [0, 5]"), "the donor has no layer 5", "spec.yaml:1:"),
         (dense("from: runs/dense, depth: deep"), "`deep` is not a value of `depth`", "spec.yaml:1:"),
         (dense("from: runs/dense, depth: []"), "`depth` is empty", "spec.yaml:1:"),
-        (dense("from: runs/dense, map: [{to: layers.*.mpl}]"), "names no tensor of the model", "spec.yaml:1:"),
+        (
+            dense("from: runs/dense, map: [{to: layers.*.mpl}]"),
+            "names no tensor of the model",
+            "spec.yaml:1:",
+        ),
         (dense("from: runs/dense, map: [{from: layers.0.mlp}]"), "`to` is missing in move", "spec.yaml:1:"),
         (
             dense("from: runs/dense, map: [{to: layers.*.mlp, how: zero}, {to: layers.*.mlp, how: fresh}]"),
@@ -164,7 +173,9 @@ fn a_transplant_that_cannot_be_writes_nothing() {
             "`transplant.depth`",
         ),
         (
-            dense("from: runs/dense").replace("vocab: 256", "vocab: 300").replace("data: {task: permutation, size: 4, max_steps: 2}\n", ""),
+            dense("from: runs/dense")
+                .replace("vocab: 256", "vocab: 300")
+                .replace("data: {task: permutation, size: 4, max_steps: 2}\n", ""),
             "the vocabulary has 300 tokens and the donor's 256",
             "spec.yaml:",
         ),
@@ -188,7 +199,10 @@ fn a_transplant_that_cannot_be_writes_nothing() {
         &["transplant", "sparse.yaml", "--from", "runs/dense", "-o", "up"],
     ] {
         let said = sandbox.error(line);
-        assert!(said.contains("a model does not come of itself") || said.contains("exists already"), "{said}");
+        assert!(
+            said.contains("a model does not come of itself") || said.contains("exists already"),
+            "{said}"
+        );
     }
     assert_eq!(fs::read(sandbox.path("up/model.safetensors")).unwrap(), before);
     assert!(newest(&sandbox.path("runs/dense")).exists() && !sandbox.path("out").exists());

@@ -8,6 +8,8 @@
 
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "faults/transplant.rs"]
+mod transplant;
 
 use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::count::{self, CountError, Counts};
@@ -2651,7 +2653,19 @@ fn main() -> ExitCode {
     ];
     let faults = faults();
     let number = faults.len();
+    let moved = transplant::faults();
+    let number = number + moved.len();
     trials.push(Trial::test("the page of faults has their number", move || page(number)));
+    trials.extend(moved.into_iter().map(|fault| {
+        let check = move || {
+            let how = transplant::noticed(&fault)?;
+            if shown {
+                println!("{:<58} {how}", fault.name);
+            }
+            Ok(())
+        };
+        Trial::test(fault.name, check).with_kind("transplant")
+    }));
     trials.extend(faults.into_iter().map(|fault| {
         let (name, caught) = (fault.name, fault.caught);
         let check = move || {

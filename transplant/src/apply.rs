@@ -63,7 +63,8 @@ fn taken(source: &Source, read: &dyn Read) -> Result<Shaped, TransplantError> {
     }
     let range = (rows.start * wide) as usize..(rows.end * wide) as usize;
     let part = numbers.get(range).map(<[f32]>::to_vec);
-    part.map(|part| (shape, part)).ok_or_else(|| TransplantError::Read(format!("{} has no such rows", source.name)))
+    part.map(|part| (shape, part))
+        .ok_or_else(|| TransplantError::Read(format!("{} has no such rows", source.name)))
 }
 
 /// The mean of all sources by their shares; of one its bits.
@@ -95,7 +96,9 @@ fn stepped(step: &Step, (from, numbers): Shaped, to: &[u64], fresh: &dyn Fn() ->
             let under = if *zero { vec![0.0; size(to)] } else { fresh() };
             (to.to_vec(), boxed((&from, &numbers), (to, under)))
         }
-        Step::Group(heads) | Step::Repeat(heads) => (to.to_vec(), regrouped(*heads, &numbers, wide_of(&from))),
+        Step::Group(heads) | Step::Repeat(heads) => {
+            (to.to_vec(), regrouped(*heads, &numbers, wide_of(&from)))
+        }
         Step::Merge(count) => {
             let one = size(to) / to_count(&from, to, *count);
             let groups = numbers.chunks((one * *count as usize).max(1));
@@ -161,7 +164,7 @@ fn boxed((from, numbers): (&[u64], &[f32]), (to, mut out): (&[u64], Vec<f32>)) -
 }
 
 /// Queries as they are, then keys and values of another number of heads: means of neighbours
-/// (2305.13245, section 2.1), or each several times.
+/// (2305.13245), or each several times.
 fn regrouped(heads: Heads, numbers: &[f32], wide: usize) -> Vec<f32> {
     let head = heads.size as usize * wide;
     let (from, to) = (heads.from as usize, heads.to as usize);

@@ -79,11 +79,7 @@ fn between(i: usize, ours: usize, theirs: usize) -> Vec<(usize, f64)> {
     vec![(low, 1.0 - share), (low + 1, share)]
 }
 
-fn given(
-    list: &[Vec<u64>],
-    ours: usize,
-    theirs: usize,
-) -> Result<Vec<Vec<(usize, f64)>>, TransplantError> {
+fn given(list: &[Vec<u64>], ours: usize, theirs: usize) -> Result<Vec<Vec<(usize, f64)>>, TransplantError> {
     if list.len() != ours {
         let message = format!("`depth` has {} entries, and the model applies {ours} layers", list.len());
         let help = "write one for each application, loops unrolled: a layer of the donor, or a list of some";
@@ -97,23 +93,28 @@ fn given(
             return Err(TransplantError::new("out-of-range", at, message, help));
         }
     }
-    let even = |layers: &Vec<u64>| {
-        layers.iter().map(|layer| (*layer as usize, 1.0 / layers.len() as f64)).collect()
-    };
+    let even =
+        |layers: &Vec<u64>| layers.iter().map(|layer| (*layer as usize, 1.0 / layers.len() as f64)).collect();
     Ok(list.iter().map(even).collect())
 }
 
 fn undecided(ours: usize, theirs: usize) -> TransplantError {
     let ways = match ours < theirs {
         true => "`spread` leaves layers out, `average` and `interpolate` take means",
-        false => "`zero` adds layers that do nothing at first, `stack` and `spread` repeat layers, `interpolate` takes means",
+        false => {
+            "`zero` adds layers that do nothing at first, `stack` and `spread` repeat layers, `interpolate` takes means"
+        }
     };
     let example = match ours < theirs {
         true => "[0, [1, 2], 3]",
         false => "[0, 0, 1, 1]",
     };
-    let message = format!("the model applies {ours} layers and the donor {theirs}, which can be done in several ways");
-    refused(message, format!("write `transplant.depth`: {ways}; or the donor's layer for each, such as `{example}`"))
+    let message =
+        format!("the model applies {ours} layers and the donor {theirs}, which can be done in several ways");
+    refused(
+        message,
+        format!("write `transplant.depth`: {ways}; or the donor's layer for each, such as `{example}`"),
+    )
 }
 
 fn refused(message: String, help: String) -> TransplantError {

@@ -40,8 +40,10 @@ pub(crate) fn steps(
 
 /// Whether a tensor is of those that write the stream.
 pub(crate) fn writes(part: Part) -> bool {
-    matches!(part, Part::Out | Part::OutShared | Part::OutBias | Part::Down | Part::SharedDown | Part::DownBias)
-        || matches!(part, Part::Own(_, Purpose::Output))
+    matches!(
+        part,
+        Part::Out | Part::OutShared | Part::OutBias | Part::Down | Part::SharedDown | Part::DownBias
+    ) || matches!(part, Part::Own(_, Purpose::Output))
 }
 
 /// Whether a shape is within another.
@@ -65,8 +67,7 @@ fn grouped((new, to): (&Side, &Weight), (old, from): (&Side, &Weight)) -> Option
     if !fused || !alike || !plain {
         return None;
     }
-    let heads =
-        Heads { queries: ours.heads, from: theirs.kv_heads, to: ours.kv_heads, size: ours.head_size };
+    let heads = Heads { queries: ours.heads, from: theirs.kv_heads, to: ours.kv_heads, size: ours.head_size };
     match (heads.from, heads.to) {
         (from, to) if from > to && from.is_multiple_of(to) => Some(vec![Step::Group(heads)]),
         (from, to) if to > from && to.is_multiple_of(from) => Some(vec![Step::Repeat(heads)]),

@@ -208,15 +208,10 @@ pub fn plan(
 }
 
 /// The rows of the donor's tables for those of the model's, where they are not the same.
-fn same_tokens(
-    new: &Side,
-    old: &Side,
-    vocabulary: &Vocabulary,
-) -> Result<Option<Vec<i64>>, TransplantError> {
+fn same_tokens(new: &Side, old: &Side, vocabulary: &Vocabulary) -> Result<Option<Vec<i64>>, TransplantError> {
     let (ours, theirs) = (new.model.vocab, old.model.vocab);
     let at = At::Field("model.vocab".into());
     match vocabulary {
-        Vocabulary::Same if ours == theirs => Ok(None),
         Vocabulary::Same | Vocabulary::Unknown if ours == theirs => Ok(None),
         Vocabulary::Same | Vocabulary::Unknown => Err(TransplantError::new(
             "other-vocabulary",
@@ -228,7 +223,12 @@ fn same_tokens(
             let known = tokens.iter().filter(|t| **t >= 0).count();
             if known == 0 {
                 let message = format!("none of the {ours} tokens is one of the donor's {theirs}");
-                return Err(TransplantError::new("other-vocabulary", at, message, "take the donor's tokenizer"));
+                return Err(TransplantError::new(
+                    "other-vocabulary",
+                    at,
+                    message,
+                    "take the donor's tokenizer",
+                ));
             }
             let same = ours == theirs && tokens.iter().enumerate().all(|(i, t)| *t == i as i64);
             Ok((!same).then(|| tokens.clone()))

@@ -16,7 +16,7 @@ pub(crate) fn proposed(
     (new, old): (&Side, &Side),
     depths: &[Taken],
 ) -> Result<Move, TransplantError> {
-    let Place::Layer { set, component } = &to.place else { return Ok(outside(to, (new, old))?) };
+    let Place::Layer { set, component } = &to.place else { return outside(to, (new, old)) };
     let applied: Vec<&Taken> = new.layers[*set].applied.iter().map(|depth| &depths[*depth]).collect();
     if applied.iter().all(|taken| taken.silent) && writes(to.part) {
         return Ok(anew(to, Step::Zero));
@@ -164,7 +164,9 @@ fn paired<'a>(
     let Some(own) = new.components.get(name) else { return Ok(None) };
     let there = &old.layers[layer].components;
     let becomes = |other: &&String| match old.components.get(*other) {
-        Some(other) => alike(own, other) || matches!((own, other), (Component::Experts(_), Component::Mlp(_))),
+        Some(other) => {
+            alike(own, other) || matches!((own, other), (Component::Experts(_), Component::Mlp(_)))
+        }
         None => false,
     };
     if let Some(same) = there.iter().find(|other| *other == name).filter(becomes) {
@@ -187,8 +189,16 @@ fn paired<'a>(
             let listing = found.iter().map(|name| format!("`layers.{layer}.{name}`")).collect::<Vec<_>>();
             let message =
                 format!("`{name}` of layer {set} could come from {} of the donor", listing.join(" or "));
-            let help = format!("say which in `transplant.map`: `{{to: layers.{set}.{name}, from: layers.{layer}.{}}}`", found[0]);
-            Err(TransplantError::new("undecided", At::Field(format!("model.components.{name}")), message, help))
+            let help = format!(
+                "say which in `transplant.map`: `{{to: layers.{set}.{name}, from: layers.{layer}.{}}}`",
+                found[0]
+            );
+            Err(TransplantError::new(
+                "undecided",
+                At::Field(format!("model.components.{name}")),
+                message,
+                help,
+            ))
         }
     }
 }

@@ -73,25 +73,27 @@ impl<'a> Rules<'a> {
         let words: Vec<&str> = to.name.split('.').collect();
         let rest = &words[entry.to.split('.').count().min(words.len())..];
         let patterns = if entry.from.is_empty() { std::slice::from_ref(&entry.to) } else { &entry.from };
-        let low = if let Part::Low(adapted, factor) = to.part { Some((adapted.part(), factor)) } else { None };
+        let low =
+            if let Part::Low(adapted, factor) = to.part { Some((adapted.part(), factor)) } else { None };
         let tail = low.map(|(part, _)| part.path().into_owned());
         let rest = tail.as_deref().map_or(rest.join("."), str::to_string);
-        let mut from = vec![];
-        for pattern in patterns {
-            let name = [filled(pattern, &stars), rest.clone()].join(".");
-            if let Some(source) = source(old, name.trim_end_matches('.')) {
-                from.push(source);
-            }
-        }
-        if from.len() < patterns.len() {
+        let found: Vec<Option<Source>> = patterns
+            .iter()
+            .map(|pattern| {
+                let name = [filled(pattern, &stars), rest.clone()].join(".");
+                source(old, name.trim_end_matches('.'))
+            })
+            .collect();
+        if let Some(missing) = found.iter().position(Option::is_none) {
             // Of a component that becomes one of another kind some tensors have no counterpart.
-            return match rest.is_empty() || !from.is_empty() {
-                true => Err(self.unknown(rule, from.len(), old)),
+            return match rest.is_empty() || found.iter().any(Option::is_some) {
+                true => Err(self.unknown(rule, missing, old)),
                 false => Ok(anew(to, Step::Fresh)),
             };
         }
-        let share = 1.0 / from.len() as f64;
-        let from: Vec<Source> = from.into_iter().map(|(_, source)| Source { share, ..source }).collect();
+        let share = 1.0 / found.len() as f64;
+        let from: Vec<Source> =
+            found.into_iter().flatten().map(|source| Source { share, ..source }).collect();
         if let (Some((_, factor)), [passes, high, wide]) = (low, &to.shape[..]) {
             if from.len() as u64 != *passes {
                 return Ok(anew(to, Step::Fresh));
@@ -139,7 +141,13 @@ impl<'a> Rules<'a> {
             return Ok(steps);
         }
         let way = entry.how.map_or("copy", word);
-        let message = format!("no `{way}` makes `{}`, {}, of `{}`, {}", to.name, sizes(&to.shape), first.name, sizes(&shapes[0]));
+        let message = format!(
+            "no `{way}` makes `{}`, {}, of `{}`, {}",
+            to.name,
+            sizes(&to.shape),
+            first.name,
+            sizes(&shapes[0])
+        );
         let help = format!("what does: {}", crate::fit::ways((new, to), (old, first)));
         let key = if entry.how.is_some() { "how" } else { "to" };
         Err(refused("shape", rule, key, message, help))
@@ -197,10 +205,10 @@ fn filled(pattern: &str, stars: &[String]) -> String {
 }
 
 /// A tensor of the donor, or rows of queries, keys or values.
-fn source<'a>(old: &'a Side, name: &str) -> Option<(&'a Weight, Source)> {
+fn source(old: &Side, name: &str) -> Option<Source> {
     let whole = |name: &str, rows| Source { name: name.to_string(), rows, share: 1.0 };
-    if let Some(found) = old.tensor(name) {
-        return Some((found, whole(name, None)));
+    if old.tensor(name).is_some() {
+        return Some(whole(name, None));
     }
     let words: Vec<&str> = name.split('.').collect();
     let place = words.iter().position(|word| ["q", "k", "v"].contains(word))?;
@@ -208,7 +216,7 @@ fn source<'a>(old: &'a Side, name: &str) -> Option<(&'a Weight, Source)> {
     fused[place] = "qkv";
     let found = old.tensor(&fused.join("."))?;
     let rows = old.rows(found, words[place])?;
-    Some((found, whole(&found.name, Some(rows))))
+    Some(whole(&found.name, Some(rows)))
 }
 
 /// The names that a pattern could have meant.

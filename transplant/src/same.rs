@@ -8,7 +8,7 @@ use crate::side::Done;
 use crate::{Move, Side, Step, Taken};
 use dreamc_compiler::bind::{Factor, Part};
 use dreamc_compiler::compiled::Init;
-use dreamc_dsl::spec::{Component, Expr, Experts, Mlp, Score};
+use dreamc_dsl::spec::{Component, Experts, Expr, Mlp, Score};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -61,7 +61,9 @@ fn adds_nothing(new: &Side, set: usize, name: &str, moves: &BTreeMap<&str, &Move
     let own = new.tensors.iter().filter(|t| t.set() == Some(set) && t.component() == Some(name));
     let mut writers = own.filter(|t| crate::fit::writes(t.part)).peekable();
     writers.peek().is_some()
-        && writers.all(|t| moves.get(t.name.as_str()).is_some_and(|m| m.steps == [Step::Zero] || starts_zero(m, t.init)))
+        && writers.all(|t| {
+            moves.get(t.name.as_str()).is_some_and(|m| m.steps == [Step::Zero] || starts_zero(m, t.init))
+        })
 }
 
 fn starts_zero(m: &Move, init: Init) -> bool {
@@ -73,7 +75,8 @@ fn part((new, old): (&Side, &Side), set: usize, name: &str, moves: &BTreeMap<&st
     let Some(own) = new.components.get(name) else { return otherwise("it is no component") };
     let tensors: Vec<_> =
         new.tensors.iter().filter(|t| t.set() == Some(set) && t.component() == Some(name)).collect();
-    let from = |m: &Move| m.from.first().and_then(|source| old.tensor(&source.name)).and_then(|t| t.component());
+    let from =
+        |m: &Move| m.from.first().and_then(|source| old.tensor(&source.name)).and_then(|t| t.component());
     let donor = tensors.iter().find_map(|t| moves.get(t.name.as_str()).and_then(|m| from(m)));
     let Some(theirs) = donor.and_then(|donor| old.components.get(donor)) else {
         return otherwise("it comes of nothing of the donor");
@@ -99,7 +102,8 @@ fn part((new, old): (&Side, &Side), set: usize, name: &str, moves: &BTreeMap<&st
         }
         if let Part::Low(_, factor) = t.part {
             // At full rank they make up for any difference, and of equal layers there is none.
-            if factor == Factor::B && !matches!(m.steps[..], [Step::Factor { .. }]) && !starts_zero(m, t.init) {
+            if factor == Factor::B && !matches!(m.steps[..], [Step::Factor { .. }]) && !starts_zero(m, t.init)
+            {
                 return otherwise(format!("`{}` adds something", t.tail));
             }
             continue;
@@ -159,8 +163,8 @@ fn becomes(own: &Component, theirs: &Component) -> Result<Vec<Part>, String> {
     }
 }
 
-/// Experts that are all one network compute it where gates sum to one (2212.05055, appendix on
-/// combine weights: they are normalised so that the model begins as its dense donor).
+/// Experts that are all one network compute it where gates sum to one (sparse upcycling,
+/// 2212.05055), wherever a token is sent.
 fn upcycled(own: &Experts, theirs: &Mlp) -> Result<Vec<Part>, String> {
     let router = &own.router;
     let all = router.score == Score::Softmax && own.active == own.count + own.noop;
@@ -315,6 +319,8 @@ fn fits(a: &Expr, b: &Expr, same: &dyn Fn(&str, &str) -> bool) -> bool {
         (Expr::Norm, Expr::Norm) => true,
         (Expr::Sequential(a), Expr::Sequential(b)) | (Expr::Parallel(a), Expr::Parallel(b)) => all(a, b),
         (Expr::Skip(own, a), Expr::Skip(other, b)) => own == other && fits(a, b, same),
-        (Expr::Component(_) | Expr::Norm | Expr::Sequential(_) | Expr::Parallel(_) | Expr::Skip(..), _) => false,
+        (Expr::Component(_) | Expr::Norm | Expr::Sequential(_) | Expr::Parallel(_) | Expr::Skip(..), _) => {
+            false
+        }
     }
 }

@@ -12,8 +12,8 @@ mod recipe;
 mod router;
 mod schedule;
 mod statement;
-mod transplant;
 pub(crate) mod suite;
+mod transplant;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -91,7 +91,8 @@ impl Checker {
                 Some(ValueKind::List(_)) => format!("{}[{place}]", group.path("from")),
                 _ => group.path("from"),
             };
-            let message = format!("`{}` has more `*` than `{to}`, which says what they stand for", from[place]);
+            let message =
+                format!("`{}` has more `*` than `{to}`, which says what they stand for", from[place]);
             self.error_at("bad-name", &path, message, "write a word for each that is too many");
             return None;
         }

@@ -1,5 +1,5 @@
-//! The stream along depth: how long it is behind every layer, how much each layer turns it, and how
-//! far each pass of a loop moves it.
+//! The stream along depth: how long it is behind every layer, and how far each pass of a loop moves
+//! it.
 //!
 //! *In*: a model that has evaluated a batch. *Out*: sums that [`Watched::found`] makes means of.
 //! *Promise*: streams are those of the evaluation, read from the device. Passes through which no
@@ -17,20 +17,8 @@ use serde::Serialize;
 pub struct Streams {
     /// Mean Euclidean norm of a token's stream: of the embedding, and behind each layer.
     pub norms: Vec<Norm>,
-    /// How much each application of a layer turns it.
-    pub influence: Vec<Influence>,
     /// How far passes move it.
     pub passes: Vec<Movement>,
-}
-
-/// How much a layer matters to the direction of the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Influence {
-    /// Layers before it.
-    pub depth: u64,
-    /// `1 - cos(x, y)` of the stream before and behind it, the mean over tokens: block influence
-    /// (ShortGPT, 2403.03853, section 2.2).
-    pub influence: f64,
 }
 
 /// The stream in one place.
@@ -65,18 +53,15 @@ struct Pass {
 pub(super) struct Watched {
     /// Layers before a place, and the place.
     places: Vec<(u64, u64)>,
-    /// Layers before an application, and the place before it.
-    layers: Vec<(u64, u64)>,
     passes: Vec<Pass>,
     norms: Vec<f64>,
-    turns: Vec<f64>,
     movements: Vec<f64>,
 }
 
 impl Watched {
     pub(super) fn new(model: &spec::Model) -> Result<Self, CompileError> {
         let a = Architecture::new(model, None)?;
-        let (mut places, mut layers, mut passes) = (vec![(0, 0)], vec![], Vec::<Pass>::new());
+        let (mut places, mut passes) = (vec![(0, 0)], Vec::<Pass>::new());
         for_each_application(&a.blocks, a.variables, &mut |apply, variables| {
             let (from, depth) = (apply.place.at(variables), apply.depth.at(variables));
             let layer = matches!(a.bodies[apply.body].work, Work::Layer(_));
@@ -86,7 +71,6 @@ impl Watched {
             }
             if layer {
                 places.push((depth, from + 1));
-                layers.push((depth - 1, from));
             }
             if apply.pass.terms.is_empty() {
                 return;
@@ -98,8 +82,7 @@ impl Watched {
             }
         });
         let (norms, movements) = (vec![0.0; places.len()], vec![0.0; passes.len()]);
-        let turns = vec![0.0; layers.len()];
-        Ok(Watched { places, layers, passes, norms, turns, movements })
+        Ok(Watched { places, passes, norms, movements })
     }
 
     /// Adds the streams of the batch that was evaluated last.
@@ -119,15 +102,6 @@ impl Watched {
             let rows = stream.chunks(wide).zip(real).filter(|(_, real)| **real);
             *sum += rows.map(|(row, _)| length(&mut row.iter().copied())).sum::<f64>();
         }
-        for ((_, from), sum) in self.layers.iter().zip(&mut self.turns) {
-            let (before, behind) = (at(*from)?, at(*from + 1)?);
-            let rows = before.chunks(wide).zip(behind.chunks(wide)).zip(real);
-            for ((x, y), _) in rows.filter(|(_, real)| **real) {
-                let dot: f64 = x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum();
-                let lengths = length(&mut x.iter().copied()) * length(&mut y.iter().copied());
-                *sum += 1.0 - dot / lengths.max(f64::MIN_POSITIVE);
-            }
-        }
         for (pass, sum) in self.passes.iter().zip(&mut self.movements) {
             let (before, behind) = (at(pass.from)?, at(pass.to)?);
             let rows = before.chunks(wide).zip(behind.chunks(wide)).zip(real);
@@ -144,11 +118,7 @@ impl Watched {
         let tokens = tokens.max(1) as f64;
         let norms = self.places.iter().zip(&self.norms);
         let passes = self.passes.iter().zip(&self.movements);
-        let layers = self.layers.iter().zip(&self.turns);
         Streams {
-            influence: layers
-                .map(|((depth, _), sum)| Influence { depth: *depth, influence: sum / tokens })
-                .collect(),
             norms: norms.map(|((depth, _), sum)| Norm { depth: *depth, norm: sum / tokens }).collect(),
             passes: passes
                 .map(|(p, sum)| Movement { pass: p.number, depth: p.depth, movement: sum / tokens })
