@@ -86,6 +86,20 @@ fn an_upcycled_model_begins_as_its_donor_and_goes_the_way_of_any_model() {
     // The recipe is a model's own: what begins from a donor is made first.
     let said = sandbox.error(&["train", "noisy.yaml"]);
     assert!(said.contains("`dreamc transplant noisy.yaml -o FOLDER`"), "{said}");
+    // An arm of a suite begins from the folder.
+    sandbox.write("arm.yaml", "base: up\nmodel: {name: up}\n");
+    let suite = |arm: &str| {
+        format!(
+            "name: s\nbaseline: sparse.yaml\nvariants: [{{name: up, spec: {arm}}}]\nseeds: [0]\n"
+        )
+    };
+    sandbox.write("noisy.suite.yaml", &suite("noisy.yaml"));
+    let said = sandbox.error(&["compare", "noisy.suite.yaml", "--out", "compared"]);
+    assert!(said.contains("an arm of a suite names it as its `base`"), "{said}");
+    sandbox.write("up.suite.yaml", &suite("arm.yaml"));
+    sandbox.good(&["compare", "up.suite.yaml", "--out", "compared"]);
+    let kept = sandbox.read("compared/up.yaml");
+    assert!(kept.contains("weights: "), "{kept}");
 }
 
 #[test]
