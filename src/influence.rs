@@ -1,7 +1,7 @@
 //! How much every layer turns the stream: block influence (ShortGPT, 2403.03853).
 //!
-//! *In*: a trained model and what its data hold out. *Out*: `1 - cos(x, y)` of the stream before and
-//! behind each application of a layer, the mean over tokens whose loss is taken, by depth.
+//! *In*: a trained model and what its data hold out. *Out*: `1 - cos(x, y)` of the stream before
+//! and behind each application of a layer, the mean over tokens whose loss is taken, by depth.
 
 use crate::failure::Failure;
 use crate::model::Trained;

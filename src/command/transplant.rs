@@ -301,7 +301,7 @@ fn lines(moves: &[Move], new: &Side, old: &Side) -> Vec<Vec<String>> {
     groups.iter().map(|(.., all)| line(all)).collect()
 }
 
-/// What is claimed, parts of one reason together.
+/// Claims, parts of one reason together.
 fn claims(claims: &[Claim]) -> Vec<String> {
     let words = |same: &Same| match same {
         Same::Same => "the donor's function at the start".to_string(),

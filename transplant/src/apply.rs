@@ -142,7 +142,7 @@ fn averaged(group: &[f32], one: usize, count: usize) -> Vec<f32> {
     (0..one).map(|i| of(i) as f32).collect()
 }
 
-/// What two shapes have in common, of one tensor put into another.
+/// The part that two shapes have in common, of one tensor put into another.
 fn boxed((from, numbers): (&[u64], &[f32]), (to, mut out): (&[u64], Vec<f32>)) -> Vec<f32> {
     let (Some(wide_from), Some(wide_to)) = (from.last(), to.last()) else { return numbers.to_vec() };
     let (wide_from, wide_to) = (*wide_from as usize, *wide_to as usize);

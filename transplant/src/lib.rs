@@ -1,11 +1,11 @@
 //! First weights of a model from those of a model of another architecture.
 //!
 //! *In*: two models ([`Side`]), and how one comes from the other
-//! ([`Transplant`](dreamc_dsl::spec::Transplant)). *Out*: [`Plan`], for every tensor of the new model
-//! where it comes from and how, what of the donor is left over, and which parts compute the same
-//! function at the start; [`values`], the numbers of one tensor. *Promise*: [`plan`] reads no number
-//! and writes nothing; each tensor of the new model is said once; what cannot be decided is an error
-//! that lists the choices.
+//! ([`Transplant`](dreamc_dsl::spec::Transplant)). *Out*: [`Plan`], for every tensor of the new
+//! model where it comes from and how, what of the donor is left over, and which parts compute the
+//! same function at the start; [`values`], the numbers of one tensor. *Promise*: [`plan`] reads no
+//! number and writes nothing; each tensor of the new model is said once; what cannot be decided is
+//! an error that lists the choices.
 
 mod apply;
 mod depth;
@@ -51,7 +51,7 @@ pub struct Move {
     pub shape: Vec<u64>,
     /// Tensors of the donor, each with its share of the mean; none for what begins anew.
     pub from: Vec<Source>,
-    /// What happens to their mean, in order.
+    /// The steps on their mean, in order.
     pub steps: Vec<Step>,
     /// Deviation of normal numbers that are added, as a share of the tensor's own.
     pub noise: f64,
@@ -68,7 +68,7 @@ pub struct Source {
     pub share: f64,
 }
 
-/// What happens to numbers of the donor.
+/// A step on numbers of the donor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
@@ -143,14 +143,14 @@ pub enum TransplantError {
     /// One of the two does not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// What is asked for cannot be, or can be in several ways.
+    /// A transplant that cannot be, or can be in several ways.
     #[error("{message}")]
     Refused {
         /// A stable name.
         code: &'static str,
         /// The mistake.
         message: String,
-        /// What would be right.
+        /// Help: the right way.
         help: String,
         /// The token.
         at: At,

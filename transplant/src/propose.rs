@@ -5,7 +5,7 @@ use crate::{At, Move, Place, Side, Source, Step, Taken, TransplantError, Weight}
 use dreamc_compiler::bind::{Factor, Part};
 use dreamc_dsl::spec::Component;
 
-/// What comes of nothing of the donor.
+/// A tensor that comes of nothing of the donor.
 pub(crate) fn anew(to: &Weight, step: Step) -> Move {
     Move { to: to.name.clone(), shape: to.shape.clone(), from: vec![], steps: vec![step], noise: 0.0 }
 }
@@ -101,8 +101,8 @@ fn stacked(to: &Weight, old: &Side, found: &[Found]) -> Option<Move> {
     Some(Move { to: to.name.clone(), shape: to.shape.clone(), from, steps, noise: 0.0 })
 }
 
-/// A factor of what each pass's layer differs from the mean by (2410.20672, section 2.3: the largest
-/// singular values of the difference, `B = U Σ` and `A = Vᵀ`).
+/// A factor of what each pass's layer differs from the mean by (2410.20672, section 2.3: the
+/// largest singular values of the difference, `B = U Σ` and `A = Vᵀ`).
 fn low(to: &Weight, old: &Side, found: &[Found], (tail, factor): (&str, Factor)) -> Move {
     let [passes, high, wide] = to.shape[..] else { return anew(to, Step::Fresh) };
     let mut from = vec![];

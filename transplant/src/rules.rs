@@ -179,7 +179,7 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// What `*` stands for where a pattern names a tensor by its first words.
+/// The words that `*` stands for where a pattern names a tensor by its first words.
 fn captures(pattern: &str, name: &str) -> Option<Vec<String>> {
     let mut words = name.split('.');
     let mut stars = vec![];

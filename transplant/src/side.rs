@@ -21,7 +21,7 @@ pub struct Side {
     pub layers: Vec<Layer>,
     /// The set of each application of a layer, by depth.
     pub depths: Vec<usize>,
-    /// What is done to the stream, in order: the set and the composition of a layer, anything else
+    /// Work on the stream, in order: the set and the composition of a layer, anything else
     /// as text.
     pub(crate) work: Vec<Done>,
 }

@@ -1,7 +1,8 @@
 //! Singular values of a matrix, by one-sided Jacobi rotations.
 //!
-//! *In*: a matrix of rows. *Out*: [`Decomposition`], `W = U diag(σ) Vᵀ`, σ descending. *Promise*: all
-//! in f64, to about 1e-12 of the largest; nothing random, so the same matrix gives the same bits.
+//! *In*: a matrix of rows. *Out*: [`Decomposition`], `W = U diag(σ) Vᵀ`, σ descending. *Promise*:
+//! all in f64, to about 1e-12 of the largest; nothing random, so the same matrix gives the same
+//! bits.
 
 /// Sweeps over all pairs of columns; ten are enough for anything that is no test of this.
 const SWEEPS: usize = 60;

@@ -19,7 +19,7 @@ const WIDE: &str = "mlp = mlp { intermediate 20 }\nrepeat 2 { sa > mlp }";
 /// A fault in a plan whose claim holds without it.
 pub struct Fault {
     pub name: &'static str,
-    /// What stands before the model.
+    /// Text before the model.
     before: &'static str,
     /// Its attention, and its other components with the layers.
     model: [&'static str; 2],
