@@ -309,13 +309,17 @@ fn claims(claims: &[Claim]) -> Vec<String> {
         Same::Silent => "adds nothing to the stream at the start".into(),
         Same::Otherwise(reason) => format!("another function: {reason}"),
     };
-    let mut groups: Vec<(String, Vec<String>)> = vec![];
+    let part = |name: &str| match name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) {
+        Some((set, rest)) => (rest.to_string(), set.parse().ok()),
+        None => (name.to_string(), None),
+    };
+    let mut groups: Vec<(String, Vec<(String, Option<usize>)>)> = vec![];
     for claim in claims {
         let words = words(&claim.same);
         match groups.iter_mut().find(|(other, _)| *other == words) {
-            Some((_, parts)) => parts.push(claim.part.clone()),
-            None => groups.push((words, vec![claim.part.clone()])),
+            Some((_, parts)) => parts.push(part(&claim.part)),
+            None => groups.push((words, vec![part(&claim.part)])),
         }
     }
-    groups.into_iter().map(|(words, parts)| format!("{}: {words}", parts.join(", "))).collect()
+    groups.into_iter().map(|(words, parts)| format!("{}: {words}", merged(&parts))).collect()
 }

@@ -89,9 +89,7 @@ fn an_upcycled_model_begins_as_its_donor_and_goes_the_way_of_any_model() {
     // An arm of a suite begins from the folder.
     sandbox.write("arm.yaml", "base: up\nmodel: {name: up}\n");
     let suite = |arm: &str| {
-        format!(
-            "name: s\nbaseline: sparse.yaml\nvariants: [{{name: up, spec: {arm}}}]\nseeds: [0]\n"
-        )
+        format!("name: s\nbaseline: sparse.yaml\nvariants: [{{name: up, spec: {arm}}}]\nseeds: [0]\n")
     };
     sandbox.write("noisy.suite.yaml", &suite("noisy.yaml"));
     let said = sandbox.error(&["compare", "noisy.suite.yaml", "--out", "compared"]);

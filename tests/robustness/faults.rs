@@ -2664,7 +2664,7 @@ fn main() -> ExitCode {
             }
             Ok(())
         };
-        Trial::test(fault.name, check).with_kind("transplant")
+        Trial::test(format!("transplant: {}", fault.name), check)
     }));
     trials.extend(faults.into_iter().map(|fault| {
         let (name, caught) = (fault.name, fault.caught);

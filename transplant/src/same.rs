@@ -141,7 +141,8 @@ fn becomes(own: &Component, theirs: &Component) -> Result<Vec<Part>, String> {
         (Component::Sequence(own), Component::Sequence(theirs))
         | (Component::Depth(own), Component::Depth(theirs)) => {
             let mut alike = own.clone();
-            if own.kv_heads.is_multiple_of(theirs.kv_heads) && own.latent.is_none() {
+            // Heads that are averaged are refused by their tensor, which says how.
+            if own.latent.is_none() {
                 alike.kv_heads = theirs.kv_heads;
             }
             match alike == *theirs {
