@@ -2657,6 +2657,7 @@ fn main() -> ExitCode {
     let number = number + moved.len();
     trials.push(Trial::test("the page of faults has their number", move || page(number)));
     trials.extend(moved.into_iter().map(|fault| {
+        let name = format!("transplant: {}", fault.name);
         let check = move || {
             let how = transplant::noticed(&fault)?;
             if shown {
@@ -2664,7 +2665,7 @@ fn main() -> ExitCode {
             }
             Ok(())
         };
-        Trial::test(format!("transplant: {}", fault.name), check)
+        Trial::test(name, check)
     }));
     trials.extend(faults.into_iter().map(|fault| {
         let (name, caught) = (fault.name, fault.caught);
