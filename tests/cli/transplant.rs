@@ -235,3 +235,27 @@ fn a_table_comes_by_the_texts_of_tokens() {
     let run = run.strip_prefix(sandbox.path("")).unwrap().to_str().unwrap().to_string();
     assert_eq!(rows("large/model.safetensors")[..256 * 32], rows(&run)[..]);
 }
+
+#[test]
+fn layers_of_the_least_influence_are_left_out() {
+    let sandbox = trained();
+    // Layers that were added and do nothing are those to leave out again.
+    let deeper = from(&DENSE.replace("repeat: 2", "repeat: 4"), "from: runs/dense, depth: zero");
+    sandbox.write("deeper.yaml", &deeper);
+    sandbox.good(&["transplant", "deeper.yaml", "-o", "deeper"]);
+    let json = sandbox.good(&["analyze", "deeper", "--sequences", "8", "--out", "inside", "--json"]);
+    let analysis: Value = serde_json::from_str(&json).unwrap();
+    let influence: Vec<f64> =
+        analysis["influence"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+    assert_eq!(influence.len(), 4);
+    for (depth, influence) in influence.iter().enumerate() {
+        assert_eq!(*influence < 1e-9, depth % 2 == 1, "{depth}: {influence}");
+    }
+    sandbox.good(&["transplant", "dense.yaml", "--from", "deeper", "--drop", "-o", "shallow"]);
+    assert!(divergence(&sandbox, "shallow", "runs/dense") < 1e-9);
+    let said = sandbox.error(&["transplant", "deeper.yaml", "--from", "deeper", "--drop", "-o", "out"]);
+    assert!(said.contains("`transplant.depth` names them"), "{said}");
+    sandbox.write("deepest.yaml", &DENSE.replace("repeat: 2", "repeat: 6"));
+    let said = sandbox.error(&["transplant", "deepest.yaml", "--from", "deeper", "--drop", "-o", "out"]);
+    assert!(said.contains("the model applies 6, the donor 4") && !sandbox.path("out").exists(), "{said}");
+}
