@@ -197,8 +197,7 @@ fn report(a: &Arguments, work: &Transplantation, proof: Option<Proof>) -> Done {
     say!("{}", left(&rows))?;
     let lost: u64 =
         work.plan.left.iter().filter_map(|name| work.old.tensor(name)).map(|t| t.elements()).sum();
-    let names: Vec<(String, Option<usize>)> =
-        work.plan.left.iter().filter_map(|name| split(&work.old, name)).collect();
+    let names: Vec<Tail> = work.plan.left.iter().filter_map(|name| split(&work.old, name)).collect();
     match names.is_empty() {
         true => say!("left over: nothing of the donor")?,
         false => say!("left over: {} ({} numbers)", merged(&names), grouped(lost.into()))?,
@@ -227,7 +226,10 @@ fn left(rows: &[Vec<String>]) -> String {
 }
 
 /// A name without the number of its layer, and the number.
-fn split(side: &Side, name: &str) -> Option<(String, Option<usize>)> {
+type Tail = (String, Option<usize>);
+
+/// The two parts of a tensor's name.
+fn split(side: &Side, name: &str) -> Option<Tail> {
     let set = side.tensor(name)?.set();
     Some(match set {
         Some(set) => (name.strip_prefix(&format!("layers.{set}."))?.to_string(), Some(set)),
@@ -254,7 +256,7 @@ fn ranges(numbers: &[usize]) -> String {
 }
 
 /// Names of one tail together.
-fn merged(names: &[(String, Option<usize>)]) -> String {
+fn merged(names: &[Tail]) -> String {
     let mut groups: Vec<(&str, Vec<usize>)> = vec![];
     for (tail, set) in names {
         match groups.iter_mut().find(|(name, _)| name == tail) {
@@ -313,7 +315,7 @@ fn claims(claims: &[Claim]) -> Vec<String> {
         Some((set, rest)) => (rest.to_string(), set.parse().ok()),
         None => (name.to_string(), None),
     };
-    let mut groups: Vec<(String, Vec<(String, Option<usize>)>)> = vec![];
+    let mut groups: Vec<(String, Vec<Tail>)> = vec![];
     for claim in claims {
         let words = words(&claim.same);
         match groups.iter_mut().find(|(other, _)| *other == words) {
