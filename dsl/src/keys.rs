@@ -316,7 +316,7 @@ pub static SPEC: Section = Section {
 /// Weights of a model of another architecture.
 pub static TRANSPLANT: Section = Section {
     name: "transplant",
-    doc: "Weights from a model of another architecture, the donor. What no entry of `map` says is proposed from names, roles and shapes; \
+    doc: "Weights from a model of another architecture, the donor. Tensors that no entry of `map` names are proposed from names, roles and shapes; \
           `dreamc transplant --plan` shows all of it.",
     short: None,
     keys: &[
