@@ -6,12 +6,14 @@
 //! tables and numbers, [`number`] those that are compared to the last digit, [`progress`] is the
 //! live line, [`rewriting`] picks rules, [`ranks`] finds the other ranks of a training, [`compare`]
 //! is the way of a suite, [`unknown`] answers options that a command lacks, [`report`] what reports
-//! are made of, [`lsp`] the server of editors, [`studio`] what the studio's page asks.
+//! are made of, [`influence`] says which layers matter, [`transplant`] carries weights into another
+//! architecture, [`lsp`] the server of editors, [`studio`] what the studio's page asks.
 
 mod command;
 mod compare;
 pub mod device;
 pub mod failure;
+mod influence;
 mod lsp;
 pub mod model;
 mod number;
@@ -23,6 +25,7 @@ mod rewriting;
 mod show;
 pub mod spec;
 mod studio;
+pub mod transplant;
 mod unknown;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -82,6 +85,7 @@ enum Command {
     Draw(command::draw::Arguments),
     Studio(command::studio::Arguments),
     Train(command::train::Arguments),
+    Transplant(command::transplant::Arguments),
     Resume(command::resume::Arguments),
     Launch(command::launch::Arguments),
     Generate(command::generate::Arguments),
@@ -145,6 +149,7 @@ pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> 
         Command::Draw(a) => command::draw::run(a),
         Command::Studio(a) => command::studio::run(a),
         Command::Train(a) => command::train::run(a),
+        Command::Transplant(a) => command::transplant::run(a),
         Command::Resume(a) => command::resume::run(a),
         Command::Launch(a) => command::launch::run(a),
         Command::Generate(a) => command::generate::run(a),

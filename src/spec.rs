@@ -54,6 +54,7 @@ impl SpecArguments {
     pub fn load_to_train(&self, data: Option<&Path>) -> Result<Spec, Failure> {
         let mut spec = self.load()?;
         make_absolute(&mut spec, &self.base());
+        begins_elsewhere(&self.spec, &spec)?;
         let mut tokenizer = None;
         if let Some(begun) = self.begun() {
             let import = &*self.spec;
@@ -66,7 +67,8 @@ impl SpecArguments {
                      `dreamc train {run}/spec.yaml` begins another from random weights"
                 )));
             }
-            if begun == Begun::Import && !beside.is_file() {
+            // A transplant says itself which tokenizer its data have.
+            if begun == Begun::Import && !beside.is_file() && spec.data.is_none() {
                 return Err(Failure::Usage(format!(
                     "{} is an imported model without a tokenizer.json, so that it can read no text; import a folder that has one, or \
                      write a specification with `base: {}` and `data: {{tokenizer: FILE}}`",
@@ -98,6 +100,18 @@ impl SpecArguments {
     pub fn base(&self) -> PathBuf {
         self.file().parent().map(Path::to_path_buf).unwrap_or_default()
     }
+}
+
+/// Refuses to train a specification whose first weights are not made yet.
+pub fn begins_elsewhere(file: &Path, spec: &Spec) -> Result<(), Failure> {
+    if spec.transplant.is_none() {
+        return Ok(());
+    }
+    let file = file.display();
+    Err(Failure::Usage(format!(
+        "{file} begins from a model of another architecture: `dreamc transplant {file} -o FOLDER` makes its first weights, `dreamc train \
+         FOLDER` trains it, and an arm of a suite names it as its `base`"
+    )))
 }
 
 /// A folder that training begins from.

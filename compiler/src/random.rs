@@ -32,7 +32,7 @@ pub struct Drawn {
 /// Keys that are not drawn: they name files, other specifications or other components, concern
 /// files alone, or are about several sizes of a model. Definitions have a generator of their own,
 /// [`definition`].
-pub const UNDRAWN: [&str; 24] = [
+pub const UNDRAWN: [&str; 25] = [
     "sequence.kv_from",
     "train.transfer",
     "spec.let",
@@ -42,6 +42,7 @@ pub const UNDRAWN: [&str; 24] = [
     "define.code",
     "spec.base",
     "spec.weights",
+    "spec.transplant",
     "spec.match",
     "data.text",
     "data.jsonl",

@@ -289,6 +289,12 @@ pub static SPEC: Section = Section {
             "Run, checkpoint or imported model whose weights training begins from; tensors it lacks begin at random. Where some tensors are \
              not trained, checkpoints hold the others alone and are bound to it by hash.",
         ),
+        key(
+            "transplant",
+            Type::Section(&TRANSPLANT),
+            Absent,
+            "How `dreamc transplant` makes the model's first weights from those of a model of another architecture.",
+        ),
         key("model", Type::Section(&MODEL), Rule("the `base`'s; required without"), "The architecture."),
         key(
             "data",
@@ -304,6 +310,93 @@ pub static SPEC: Section = Section {
         ),
         key("eval", Type::Section(&EVAL), Absent, "Measurements of evaluations."),
         key("match", Type::Section(&MATCH), Absent, "Fields that `dreamc match` varies, and its baseline."),
+    ],
+};
+
+/// Weights of a model of another architecture.
+pub static TRANSPLANT: Section = Section {
+    name: "transplant",
+    doc: "Weights from a model of another architecture, the donor. Tensors that no entry of `map` names are proposed from names, roles and shapes; \
+          `dreamc transplant --plan` shows all of it.",
+    short: None,
+    keys: &[
+        key("from", Type::Path, Rule("`--from`"), "The donor: a run, a checkpoint or an imported model."),
+        key(
+            "depth",
+            Type::Either(&[
+                Type::Word(&[
+                    (
+                        "spread",
+                        "the donor's layers at even distances: some are left out, or taken several times",
+                    ),
+                    (
+                        "stack",
+                        "the first half of the layers from the donor's first, the other from its last (depth up-scaling)",
+                    ),
+                    (
+                        "zero",
+                        "every layer of the donor, and copies between them that add nothing to the stream at first",
+                    ),
+                    (
+                        "interpolate",
+                        "the mean of the two nearest layers of the donor, weighted by their distance",
+                    ),
+                    ("average", "the mean of layers of the donor that stand together"),
+                ]),
+                Type::List(&Type::Either(&[COUNT, Type::List(&COUNT)])),
+            ]),
+            Rule("one by one; required where the depths differ"),
+            "The donor's layer for each application of a layer, by its depth from 0; a list stands for their mean: `[0, 1, [2, 3], 4]`. Layers \
+             that are applied several times take the mean of all of theirs.",
+        ),
+        key("map", Type::List(&Type::Section(&MOVE)), Absent, "Tensors that do not come as is proposed."),
+    ],
+};
+
+/// Where some tensors come from.
+pub static MOVE: Section = Section {
+    name: "move",
+    doc: "Where some tensors come from. Of entries that name the same tensor the one of most words counts, then the one with fewest `*`; two that are \
+          equal in both are an error, and so is one that names nothing.",
+    short: None,
+    keys: &[
+        key(
+            "to",
+            Type::Text,
+            Required,
+            "Tensors of the model: a name, or the first words of names. `*` stands for any word: `layers.*.mlp`.",
+        ),
+        key(
+            "from",
+            Type::Either(&[Type::Text, Type::List(&Type::Text)]),
+            Rule("the tensors of the same names; none with `how` `fresh` or `zero`"),
+            "Tensors of the donor, of as many words; `*` stands for what it stood for in `to`, in order. Of several, the mean. \
+             `q`, `k` and `v` in the place of `qkv` are the rows of one kind.",
+        ),
+        key(
+            "how",
+            Type::Word(&[
+                ("copy", "number by number"),
+                ("slice", "the first rows and columns"),
+                (
+                    "pad",
+                    "the donor's numbers first, behind them those of the recipe; zeros in what writes the stream",
+                ),
+                ("group", "means of neighbouring key heads, or experts"),
+                ("tile", "again and again: key heads of a group, or one network for every expert"),
+                ("factor", "by singular values; what the factors of a pass take of themselves"),
+                ("fresh", "by the recipe, as in a model that begins from nothing"),
+                ("zero", "zeros"),
+            ]),
+            Rule("the one that the shapes allow, `pad` and `slice` apart"),
+            "How numbers of the donor become those of the model.",
+        ),
+        key(
+            "noise",
+            Type::Real(Range::NonNegative),
+            Value("0"),
+            "Deviation of normal numbers that are added, as a share of the tensor's own.",
+        ),
     ],
 };
 

@@ -15,6 +15,9 @@ pub(crate) fn tree(spec: &Spec) -> Map {
     if let Some(weights) = &spec.weights {
         root.put("weights", word(weights));
     }
+    if let Some(transplant) = &spec.transplant {
+        root.gap("transplant", transplant_tree(transplant));
+    }
     if let Some(definitions) = definitions(&spec.model) {
         root.gap("define", definitions);
     }
@@ -31,6 +34,44 @@ pub(crate) fn tree(spec: &Spec) -> Map {
         root.gap("match", match_tree(matching));
     }
     root.0
+}
+
+fn transplant_tree(transplant: &Transplant) -> ValueKind {
+    let mut fields = Fields::broken();
+    if let Some(from) = &transplant.from {
+        fields.put("from", word(from));
+    }
+    match &transplant.depth {
+        Some(Depth::Given(layers)) => {
+            let one = |layers: &Vec<u64>| match layers[..] {
+                [layer] => int(layer),
+                _ => list(layers.iter().map(|layer| int(*layer))),
+            };
+            fields.put("depth", list(layers.iter().map(one)));
+        }
+        Some(named) => fields.put("depth", name(named)),
+        None => {}
+    }
+    let map = transplant.map.iter().map(|one| {
+        let mut fields = Fields::inline();
+        fields.put("to", word(&one.to));
+        match &one.from[..] {
+            [] => {}
+            [from] => fields.put("from", word(from)),
+            several => fields.put("from", list(several.iter().map(|from| word(from)))),
+        }
+        if let Some(how) = one.how {
+            fields.put("how", name(how));
+        }
+        if one.noise > 0.0 {
+            fields.put("noise", real(one.noise));
+        }
+        fields.map()
+    });
+    if !transplant.map.is_empty() {
+        fields.put("map", broken_list(map));
+    }
+    fields.map()
 }
 
 /// The definitions that components of a model are made by, each behind those that it applies.

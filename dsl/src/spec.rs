@@ -21,6 +21,9 @@ pub struct Spec {
     /// Weights that training begins from, in place of random ones: a run, a checkpoint or an
     /// imported model.
     pub weights: Option<String>,
+    /// How the first weights come from a model of another architecture.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transplant: Option<Transplant>,
     /// The architecture.
     pub model: Model,
     /// Where tokens come from; a spec that is only counted or compiled needs none.
@@ -38,9 +41,10 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Its paths: weights and data.
+    /// Its paths: weights, donor and data.
     pub fn paths(&mut self) -> impl Iterator<Item = &mut String> {
-        self.weights.iter_mut().chain(self.data.iter_mut().flat_map(Data::paths))
+        let donor = self.transplant.as_mut().and_then(|transplant| transplant.from.as_mut());
+        self.weights.iter_mut().chain(donor).chain(self.data.iter_mut().flat_map(Data::paths))
     }
 
     /// The temperature of samples: what `eval` says; else 0 where the data are tasks or have
@@ -74,14 +78,81 @@ impl Data {
 
 impl PartialEq for Spec {
     fn eq(&self, other: &Spec) -> bool {
-        let Spec { weights, model, data, train, eval, matching, sources: _ } = self;
+        let Spec { weights, transplant, model, data, train, eval, matching, sources: _ } = self;
         *weights == other.weights
+            && *transplant == other.transplant
             && *model == other.model
             && *data == other.data
             && *train == other.train
             && *eval == other.eval
             && *matching == other.matching
     }
+}
+
+/// How the first weights of a model come from those of another, the donor.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Transplant {
+    /// The donor.
+    pub from: Option<String>,
+    /// The donor's layers for each application of a layer.
+    pub depth: Option<Depth>,
+    /// Tensors that do not come as is proposed; the entry of most words counts.
+    pub map: Vec<Move>,
+}
+
+/// The donor's layers for each application of a layer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Depth {
+    /// Layers at even distances.
+    Spread,
+    /// The first half from the donor's first layers, the other from its last (depth up-scaling,
+    /// 2312.15166).
+    Stack,
+    /// Every layer of the donor, and copies between them that add nothing to the stream at first
+    /// (2401.02415).
+    Zero,
+    /// The weighted mean of the two nearest.
+    Interpolate,
+    /// Means of those that stand together.
+    Average,
+    /// These: each the mean of its layers.
+    Given(Vec<Vec<u64>>),
+}
+
+/// Where some tensors come from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Move {
+    /// The first words of their names; `*` for any word.
+    pub to: String,
+    /// The same of the donor's; empty for none, or for the same names.
+    pub from: Vec<String>,
+    /// How numbers of the donor become those of the model; as shapes allow where absent.
+    pub how: Option<How>,
+    /// Deviation of normal numbers that are added, as a share of the tensor's own.
+    pub noise: f64,
+}
+
+/// How numbers of a donor become those of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum How {
+    /// Number by number.
+    Copy,
+    /// The first rows and columns.
+    Slice,
+    /// The donor's first, then those of the recipe.
+    Pad,
+    /// Means of neighbouring heads or experts.
+    Group,
+    /// One for several.
+    Tile,
+    /// A factor of the nearest product of low rank.
+    Factor,
+    /// By the recipe.
+    Fresh,
+    /// Zeros.
+    Zero,
 }
 
 /// The architecture of a model.

@@ -5,6 +5,7 @@ mod tokens;
 
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
+use crate::influence;
 use crate::model::{BaseArguments, Trained};
 use crate::progress::Progress;
 use crate::report::analysis::{Analysis, AtDepth};
@@ -31,7 +32,7 @@ use std::path::{Path, PathBuf};
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "\
 The paper's section 4.2 of any model with routers or depth attention: map of depth-attention scores, depths of experts and experts
-of depths, Lorenz curves, routing entropy; and a recurrent model at other depths. Leaves analysis.html, analysis.md, analysis.json
+of depths, Lorenz curves, routing entropy; how much each layer turns the stream; and a recurrent model at other depths. Leaves analysis.html, analysis.md, analysis.json
 and figures.
 
 Examples:
@@ -165,16 +166,12 @@ fn inside(a: &Inside, path: &Path) -> Done {
         device.as_ref(),
         prepare::observer(spec, &trained.rewriting, trained.storing(device.as_ref()))?,
     )?;
-    if model.compiled().observed.is_empty() && recurrence(spec).is_none() {
-        let what =
-            "the model has no router, no depth attention and no recurrence: there is nothing to analyse";
-        return Err(Failure::Usage(what.into()));
-    }
     model.restore(&trained.tensors)?;
     let mut progress = Progress::new();
     progress.phase(&format!("running {} rows", a.sequences));
     let observations = observe(&mut model, spec, &mut held, a.sequences)?;
     drop(model);
+    let influence = influence::of(&trained, device.as_ref(), &dataset, a.sequences)?;
     let experts = observations.routers.iter().map(|r| ExpertUse::of(r, spec.train.seed)).collect();
     let analysis = Analysis {
         model: spec.model.name.clone(),
@@ -182,6 +179,7 @@ fn inside(a: &Inside, path: &Path) -> Done {
         data: described(spec, &dataset),
         observations,
         experts,
+        influence,
         depths: depths(a, &trained, device.as_ref(), &mut progress)?,
     };
     progress.clear();
@@ -313,6 +311,15 @@ fn summary(analysis: &Analysis) -> String {
         ]);
     }
     let mut text = if analysis.experts.is_empty() { String::new() } else { table(&rows) };
+    let influence = &analysis.influence;
+    if influence.len() > 1 {
+        let mut rows = vec![["layer", "block influence"].map(String::from).to_vec()];
+        rows.extend(
+            influence.iter().enumerate().map(|(depth, i)| vec![depth.to_string(), format!("{i:.4}")]),
+        );
+        let blank = if text.is_empty() { "" } else { "\n" };
+        text = format!("{text}{blank}{}", table(&rows));
+    }
     if !analysis.observations.passes.is_empty() {
         let mut rows = vec![["pass", "loss", "targets", "leave"].map(String::from).to_vec()];
         for (i, pass) in analysis.observations.passes.iter().enumerate() {

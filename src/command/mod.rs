@@ -35,5 +35,6 @@ pub mod show;
 pub mod studio;
 pub mod tokenizer;
 pub mod train;
+pub mod transplant;
 pub mod verify;
 pub mod watch;

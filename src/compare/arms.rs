@@ -4,7 +4,9 @@
 use super::agreement;
 use crate::failure::{Done, Failure};
 use crate::note;
-use crate::spec::{SpecArguments, make_absolute, make_data_absolute, parse, resolved, warn};
+use crate::spec::{
+    SpecArguments, begins_elsewhere, make_absolute, make_data_absolute, parse, resolved, warn,
+};
 use dreamc_compiler::fields::field;
 use dreamc_compiler::matching::{MatchError, Matched, Measure, Objective, Request, TOKENS, find, remedies};
 use dreamc_dsl::suite::{Suite, Variant};
@@ -106,6 +108,7 @@ pub fn load_tree(
         }
         let arguments = SpecArguments { spec: path.clone(), set };
         let mut spec = arguments.load()?;
+        begins_elsewhere(&path, &spec)?;
         make_absolute(&mut spec, &arguments.base());
         if suite.data.is_some() {
             spec.data.clone_from(&suite.data);

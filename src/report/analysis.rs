@@ -23,6 +23,8 @@ pub struct Analysis {
     pub observations: Observations,
     /// The use of experts, of every router.
     pub experts: Vec<ExpertUse>,
+    /// How much each application of a layer turns the stream, by depth.
+    pub influence: Vec<f64>,
     /// The model at several depths.
     pub depths: Vec<AtDepth>,
 }
@@ -74,7 +76,7 @@ impl Analysis {
         for used in networks.into_iter().chain(projections) {
             experts(&mut page, used);
         }
-        streams(&mut page, &o.streams);
+        streams(&mut page, &o.streams, &self.influence);
         passes(&mut page, &o.passes);
         if self.depths.len() > 1 {
             self.against_depth(&mut page);
@@ -146,8 +148,8 @@ impl Analysis {
     }
 }
 
-/// How long the stream is along depth, and how far passes move it.
-fn streams(page: &mut Page, streams: &Streams) {
+/// How long the stream is along depth, how much layers turn it, and how far passes move it.
+fn streams(page: &mut Page, streams: &Streams, influence: &[f64]) {
     let mut figures = vec![];
     let mut plot = |name: &str, x: &str, y: &str, points: Vec<(f64, f64)>, caption: &str| {
         if points.len() > 1 {
@@ -162,6 +164,9 @@ fn streams(page: &mut Page, streams: &Streams) {
     let norms = streams.norms.iter().map(|n| (n.depth as f64, n.norm)).collect();
     let caption = "Mean norm of the stream behind every layer, that of the embedding first.";
     plot("stream-norms", "layers before", "mean norm of the stream", norms, caption);
+    let turned = influence.iter().enumerate().map(|(depth, i)| (depth as f64, *i)).collect();
+    let caption = "Block influence: 1 - cos of the stream before and behind every layer, the mean over tokens (arXiv 2403.03853).";
+    plot("block-influence", "layers before", "block influence", turned, caption);
     let moved = streams.passes.iter().map(|p| (p.pass as f64 + 1.0, p.movement)).collect();
     let caption =
         "How far each pass moves the stream: the norm of the difference over that of what the pass leaves.";

@@ -161,6 +161,11 @@ fn the_page_of_probes_runs_as_it_is_printed() {
 }
 
 #[test]
+fn the_page_of_transplants_runs_as_it_is_printed() {
+    runs_as_printed("transplant.md");
+}
+
+#[test]
 fn the_page_of_llama_cpp_runs_as_it_is_printed() {
     runs_as_printed("gguf.md");
 }

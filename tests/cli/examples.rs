@@ -118,7 +118,19 @@ fn prepared() -> Sandbox {
         "skips.yaml",
         &skips.replace("{task: permutation, size: 8, max_steps: 2}", "{text: book.txt}"),
     );
+    // Donors of one depth, and models of another.
+    let dense = MINI.replace("(da | sa) > ea", "sa > mlp").replace("recur: 2", "repeat: 2");
+    let dense = dense.replace("    da: {depth: {heads: 1, head_size: 4}}\n", "");
+    let network = dense.replace(
+        "ea: {experts: {count: 4, active: 2, intermediate: 8, query: 4}}",
+        "mlp: {mlp: {intermediate: 8}}",
+    );
+    sandbox.write("dense.yaml", &network);
+    sandbox.write("moe.yaml", &dense.replace("sa > mlp", "sa > ea"));
+    sandbox.write("deeper.yaml", &network.replace("repeat: 2", "repeat: 4"));
+    sandbox.write("shorter.yaml", &network.replace("repeat: 2", "repeat: 1"));
     let runs = [
+        ("dense.yaml", "runs/dense"),
         ("model.yaml", "runs/quickstart-001"),
         ("text.yaml", "runs/book-001"),
         ("text.yaml", "run"),

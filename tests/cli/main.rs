@@ -29,6 +29,7 @@ mod studio;
 mod terminal;
 mod torch;
 mod training;
+mod transplant;
 mod whole;
 mod workers;
 mod zoo;

@@ -8,6 +8,8 @@
 
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "faults/transplant.rs"]
+mod transplant;
 
 use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::count::{self, CountError, Counts};
@@ -2652,7 +2654,20 @@ fn main() -> ExitCode {
     ];
     let faults = faults();
     let number = faults.len();
+    let moved = transplant::faults();
+    let number = number + moved.len();
     trials.push(Trial::test("the page of faults has their number", move || page(number)));
+    trials.extend(moved.into_iter().map(|fault| {
+        let name = format!("transplant: {}", fault.name);
+        let check = move || {
+            let how = transplant::noticed(&fault)?;
+            if shown {
+                println!("{:<58} {how}", fault.name);
+            }
+            Ok(())
+        };
+        Trial::test(name, check)
+    }));
     trials.extend(faults.into_iter().map(|fault| {
         let (name, caught) = (fault.name, fault.caught);
         let check = move || {

@@ -13,6 +13,7 @@ mod router;
 mod schedule;
 mod statement;
 pub(crate) mod suite;
+mod transplant;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -136,6 +137,7 @@ impl Checker {
             self.error("missing-key", group.at, "`model` is missing in spec", help);
         }
         let weights = self.text_or_none(&group, "weights");
+        let transplant = self.section(&group, "transplant").map(|group| self.transplant(&group));
         self.known.steps = self.peek(&group, "train", "steps");
         let model = self.section(&group, "model").and_then(|mut model| {
             // A key of the model that stands outside it is one mistake.
@@ -153,6 +155,7 @@ impl Checker {
         self.unused_definitions();
         let spec = Spec {
             weights: weights?,
+            transplant: flip(transplant)?,
             model: model?,
             data: flip(data)?,
             train: train?,
