@@ -33,7 +33,6 @@ use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::group::{Collective, Group, GroupError, Transport};
 use dreamc_runtime::verify::{Pipeline, Report, Task, Verdict, verify};
 use libtest_mimic::{Arguments, Failed, Trial};
-use smallvec::smallvec;
 use std::collections::HashSet;
 use std::fs;
 use std::process::ExitCode;
@@ -1312,7 +1311,7 @@ fn faults() -> Vec<Fault> {
                 let all = m.dim("all heads", size);
                 let rest = m.dim("other heads", size - m.size(of.over));
                 let flat = insert(m, f, i, Reshape([&dims[..2], &[all]].concat().into()).into(), vec![x])[0];
-                let parts = insert(m, f, i + 1, Split(smallvec![of.over, rest]).into(), vec![flat]);
+                let parts = insert(m, f, i + 1, Split([of.over, rest][..].into()).into(), vec![flat]);
                 let turned = insert(m, f, i + 2, Concat(all).into(), vec![parts[1], parts[0]])[0];
                 let x = insert(m, f, i + 3, Reshape(dims).into(), vec![turned])[0];
                 f.nodes[i + 4].inputs[0] = x;
@@ -1343,7 +1342,7 @@ fn faults() -> Vec<Fault> {
                 let Op::Split(Split(parts)) = f.nodes[split].op.clone() else { return false };
                 let x = f.nodes[split].inputs[0];
                 let [rank, turned] = parts[..] else { return false };
-                let last = insert(m, f, i, Split(smallvec![turned, rank]).into(), vec![x])[1];
+                let last = insert(m, f, i, Split([turned, rank][..].into()).into(), vec![x])[1];
                 f.nodes[i + 1].inputs[0] = last;
                 true
             },
