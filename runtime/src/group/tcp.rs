@@ -10,7 +10,7 @@
 //! (8), and the bytes, little endian.
 
 use super::place::Place;
-use super::{Collective, FAILED, Group, GroupError, Transport, combine, lengths_of, part_of};
+use super::{Collective, FAILED, Group, GroupError, Meter, Traffic, Transport, combine, lengths_of, part_of};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 
 /// The first bytes of a connection, behind which rank and size follow.
 const GREETING: &[u8; 16] = b"dreamc ranks 1\r\n";
+
+/// Bytes before those of a frame.
+const HEAD: usize = 17;
 
 /// Between two tries to reach rank 0, which may be started later.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -31,7 +34,7 @@ const GREETED: Duration = Duration::from_secs(10);
 type Frame = Result<(Collective, Vec<u8>), GroupError>;
 
 fn send(stream: &mut TcpStream, (tag, rank): (u8, u64), bytes: &[u8]) -> std::io::Result<()> {
-    let mut head = [0; 17];
+    let mut head = [0; HEAD];
     head[0] = tag;
     head[1..9].copy_from_slice(&rank.to_le_bytes());
     head[9..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
@@ -47,7 +50,7 @@ fn receive(stream: &mut TcpStream, from: u64, patience: Duration) -> Frame {
         }
         _ => GroupError::Ended { rank: from },
     };
-    let mut head = [0; 17];
+    let mut head = [0; HEAD];
     stream.read_exact(&mut head).map_err(lost)?;
     let number = |at: usize| {
         let mut bytes = [0; 8];
@@ -93,6 +96,7 @@ struct Centre {
     streams: Mutex<Vec<TcpStream>>,
     /// Their frames, as they come, read by a thread each.
     frames: Mutex<Frames>,
+    meter: Meter,
     patience: Duration,
 }
 
@@ -130,6 +134,7 @@ impl Centre {
                 RecvTimeoutError::Disconnected => GroupError::Ended { rank: missing as u64 },
             })?;
             let (theirs, bytes) = frame?;
+            self.meter.received(HEAD + bytes.len());
             if theirs != what {
                 let (theirs, first) = (theirs.to_string(), what.to_string());
                 return Err(GroupError::Apart { rank, theirs, first });
@@ -155,6 +160,7 @@ impl Centre {
         };
         for (stream, rank) in streams.iter_mut().zip(1..) {
             send(stream, what.tag(), own(rank)?).map_err(|_| GroupError::Ended { rank })?;
+            self.meter.sent(HEAD + own(rank)?.len());
         }
         Ok(own(0)?.to_vec())
     }
@@ -182,6 +188,10 @@ impl Transport for Centre {
         self.all(what, bytes, &mut streams).inspect_err(|error| spread(&mut streams, error))
     }
 
+    fn traffic(&self) -> Option<Traffic> {
+        Some(self.meter.read())
+    }
+
     fn failed(&self) -> Option<GroupError> {
         let failed = self.frames().failed();
         failed.inspect(|error| spread(&mut self.streams(), error))
@@ -205,6 +215,7 @@ impl Drop for Centre {
 struct Ray {
     rank: u64,
     stream: Mutex<TcpStream>,
+    meter: Meter,
     patience: Duration,
 }
 
@@ -213,13 +224,19 @@ impl Transport for Ray {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         // Words of rank 0 before its end are better than that it ended.
         let sent = send(&mut stream, what.tag(), bytes);
-        let (theirs, bytes) = receive(&mut stream, 0, self.patience)?;
+        let (theirs, come) = receive(&mut stream, 0, self.patience)?;
         sent.map_err(|_| GroupError::Ended { rank: 0 })?;
+        self.meter.sent(HEAD + bytes.len());
+        self.meter.received(HEAD + come.len());
         if theirs != what {
             let (theirs, first) = (what.to_string(), theirs.to_string());
             return Err(GroupError::Apart { rank: self.rank, theirs, first });
         }
-        Ok(bytes)
+        Ok(come)
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        Some(self.meter.read())
     }
 
     /// Rank 0 says nothing outside an exchange but failures.
@@ -249,7 +266,12 @@ pub fn meet(place: &Place, patience: Duration) -> Result<Group, GroupError> {
     }
     let transport: Arc<dyn Transport> = match rank {
         0 => Arc::new(listen(place, patience)?),
-        _ => Arc::new(Ray { rank, stream: Mutex::new(reach(place, patience)?), patience }),
+        _ => Arc::new(Ray {
+            rank,
+            stream: Mutex::new(reach(place, patience)?),
+            meter: Meter::default(),
+            patience,
+        }),
     };
     Ok(Group::over(rank, size, transport))
 }
@@ -303,7 +325,8 @@ fn listen(place: &Place, patience: Duration) -> Result<Centre, GroupError> {
         std::thread::Builder::new().name(format!("rank {rank}")).spawn(read).map_err(refused)?;
     }
     let frames = Frames { coming: frames, come: VecDeque::new() };
-    Ok(Centre { streams: Mutex::new(streams), frames: Mutex::new(frames), patience })
+    let (streams, frames) = (Mutex::new(streams), Mutex::new(frames));
+    Ok(Centre { streams, frames, meter: Meter::default(), patience })
 }
 
 /// Hands on the frames of a rank until its end.
