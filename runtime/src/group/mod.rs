@@ -47,6 +47,16 @@ pub enum GroupError {
         /// The time-out.
         seconds: u64,
     },
+    /// Nothing comes from another rank any more, not even that it is there.
+    #[error(
+        "rank {rank} has given no sign of life for {seconds} s: its machine, its process or the network stands still"
+    )]
+    Lost {
+        /// Which.
+        rank: u64,
+        /// Seconds of silence.
+        seconds: u64,
+    },
     /// Two ranks are at different places of their programs.
     #[error("rank {rank} asks for {theirs}, and rank 0 for {first}")]
     Apart {
@@ -108,6 +118,9 @@ impl Collective {
 
 /// The tag of a rank that fails.
 const FAILED: u8 = 255;
+
+/// The tag of a rank that says that it is there.
+const ALIVE: u8 = 254;
 
 impl fmt::Display for Collective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
