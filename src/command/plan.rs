@@ -272,12 +272,10 @@ fn priced(plan: &Plan, machine: &Machine, ranks: u64) -> Result<Prices, Failure>
 fn longest(steps: &[Step], plan: &Plan) -> Option<u64> {
     steps.iter().find_map(|step| match step {
         Step::Loop { steps, .. } => longest(steps, plan),
-        Step::Launch(launch) => match plan.kernel(launch.kernel) {
-            Kernel::AllGather(gather) => {
-                (0..gather.parts.ranks()).rev().max_by_key(|&r| gather.parts.of(r).1)
-            }
-            _ => None,
-        },
+        Step::Launch(launch) => {
+            let Kernel::AllGather(gather) = plan.kernel(launch.kernel) else { return None };
+            (0..gather.parts.ranks()).rev().max_by_key(|&rank| gather.parts.of(rank).1)
+        }
     })
 }
 
