@@ -292,16 +292,16 @@ fn network(to: u16, seed: u64, fault: Fault) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
-        for (number, from) in (0..).zip(listener.incoming().flatten()) {
+        for (number, from) in (0u64..).zip(listener.incoming().flatten()) {
             let to = loop {
                 match TcpStream::connect(("127.0.0.1", to)) {
                     Ok(stream) => break stream,
                     Err(_) => std::thread::sleep(Duration::from_millis(10)),
                 }
             };
-            let dice = |way| Dice(seed ^ (number * 2 + way) << 32);
+            let dice = |way: u64| Dice(seed ^ ((number * 2 + way) << 32));
             let ends = [(from.try_clone(), to.try_clone()), (to.try_clone(), from.try_clone())];
-            for (way, ends) in (0..).zip(ends) {
+            for (way, ends) in (0u64..).zip(ends) {
                 let (Ok(from), Ok(to)) = ends else { continue };
                 let dice = dice(way);
                 std::thread::spawn(move || hand_on(from, to, dice, fault));
