@@ -1,8 +1,8 @@
 //! Failures: the best distance between checkpoints, and the time that is lost.
 //!
 //! Young (1974), *A first order approximation to the optimum checkpoint interval*: `√(2 δ M)` for a
-//! checkpoint that stops the work for `δ` and a mean of `M` between failures. Daly (2006), *A higher
-//! order estimate of the optimum checkpoint interval for restart dumps*, equation 37:
+//! checkpoint that stops the work for `δ` and a mean of `M` between failures. Daly (2006), *A
+//! higher order estimate of the optimum checkpoint interval for restart dumps*, equation 37:
 //! `√(2 δ M) [1 + ⅓ √(δ / 2M) + ⅑ δ / 2M] − δ` for `δ < 2 M`, else `M`.
 //!
 //! A checkpoint that is written while training goes on stops the work for the copy in memory alone.

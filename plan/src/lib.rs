@@ -1,7 +1,7 @@
 //! Memory, bytes, time and cost of a training by many ranks, before it begins.
 //!
-//! *In*: the compiled plan of a rank, seconds of each of its launches, and a [`Machine`]. *Out*: the
-//! [`Memory`] of a rank, the bytes of each link, the seconds of a step, and what failures cost.
+//! *In*: the compiled plan of a rank, seconds of each of its launches, and a [`Machine`]. *Out*:
+//! the [`Memory`] of a rank, the bytes of each link, the seconds of a step, and what failures cost.
 //! *Promise*: memory is that of the plan which the rank loads, bytes are those that its transport
 //! counts, and the time of a step is a closed form that [`simulate`] does not share: it moves every
 //! launch and every message of every rank. Nothing here runs a plan, or asks a device.

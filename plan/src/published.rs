@@ -3,7 +3,8 @@
 //! These runs cut their models in ways that dreamc does not run: matrices over ranks (tensor
 //! parallel, with the sequence cut as well), layers over ranks (pipeline), experts over ranks. They
 //! are modelled to hold rates and links to the world, and `dreamc plan` offers none of them. The
-//! rates are those of kernels inside steps on an H200 (docs/results/h200.md), not fitted to the runs.
+//! rates are those of kernels inside steps on an H200 (docs/results/h200.md), not fitted to the
+//! runs.
 
 /// Share of the peak that large products reach inside a step: 624 to 649 of 989 TFLOP/s.
 pub const PRODUCTS: f64 = 0.64;

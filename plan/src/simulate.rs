@@ -1,8 +1,8 @@
 //! A step by events: every launch and every message of every rank.
 //!
-//! *In*: the work of a step, a mesh, how much slower each rank is. *Out*: the seconds until the last
-//! rank is done. *Promise*: nothing here knows the closed form. A rank launches one after another;
-//! its exchanges are a queue of which one is under way; a message occupies its sender for
+//! *In*: the work of a step, a mesh, how much slower each rank is. *Out*: the seconds until the
+//! last rank is done. *Promise*: nothing here knows the closed form. A rank launches one after
+//! another; its exchanges are a queue of which one is under way; a message occupies its sender for
 //! `α + b / β`; a rank goes on to its next message when its own is sent and that of its neighbour
 //! has come. Through the star, frames of ranks share the link of rank 0, in each direction.
 

@@ -1,8 +1,8 @@
 //! A step of a rank as the launches and exchanges of its plan, in order.
 //!
-//! *In*: a plan, seconds of each launch of its lists, micro-batches of a rank. *Out*: [`Work`], loops
-//! unrolled. *Promise*: exchanges are the collectives of the plan, where the executor begins them;
-//! the last micro-batch is [`LAST`] where gradients are summed beside it.
+//! *In*: a plan, seconds of each launch of its lists, micro-batches of a rank. *Out*: [`Work`],
+//! loops unrolled. *Promise*: exchanges are the collectives of the plan, where the executor begins
+//! them; the last micro-batch is [`LAST`] where gradients are summed beside it.
 
 use crate::exchange::{Exchange, What};
 use dreamc_compiler::LAST;

@@ -190,7 +190,8 @@ pub fn run(a: Arguments) -> Done {
     Ok(())
 }
 
-/// Micro-batches of a step that so many ranks can share, those nearest the recipe's first, in order.
+/// Micro-batches of a step that so many ranks can share, those nearest the recipe's first, in
+/// order.
 fn sizes(spec: &Spec, machine: &Machine, (ranks, nodes): (u64, u64)) -> Result<Vec<u64>, Failure> {
     let t = &spec.train;
     if ranks > nodes * machine.cards {

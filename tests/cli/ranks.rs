@@ -242,8 +242,13 @@ fn kill(of_one: u64, of_all: u64) {
         for child in ranks {
             let (code, error) = ends(child, SOON);
             // It may have come to its end before.
-            let words =
-                ["ended without a word", "failed: rank", "has not answered", "does not answer", "no sign of life"];
+            let words = [
+                "ended without a word",
+                "failed: rank",
+                "has not answered",
+                "does not answer",
+                "no sign of life",
+            ];
             let names = words.iter().any(|words| error.contains(words));
             assert!(code == Some(0) || (code == Some(1) && names), "{kill}: {code:?} {error}");
         }

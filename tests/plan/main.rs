@@ -180,22 +180,34 @@ const OF_WORK: [OfWork; 6] = [
         work.push(again);
     }),
     ("the pool of a step is a byte shorter", |work| {
-        exchange(work, |what| matches!(what, What::Pool { .. }), |e| e.what = What::Pool { bytes: POOLED - 1 });
+        exchange(
+            work,
+            |what| matches!(what, What::Pool { .. }),
+            |e| e.what = What::Pool { bytes: POOLED - 1 },
+        );
     }),
     ("a sum that is cut is handed out whole", |work| {
-        exchange(work, |what| matches!(what, What::Scatter { .. }), |e| {
-            e.what = What::Sum { elements: e.elements() };
-        });
+        exchange(
+            work,
+            |what| matches!(what, What::Scatter { .. }),
+            |e| {
+                e.what = What::Sum { elements: e.elements() };
+            },
+        );
     }),
     ("weights are not handed out", |work| {
         work.retain(|work| !matches!(work, Work::Wait(e) if matches!(e.what, What::Gather { .. })));
     }),
     ("a part is one number longer", |work| {
-        exchange(work, |what| matches!(what, What::Gather { .. }), |e| {
-            if let What::Gather { lengths } = &mut e.what {
-                lengths[1] += 1;
-            }
-        });
+        exchange(
+            work,
+            |what| matches!(what, What::Gather { .. }),
+            |e| {
+                if let What::Gather { lengths } = &mut e.what {
+                    lengths[1] += 1;
+                }
+            },
+        );
     }),
 ];
 
@@ -248,7 +260,9 @@ fn faults_of_plans_are_noticed() {
 #[test]
 fn the_closed_form_is_the_simulation_of_every_launch_and_message() {
     let mut most = (0, 0);
-    for (name, sizes) in [("h100x8", &[2, 8, 16, 64, 512, 4096][..]), ("a100x8", &[8, 32]), ("cpu", &[2, 4, 8])] {
+    for (name, sizes) in
+        [("h100x8", &[2, 8, 16, 64, 512, 4096][..]), ("a100x8", &[8, 32]), ("cpu", &[2, 4, 8])]
+    {
         let machine = of_table(name);
         for &ranks in sizes {
             for shard in ["none", "optimizer"] {
@@ -268,7 +282,11 @@ fn the_closed_form_is_the_simulation_of_every_launch_and_message() {
                 let mesh = Mesh { machine: &machine, ranks, at_once: AT_ONCE };
                 let (closed, found) = (mesh.step(&work), simulate(&work, &mesh, &|_| 1.0));
                 let off = found.step / closed.step - 1.0;
-                println!("{name} {ranks} {shard}: {:.3} ms, {off:+.1e}, {} messages", 1e3 * closed.step, found.messages);
+                println!(
+                    "{name} {ranks} {shard}: {:.3} ms, {off:+.1e}, {} messages",
+                    1e3 * closed.step,
+                    found.messages
+                );
                 // Rings are the closed form. Through the star ranks begin an exchange while rank 0
                 // still sends results of the one before, which the closed form does not know.
                 let most_off = if name == "cpu" { 0.05 } else { 1e-9 };
@@ -311,7 +329,11 @@ fn a_run_takes_the_memory_that_its_plan_says() {
         let plan = planned(&s, &["planned.yaml", "--machine", "cpu", "--ranks", "2"]);
         let of = |o: &&Value| o["shard"] == shard && o["accumulate"] == 8;
         let offer = plan["meshes"].as_array().unwrap().iter().find(of).unwrap();
-        assert_eq!(offer["memory"]["total"], ledger["peak_memory"], "{shard}");
+        let [planned, found] =
+            [&offer["memory"]["total"], &ledger["peak_memory"]].map(|n| n.as_u64().unwrap());
+        // The ledger is of rank 0, the plan of the rank with the longest part.
+        let more = if shard == "none" { 0..1 } else { 0..4096 };
+        assert!(planned.checked_sub(found).is_some_and(|n| more.contains(&n)), "{shard}: {planned} {found}");
     }
 }
 
@@ -332,7 +354,8 @@ fn a_plan_is_printed_and_refuses_what_no_program_runs() {
         assert!(out.contains(words), "{words}: {out}");
     }
     assert!(!out.contains("InfiniBand"), "one node sends nothing between nodes: {out}");
-    let out = s.good(&["plan", "planned.yaml", "--machine", "h200x8", "--nodes", "2", "--set", "train.batch=16"]);
+    let out =
+        s.good(&["plan", "planned.yaml", "--machine", "h200x8", "--nodes", "2", "--set", "train.batch=16"]);
     assert!(out.contains("InfiniBand NDR"), "{out}");
     for (line, words) in [
         (&["--nodes", "2"][..], "16 ranks cannot share a batch of 8 rows equally: 8 can"),

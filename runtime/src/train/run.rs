@@ -13,8 +13,8 @@
 //! and the same update. Rank 0 alone has a folder, and hands the others weights and state when it
 //! begins. Where the optimizer's states are cut over the ranks, they bring them together for a
 //! checkpoint, tensor by tensor. A checkpoint is copied in memory between two steps, and written
-//! while the next ones are taken. Nothing of the number of ranks is in a checkpoint: any number that
-//! divides the micro-batches goes on with it, with states cut or whole.
+//! while the next ones are taken. Nothing of the number of ranks is in a checkpoint: any number
+//! that divides the micro-batches goes on with it, with states cut or whole.
 
 use super::error::TrainError;
 use super::event::{Event, Watcher};
