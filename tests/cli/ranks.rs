@@ -341,7 +341,13 @@ fn over(s: &Sandbox, line: &[&str], seed: u64, fault: Fault) -> Vec<Child> {
     let port = port();
     let others = network(port, seed, fault);
     let at = |r: u64| if r == 0 { port } else { others };
-    (0..3).map(|r| rank(s, line, r, 3, at(r)).spawn().unwrap()).collect()
+    (0..3).map(|r| patient(rank(s, line, r, 3, at(r))).spawn().unwrap()).collect()
+}
+
+/// A rank that waits longer for work than for signs of life.
+fn patient(mut rank: Command) -> Command {
+    rank.env("DREAMC_RANK_TIMEOUT", "120");
+    rank
 }
 
 #[test]
@@ -384,8 +390,8 @@ fn a_rank_that_stands_still_ends_the_others_and_one_that_is_slow_is_named() {
     let s = sandbox();
     let port = port();
     let line = ["train", "ranked.yaml", "--set", "train.steps=100000", "--out", "run"];
-    let mut first = rank(&s, &line, 0, 2, port).spawn().unwrap();
-    let second = rank(&s, &line, 1, 2, port).spawn().unwrap();
+    let mut first = patient(rank(&s, &line, 0, 2, port)).spawn().unwrap();
+    let second = patient(rank(&s, &line, 1, 2, port)).spawn().unwrap();
     let mut said = BufReader::new(first.stderr.take().unwrap());
     let begun = Instant::now();
     let slow = std::thread::spawn(move || {
