@@ -391,7 +391,7 @@ impl Transport for Ray {
         }
         let gone = gone(self.patience);
         let lost = reads.heard.is_some_and(|heard| heard.elapsed() > gone);
-        lost.then(|| GroupError::Lost { rank: 0, seconds: gone.as_secs() })
+        lost.then_some(GroupError::Lost { rank: 0, seconds: gone.as_secs() })
     }
 
     fn fail(&self, reason: &str) {

@@ -24,7 +24,7 @@ pub enum PaperDevice {
 impl PaperDevice {
     /// The CPU with so many threads.
     pub fn cpu(threads: usize) -> Self {
-        PaperDevice::Cpu(CpuDevice::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }))
+        PaperDevice::Cpu(CpuDevice::new(CpuOptions { threads: Some(threads) }))
     }
 
     /// The architecture that texts of kernels are for.

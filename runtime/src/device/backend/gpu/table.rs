@@ -144,8 +144,10 @@ pub fn prices_by_rates(
 /// A program and the number of a launch in its list.
 type Listing<'p> = (&'p str, usize);
 
-/// Prices the launches of all programs that run, in the order of the list: `each` gets the place of
-/// a launch, its kernel and text, and its line.
+/// Gets the place of a launch, its kernel and text, and its line.
+type Each<'a> = dyn FnMut(Listing, (u32, Option<usize>), KernelLine) + 'a;
+
+/// Prices the launches of all programs that run, in the order of the list.
 fn each_line(
     plan: &Plan,
     times: &dyn Fn(&str) -> u64,
@@ -153,7 +155,7 @@ fn each_line(
     device: &'static Device,
     registers: &dyn Fn(&Source) -> HashMap<String, u32>,
     recode: &Recode,
-    each: &mut dyn FnMut(Listing, (u32, Option<usize>), KernelLine),
+    each: &mut Each,
 ) -> Result<(), TableError> {
     let target = Target::of(device);
     let all = launches(plan, &executor::list(plan)?, variant(architecture, device));
