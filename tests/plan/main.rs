@@ -2,7 +2,6 @@
 //! counts, seconds to a simulation of every launch and message.
 
 #[path = "../support/mod.rs"]
-#[allow(dead_code)]
 mod support;
 
 use dreamc_compiler::format::Formats;
