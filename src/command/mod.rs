@@ -24,6 +24,7 @@ pub mod lsp;
 pub mod matching;
 pub mod merge;
 pub mod new;
+pub mod plan;
 pub mod probe;
 pub mod quantize;
 pub mod report;

@@ -3,7 +3,8 @@
 use crate::support::sandbox::{Sandbox, bits, metrics, texts};
 use dreamc_skip::skip;
 use serde_json::Value;
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -241,7 +242,13 @@ fn kill(of_one: u64, of_all: u64) {
         for child in ranks {
             let (code, error) = ends(child, SOON);
             // It may have come to its end before.
-            let words = ["ended without a word", "failed: rank", "has not answered", "does not answer"];
+            let words = [
+                "ended without a word",
+                "failed: rank",
+                "has not answered",
+                "does not answer",
+                "no sign of life",
+            ];
             let names = words.iter().any(|words| error.contains(words));
             assert!(code == Some(0) || (code == Some(1) && names), "{kill}: {code:?} {error}");
         }
@@ -266,6 +273,160 @@ fn a_rank_that_is_killed_ends_the_others_and_the_run_goes_on_to_the_same_bits() 
 #[ignore = "takes minutes"]
 fn thirty_kills_of_one_rank_and_ten_of_all() {
     kill(30, 10);
+}
+
+/// `cargo test --test cli ranks::two_hundred -- --ignored --nocapture` takes a quarter of an hour.
+#[test]
+#[ignore = "takes a quarter of an hour"]
+fn two_hundred_kills_of_one_rank() {
+    kill(setting("DREAMC_KILLS", 200), 0);
+}
+
+/// Faults of a network between the ranks and rank 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    /// Bytes come late, those of some ranks before those of others.
+    Late,
+    /// From some moment on nothing comes through, and nothing says so.
+    Lost,
+}
+
+/// A network between ranks and rank 0, which listens at `to`: bytes are handed on in pieces, late
+/// by a seed. One that loses them begins to after so many pieces.
+fn network(to: u16, seed: u64, fault: Fault) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for (number, from) in (0u64..).zip(listener.incoming().flatten()) {
+            let to = loop {
+                match TcpStream::connect(("127.0.0.1", to)) {
+                    Ok(stream) => break stream,
+                    Err(_) => std::thread::sleep(Duration::from_millis(10)),
+                }
+            };
+            let dice = |way: u64| Dice(seed ^ ((number * 2 + way) << 32));
+            let ends = [(from.try_clone(), to.try_clone()), (to.try_clone(), from.try_clone())];
+            for (way, ends) in (0u64..).zip(ends) {
+                let (Ok(from), Ok(to)) = ends else { continue };
+                let dice = dice(way);
+                std::thread::spawn(move || hand_on(from, to, dice, fault));
+            }
+        }
+    });
+    port
+}
+
+fn hand_on(mut from: TcpStream, mut to: TcpStream, mut dice: Dice, fault: Fault) {
+    let mut buffer = [0; 4096];
+    let mut left = if fault == Fault::Lost { 20 + dice.below(200) } else { u64::MAX };
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        // Some connections stand for a while, so that frames of other ranks overtake theirs.
+        match dice.below(40) {
+            0 => std::thread::sleep(Duration::from_millis(dice.below(20))),
+            1..8 => std::thread::sleep(Duration::from_micros(dice.below(2000))),
+            _ => {}
+        }
+        left = left.saturating_sub(1);
+        if left > 0 && to.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    if left > 0 {
+        let _ = to.shutdown(std::net::Shutdown::Write);
+    }
+}
+
+/// Three ranks over a network with a fault.
+fn over(s: &Sandbox, line: &[&str], seed: u64, fault: Fault) -> Vec<Child> {
+    let port = port();
+    let others = network(port, seed, fault);
+    let at = |r: u64| if r == 0 { port } else { others };
+    (0..3).map(|r| patient(rank(s, line, r, 3, at(r))).spawn().unwrap()).collect()
+}
+
+/// A rank that waits longer for work than for signs of life.
+fn patient(mut rank: Command) -> Command {
+    rank.env("DREAMC_RANK_TIMEOUT", "120");
+    rank
+}
+
+#[test]
+fn a_network_that_is_late_changes_nothing_and_one_that_loses_bytes_ends_all_ranks() {
+    let s = sandbox();
+    let seed = setting("DREAMC_SEED", std::process::id().into());
+    println!("DREAMC_SEED={seed}");
+    let line = ["train", "ranked.yaml", "--set", "train.batch=24", "--set", "train.accumulate=12", "--out"];
+    s.good(&[&["launch", "-n", "3"][..], &line, &["whole"]].concat());
+    for child in over(&s, &[&line[..], &["late"]].concat(), seed, Fault::Late) {
+        let (code, error) = ends(child, 8 * SOON);
+        assert_eq!(code, Some(0), "{error}");
+    }
+    let same = |run: &str| {
+        assert_eq!(numbers(&s.path(run)), numbers(&s.path("whole")), "{run}, DREAMC_SEED={seed}");
+        assert_eq!(metrics(&s.path(run)), metrics(&s.path("whole")), "{run}, DREAMC_SEED={seed}");
+    };
+    same("late");
+    let ranks = over(&s, &[&line[..], &["lost"]].concat(), seed, Fault::Lost);
+    let begun = Instant::now();
+    let found: Vec<_> = ranks.into_iter().map(|child| ends(child, 2 * SOON)).collect();
+    for (code, error) in &found {
+        assert_eq!(*code, Some(1), "{found:?}");
+        assert!(["sign of life", "without a word"].iter().any(|words| error.contains(words)), "{found:?}");
+    }
+    println!("all ranks ended {:?} after the first was started", begun.elapsed());
+    let begins = !s.path("lost").join("spec.yaml").exists();
+    let again = if begins { [&line[..], &["lost"]].concat() } else { vec!["resume", "lost"] };
+    s.good(&[&["launch", "-n", "3"][..], &again].concat());
+    same("lost");
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+#[test]
+fn a_rank_that_stands_still_ends_the_others_and_one_that_is_slow_is_named() {
+    let s = sandbox();
+    let port = port();
+    let line = ["train", "ranked.yaml", "--set", "train.steps=100000", "--out", "run"];
+    let mut first = patient(rank(&s, &line, 0, 2, port)).spawn().unwrap();
+    let second = patient(rank(&s, &line, 1, 2, port)).spawn().unwrap();
+    let mut said = BufReader::new(first.stderr.take().unwrap());
+    let begun = Instant::now();
+    let slow = std::thread::spawn(move || {
+        let mut all = String::new();
+        let mut line = String::new();
+        while said.read_line(&mut line).is_ok_and(|n| n > 0) {
+            all += &line;
+            if line.contains("rank 1 is slow: its part of a step takes") {
+                return (true, said);
+            }
+            line.clear();
+        }
+        println!("{all}");
+        (false, said)
+    });
+    // A rank that has a fifth of its processor.
+    while !slow.is_finished() && begun.elapsed() < 4 * SOON {
+        signal(&second, "STOP");
+        std::thread::sleep(Duration::from_millis(40));
+        signal(&second, "CONT");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(slow.is_finished(), "a slow rank is not named");
+    let (named, mut said) = slow.join().unwrap();
+    assert!(named, "rank 0 ended and named no slow rank");
+    signal(&second, "STOP");
+    let stopped = Instant::now();
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    let code = first.wait().unwrap().code();
+    assert!(stopped.elapsed() < Duration::from_secs(60), "{:?}", stopped.elapsed());
+    assert!(code == Some(1) && rest.contains("rank 1 has given no sign of life"), "{code:?} {rest}");
+    signal(&second, "CONT");
+    let (code, error) = ends(second, SOON);
+    assert!(code == Some(1) && error.contains("rank 1 has given no sign of life"), "{code:?} {error}");
 }
 
 #[test]

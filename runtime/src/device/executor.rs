@@ -244,7 +244,7 @@ pub(crate) struct Executor<B: Backend> {
 }
 
 /// Most numbers that go to the group at once.
-const AT_ONCE: u64 = 1 << 20;
+pub const AT_ONCE: u64 = 1 << 20;
 
 impl<B: Backend> Executor<B> {
     pub(crate) fn new(

@@ -27,6 +27,7 @@ pub mod poison;
 pub use crate::group::Group;
 pub use backend::*;
 pub use check::PlanError;
+pub use executor::AT_ONCE;
 
 use crate::mapped::Mapped;
 use bytemuck::Pod;

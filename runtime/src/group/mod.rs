@@ -18,6 +18,7 @@ pub mod tcp;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -44,6 +45,16 @@ pub enum GroupError {
         /// Which.
         rank: u64,
         /// The time-out.
+        seconds: u64,
+    },
+    /// Nothing comes from another rank any more, not even that it is there.
+    #[error(
+        "rank {rank} has given no sign of life for {seconds} s: its machine, its process or the network stands still"
+    )]
+    Lost {
+        /// Which.
+        rank: u64,
+        /// Seconds of silence.
         seconds: u64,
     },
     /// Two ranks are at different places of their programs.
@@ -108,6 +119,9 @@ impl Collective {
 /// The tag of a rank that fails.
 const FAILED: u8 = 255;
 
+/// The tag of a rank that says that it is there.
+const ALIVE: u8 = 254;
+
 impl fmt::Display for Collective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -119,6 +133,36 @@ impl fmt::Display for Collective {
     }
 }
 
+/// Bytes that passed one rank's links, frames included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// From this rank to others.
+    pub sent: u64,
+    /// From others to this rank.
+    pub received: u64,
+}
+
+/// Counts [`Traffic`] while it passes.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Meter {
+    pub(crate) fn sent(&self, bytes: usize) {
+        self.sent.fetch_add(bytes as u64, Relaxed);
+    }
+
+    pub(crate) fn received(&self, bytes: usize) {
+        self.received.fetch_add(bytes as u64, Relaxed);
+    }
+
+    pub(crate) fn read(&self) -> Traffic {
+        Traffic { sent: self.sent.load(Relaxed), received: self.received.load(Relaxed) }
+    }
+}
+
 /// A way for bytes between the ranks of a group.
 pub trait Transport: Send + Sync {
     /// Brings the bytes of all ranks together: this rank's part of the collective.
@@ -127,6 +171,11 @@ pub trait Transport: Send + Sync {
     /// Whether a thread that did not begin it may exchange.
     fn any_thread(&self) -> bool {
         true
+    }
+
+    /// The bytes of all exchanges so far; nothing where a library moves them by ways of its own.
+    fn traffic(&self) -> Option<Traffic> {
+        None
     }
 
     /// A failure of another rank that this one has heard of. Asks nobody and does not wait, and is
@@ -161,6 +210,11 @@ impl Group {
     /// Rank `rank` of `size`, over a transport.
     pub fn over(rank: u64, size: u64, transport: Arc<dyn Transport>) -> Self {
         Group { rank, size, transport: (size > 1).then_some(transport) }
+    }
+
+    /// Rank `rank` of `size` that are not here: plans are made for it, and every exchange fails.
+    pub fn on_paper(rank: u64, size: u64) -> Self {
+        Group::over(rank, size, Arc::new(Paper))
     }
 
     /// Number of this rank, from 0.
@@ -244,6 +298,12 @@ impl Group {
         Ok(())
     }
 
+    /// The bytes of all exchanges so far, where the transport counts them; none pass in a group of
+    /// one.
+    pub fn traffic(&self) -> Option<Traffic> {
+        self.transport.as_ref().map_or(Some(Traffic::default()), |transport| transport.traffic())
+    }
+
     /// Whether any thread may use it, one at a time.
     pub fn any_thread(&self) -> bool {
         self.transport.as_ref().is_none_or(|transport| transport.any_thread())
@@ -276,6 +336,10 @@ impl Transport for Group {
         }
     }
 
+    fn traffic(&self) -> Option<Traffic> {
+        Group::traffic(self)
+    }
+
     fn failed(&self) -> Option<GroupError> {
         Group::failed(self)
     }
@@ -283,6 +347,21 @@ impl Transport for Group {
     fn fail(&self, reason: &str) {
         Group::fail(self, reason);
     }
+}
+
+/// The ranks of a machine that is not here.
+struct Paper;
+
+impl Transport for Paper {
+    fn exchange(&self, what: Collective, _: &[u8]) -> Result<Vec<u8>, GroupError> {
+        Err(GroupError::Meeting(format!("{what} of ranks on paper")))
+    }
+
+    fn failed(&self) -> Option<GroupError> {
+        None
+    }
+
+    fn fail(&self, _: &str) {}
 }
 
 /// A rank's result of a collective, of the bytes of all ranks in their order.

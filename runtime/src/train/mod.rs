@@ -5,7 +5,8 @@
 //! over a folder and locks it, [`run`] is the loop. It leaves [`metrics`] (with routers'
 //! [`health`]) and [`tensorboard`] files, checkpoints, [`sample`]s and a [`ledger`], and tells a
 //! [`event::Watcher`] what happens. [`schedule`] gives the learning rate of a step, [`changes`]
-//! refuses to continue with something else, [`signal`] turns Ctrl-C into a checkpoint.
+//! refuses to continue with something else, `writing` writes checkpoints while it goes on, `pace`
+//! names a rank that is slow, [`signal`] turns Ctrl-C into a checkpoint.
 
 pub mod changes;
 pub mod error;
@@ -15,12 +16,14 @@ pub mod guard;
 pub mod health;
 pub mod ledger;
 pub mod metrics;
+mod pace;
 pub mod prepare;
 pub mod run;
 pub mod sample;
 pub mod schedule;
 pub mod signal;
 pub mod tensorboard;
+mod writing;
 
 pub use error::TrainError;
 pub use prepare::{Prepared, prepare};

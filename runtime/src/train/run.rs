@@ -12,8 +12,9 @@
 //! selection counts before the norm, losses with them, so that every rank takes the same decisions
 //! and the same update. Rank 0 alone has a folder, and hands the others weights and state when it
 //! begins. Where the optimizer's states are cut over the ranks, they bring them together for a
-//! checkpoint, tensor by tensor. Nothing of the number of ranks is in a checkpoint: any number that
-//! divides the micro-batches goes on with it, with states cut or whole.
+//! checkpoint, tensor by tensor. A checkpoint is copied in memory between two steps, and written
+//! while the next ones are taken. Nothing of the number of ranks is in a checkpoint: any number
+//! that divides the micro-batches goes on with it, with states cut or whole.
 
 use super::error::TrainError;
 use super::event::{Event, Watcher};
@@ -22,12 +23,14 @@ use super::guard::Verdict;
 use super::health::{self, Health};
 use super::ledger::Ledger;
 use super::metrics::{Balance, EvaluationLine, Lines, SkippedLine, StepLine};
+use super::pace::Pace;
 use super::prepare::Prepared;
 use super::schedule::Interval;
 use super::tensorboard::Events;
+use super::writing::{Snapshot, Writing, Written};
 use super::{changes, schedule, signal};
 use crate::checkpoint::safetensors::{Entry, Tensors};
-use crate::checkpoint::{Binding, Checkpoint, Content, Keep, State, VERSION, Weights};
+use crate::checkpoint::{Binding, Checkpoint, Keep, State, VERSION, Weights};
 use crate::data::{Batch, Batches, Cursor, Dataset};
 use crate::device::machine;
 use crate::device::{Device, Instrument};
@@ -45,6 +48,7 @@ use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Component;
+use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -137,12 +141,16 @@ struct Runner<'a> {
     observer: Option<Model>,
     batches: Batches,
     state: State,
+    /// The pace of all ranks.
+    pace: Pace,
     /// The files, of rank 0.
     record: Option<Record<'a>>,
     /// A wish to stop that a rank had at the last step, and whether rank 0 wished for a checkpoint.
     pooled: (Option<&'static str>, bool),
     evaluation: Option<EvaluationLine>,
-    /// The last step a checkpoint was written of.
+    /// The checkpoint that is being written. Ended before the record, whose folder is locked.
+    writing: Writing,
+    /// The last step of which a checkpoint was begun.
     saved: u64,
     /// When that was, or the run began, and when the next is due by the clock.
     saved_at: Instant,
@@ -179,6 +187,8 @@ struct Part {
     loss: f32,
     auxiliary: f32,
     multiply_adds: u64,
+    /// Seconds of its micro-batches, without waiting for others.
+    seconds: f32,
     /// A wish to stop: 0 for none.
     signal: u8,
     /// Whether a checkpoint is due by the clock.
@@ -188,18 +198,21 @@ struct Part {
 impl Part {
     fn bytes(self) -> Vec<u8> {
         let floats = [self.loss.to_le_bytes(), self.auxiliary.to_le_bytes()].concat();
-        [&floats[..], &self.multiply_adds.to_le_bytes(), &[self.signal, u8::from(self.late)]].concat()
+        let (work, seconds) = (self.multiply_adds.to_le_bytes(), self.seconds.to_le_bytes());
+        [&floats[..], &work, &seconds, &[self.signal, u8::from(self.late)]].concat()
     }
 
     fn of(bytes: &[u8]) -> Option<Self> {
         let (loss, rest) = bytes.split_first_chunk()?;
         let (auxiliary, rest) = rest.split_first_chunk()?;
         let (multiply_adds, rest) = rest.split_first_chunk()?;
+        let (seconds, rest) = rest.split_first_chunk()?;
         let [signal, late] = *rest else { return None };
         Some(Part {
             loss: f32::from_le_bytes(*loss),
             auxiliary: f32::from_le_bytes(*auxiliary),
             multiply_adds: u64::from_le_bytes(*multiply_adds),
+            seconds: f32::from_le_bytes(*seconds),
             signal,
             late: late > 0,
         })
@@ -283,9 +296,11 @@ impl<'a> Runner<'a> {
             observer,
             batches,
             state,
+            pace: Pace::default(),
             record,
             pooled: (None, false),
             evaluation: None,
+            writing: Writing::default(),
             saved,
             saved_at: Instant::now(),
             interval,
@@ -309,9 +324,11 @@ impl<'a> Runner<'a> {
             let alone = self.setup.group.size() == 1;
             if let Some(name) = if alone { signal::caught() } else { self.pooled.0 } {
                 self.save()?;
+                self.written(true)?;
                 return Ok(Stop::Interrupted(name));
             }
             self.step()?;
+            self.written(false)?;
             if let (Some(record), true) = (&self.record, self.looked.elapsed() >= LOOK) {
                 record.folder.check()?;
                 self.looked = Instant::now();
@@ -349,16 +366,23 @@ impl<'a> Runner<'a> {
         }
         let signal = signal::caught().map_or(0, |name| 1 + u8::from(name == "SIGTERM"));
         let own = Part { signal, late: group.leads() && self.late(), ..own };
-        let mut all = Part::default();
+        let (mut all, mut seconds) = (Part::default(), vec![]);
         for (rank, bytes) in group.gather(&own.bytes())?.iter().enumerate() {
             let part = Part::of(bytes).ok_or(GroupError::Ended { rank: rank as u64 })?;
+            seconds.push(f64::from(part.seconds));
             all = Part {
                 loss: all.loss + part.loss,
                 auxiliary: all.auxiliary + part.auxiliary,
                 multiply_adds: all.multiply_adds + part.multiply_adds,
+                seconds: all.seconds.max(part.seconds),
                 signal: all.signal.max(part.signal),
                 late: all.late || part.late,
             };
+        }
+        if let Some(words) = self.pace.step(&seconds)
+            && self.setup.group.leads()
+        {
+            self.watcher.tell(&Event::Note(&words));
         }
         self.pooled = ([None, Some("Ctrl-C"), Some("SIGTERM")][usize::from(all.signal.min(2))], all.late);
         Ok(all)
@@ -374,7 +398,19 @@ impl<'a> Runner<'a> {
             self.watcher.tell(&Event::Note(&what));
         }
         self.conclude()?;
-        self.save()
+        self.save()?;
+        self.written(true)
+    }
+
+    /// Takes note of a checkpoint that has been written meanwhile, or waits for it.
+    fn written(&mut self, wait: bool) -> Result<(), TrainError> {
+        let found = if wait { self.writing.wait()? } else { self.writing.over()? };
+        let Some(Written { step, path, took }) = found else { return Ok(()) };
+        if let Some(interval) = &mut self.interval {
+            interval.took(took);
+        }
+        self.watcher.tell(&Event::Saved { step, path: &path });
+        Ok(())
     }
 
     /// One optimizer step.
@@ -391,7 +427,7 @@ impl<'a> Runner<'a> {
         let scale = Scale { loss: 1.0 / targets.max(1) as f32, auxiliary: 1.0 / parts.max(1) as f32 };
         self.model.begin_step()?;
         let depth = schedule::depth(self.setup.spec, step);
-        let mut multiply_adds = 0;
+        let (mut multiply_adds, mut waited, worked) = (0, 0.0, Instant::now());
         let own = self.setup.group.share(parts);
         let own = own.ok_or_else(|| TrainError::Recipe(format!("{parts} micro-batches cannot be shared")))?;
         let last = own.end.saturating_sub(1) * micro;
@@ -401,15 +437,22 @@ impl<'a> Runner<'a> {
             }
             let part = batch.slice(first, micro);
             self.model.at(step, first as u64);
-            let executed = self.model.backward(&part, scale, depth)?.multiply_adds();
+            let stats = self.model.backward(&part, scale, depth)?;
+            let executed = stats.multiply_adds();
+            waited += stats.waited;
             if self.setup.count {
                 self.compare(step, &part, depth, executed)?;
             }
             multiply_adds += executed;
         }
         let (own, own_auxiliary) = (self.model.loss()?, self.model.auxiliary()?);
-        let own =
-            Part { loss: own, auxiliary: own_auxiliary.unwrap_or(0.0), multiply_adds, ..Part::default() };
+        let own = Part {
+            loss: own,
+            auxiliary: own_auxiliary.unwrap_or(0.0),
+            multiply_adds,
+            seconds: (worked.elapsed().as_secs_f64() - waited).max(0.0) as f32,
+            ..Part::default()
+        };
         let pooled = self.pool(own)?;
         let (loss, norm, multiply_adds) = (pooled.loss, self.model.norm()?, pooled.multiply_adds);
         let auxiliary = own_auxiliary.map(|_| f64::from(pooled.auxiliary * scale.auxiliary));
@@ -727,14 +770,15 @@ impl<'a> Runner<'a> {
         Ok(self.setup.group.agree(&[("model after the step", hasher.finalize().to_hex().to_string())])?)
     }
 
-    /// Writes a checkpoint of the step, unless there is one.
+    /// Begins a checkpoint of the step, unless there is one: copies all of it in memory.
     fn save(&mut self) -> Result<(), TrainError> {
         if self.state.step == self.saved && self.state.step > 0 {
             return Ok(());
         }
-        let begun = Instant::now();
         self.same()?;
-        let Some(record) = &mut self.record else {
+        // The one before is whole, or the run ends with its error.
+        self.written(true)?;
+        if self.record.is_none() {
             // Rank 0 writes the states of all.
             for (name, _) in self.model.optimizer_entries() {
                 if self.model.part(&name).is_some() {
@@ -743,33 +787,40 @@ impl<'a> Runner<'a> {
             }
             self.saved = self.state.step;
             return Ok(());
-        };
-        record.folder.check()?;
-        record.sync().map_err(|error| TrainError::Io { path: record.folder.metrics(), error })?;
-        self.state.cursor = self.batches.cursor();
-        self.state.metrics_bytes = record.metrics.bytes();
-        self.state.events_bytes = record.events.bytes();
-        self.state.samples_bytes = record.samples.bytes();
-        let checkpoints = record.folder.checkpoints();
-        let path = checkpoints.save(Content {
-            state: &self.state,
-            spec: self.setup.text,
-            base: self.base.as_ref(),
-            model: self.kept.clone(),
-            optimizer: self.model.optimizer_entries(),
-            read: &mut |name| whole(&self.model, &self.setup.group, name).map_err(std::io::Error::other),
-        })?;
-        self.saved = self.state.step;
-        let rule = self.setup.spec.train.checkpoint.clone();
-        let best = if rule.best { self.state.best.map(|b| b.0) } else { None };
-        checkpoints.prune(self.saved, Keep { newest: rule.keep, every: rule.keep_every, best })?;
-        self.write_ledger(&self.ledger("running"))?;
-        if let Some(interval) = &mut self.interval {
-            interval.took(begun.elapsed());
         }
+        self.state.cursor = self.batches.cursor();
+        if let Some(record) = &mut self.record {
+            record.folder.check()?;
+            record.sync().map_err(|error| TrainError::Io { path: record.folder.metrics(), error })?;
+            self.state.metrics_bytes = record.metrics.bytes();
+            self.state.events_bytes = record.events.bytes();
+            self.state.samples_bytes = record.samples.bytes();
+        }
+        let snapshot = self.snapshot()?;
+        if let Some(record) = &self.record {
+            self.writing.begin(record.folder.checkpoints(), snapshot)?;
+        }
+        self.saved = self.state.step;
         self.saved_at = Instant::now();
-        self.watcher.tell(&Event::Saved { step: self.state.step, path: &path });
-        Ok(())
+        self.write_ledger(&self.ledger("running"))
+    }
+
+    /// All of a checkpoint, in memory.
+    fn snapshot(&self) -> Result<Snapshot, TrainError> {
+        let entries = [self.kept.clone(), self.model.optimizer_entries()];
+        let names = entries.iter().flatten().map(|(name, _)| name);
+        let values = names.map(|name| Ok((name.clone(), whole(&self.model, &self.setup.group, name)?)));
+        let values = values.collect::<Result<HashMap<_, _>, TrainError>>()?;
+        let rule = &self.setup.spec.train.checkpoint;
+        let best = if rule.best { self.state.best.map(|b| b.0) } else { None };
+        Ok(Snapshot {
+            state: self.state.clone(),
+            spec: self.setup.text.into(),
+            base: self.base.clone(),
+            entries,
+            values,
+            keep: Keep { newest: rule.keep, every: rule.keep_every, best },
+        })
     }
 
     fn ledger(&self, status: &str) -> Ledger {

@@ -5,11 +5,12 @@
 //! it is made, and makes every launch ready then.
 //!
 //! [`cpu`] runs native code. [`cuda`] and [`ptx`] run generated kernels and share all but the
-//! driver: see [`gpu`].
+//! driver: see [`gpu`]. [`paper`] is for plans of machines that are not here, and runs nothing.
 
 pub mod cpu;
 pub mod cuda;
 pub mod gpu;
+pub mod paper;
 pub mod ptx;
 mod room;
 

@@ -40,7 +40,8 @@ pub(crate) use library::{Dense, Library, Side};
 use library::{DenseProduct, Products};
 use proof::Rung;
 pub(crate) use proof::Trust;
-pub use table::{KernelLine, Recode, Table, TableError, table};
+pub(crate) use table::scratch_on_paper;
+pub use table::{KernelLine, Recode, Table, TableError, prices, prices_by_rates, table};
 
 /// A GPU's driver; addresses are its own.
 pub(crate) trait Gpu: Send + 'static {

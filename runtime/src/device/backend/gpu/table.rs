@@ -8,7 +8,7 @@
 //! what [`Network`] gives them.
 
 use super::machine::{Body, Code, Why, read};
-use super::{Sources, Trust, cache, launches};
+use super::{STATUS_BYTES, Sources, Trust, cache, launches};
 use crate::device::executor::Collective;
 use crate::device::{DeviceError, executor};
 use dreamc_compiler::codegen::{Limits, Source, Variant};
@@ -16,7 +16,7 @@ use dreamc_compiler::count::CountError;
 use dreamc_compiler::count::device::Device;
 use dreamc_compiler::count::executed::{Launched, executed};
 use dreamc_compiler::count::network::Network;
-use dreamc_compiler::count::roofline::{Bound, Demand};
+use dreamc_compiler::count::roofline::{Bound, Demand, Rates};
 use dreamc_compiler::ir::{DType, Extents};
 use dreamc_compiler::program::kernel::ReduceScatter;
 use dreamc_compiler::program::{KernelKind, Launch, Operand, Plan, Role, Step, Touches};
@@ -86,12 +86,79 @@ pub fn table(
     registers: &dyn Fn(&Source) -> HashMap<String, u32>,
     recode: &Recode,
 ) -> Result<Table, TableError> {
+    let mut lines: Vec<KernelLine> = vec![];
+    let mut known: HashMap<(u32, Option<usize>), usize> = HashMap::new();
+    each_line(plan, times, architecture, device, registers, recode, &mut |_, key, line| {
+        let at = *known.entry(key).or_insert(lines.len());
+        match lines.get_mut(at) {
+            Some(sum) => sum.add(&line),
+            None => lines.push(line),
+        }
+    })?;
+    lines.sort_by(|a, b| b.seconds.total_cmp(&a.seconds).then_with(|| a.kernel.cmp(&b.kernel)));
+    Ok(Table { device, lines, tokens })
+}
+
+/// Seconds of one launch of each of the list of every program, by the code of its kernel; 0 for
+/// collectives, which the code says nothing of, and for what runs nothing.
+pub fn prices(
+    plan: &Plan,
+    architecture: &str,
+    device: &'static Device,
+) -> Result<HashMap<String, Vec<f64>>, TableError> {
+    let mut all: HashMap<String, Vec<f64>> = plan
+        .programs
+        .iter()
+        .map(|(name, program)| (name.clone(), vec![0.0; listed(&program.steps).len()]))
+        .collect();
+    each_line(plan, &|_| 1, architecture, device, &|_| HashMap::new(), &|_, _| {}, &mut |place, _, line| {
+        let own = all.get_mut(place.0).and_then(|list| list.get_mut(place.1));
+        if let (Some(own), false) = (own, line.why == Why::Network) {
+            *own = line.seconds / line.launches as f64;
+        }
+    })?;
+    Ok(all)
+}
+
+/// The same by rates alone, with so many seconds for whatever a launch does: of a CPU, whose
+/// kernels no table knows.
+pub fn prices_by_rates(
+    plan: &Plan,
+    rates: Rates,
+    launch: f64,
+) -> Result<HashMap<String, Vec<f64>>, TableError> {
+    let of = |name: &String| -> Result<Vec<f64>, TableError> {
+        let counted = executed(plan, name, &|_| Extents::default())?;
+        let list = listed(&plan.programs[name].steps);
+        let seconds = list.into_iter().zip(&counted.launches).map(|(own, counted)| {
+            match Collective::of(plan.kernel(own.kernel)) {
+                Some(_) => 0.0,
+                None => launch + rates.time(demand(plan, own, counted)).seconds,
+            }
+        });
+        Ok(seconds.collect())
+    };
+    plan.programs.keys().map(|name| Ok((name.clone(), of(name)?))).collect()
+}
+
+/// A program and the number of a launch in its list.
+type Listing<'p> = (&'p str, usize);
+
+/// Gets the place of a launch, its kernel and text, and its line.
+type Each<'a> = dyn FnMut(Listing, (u32, Option<usize>), KernelLine) + 'a;
+
+/// Prices the launches of all programs that run, in the order of the list.
+fn each_line(
+    plan: &Plan,
+    times: &dyn Fn(&str) -> u64,
+    architecture: &str,
+    device: &'static Device,
+    registers: &dyn Fn(&Source) -> HashMap<String, u32>,
+    recode: &Recode,
+    each: &mut Each,
+) -> Result<(), TableError> {
     let target = Target::of(device);
-    let all = launches(
-        plan,
-        &executor::list(plan)?,
-        Variant { limits: Limits::of(device), ..cache::texts(architecture) },
-    );
+    let all = launches(plan, &executor::list(plan)?, variant(architecture, device));
     let sources = Sources::new("cuda", &all, &Trust::default())?;
     let read: Vec<Vec<Code>> = sources
         .list
@@ -102,12 +169,11 @@ pub fn table(
         })
         .collect();
     let mut variants = all.iter();
-    let mut lines: Vec<KernelLine> = vec![];
-    let mut known: HashMap<(u32, Option<usize>), usize> = HashMap::new();
-    for (name, program) in &plan.programs {
-        let often = times(name);
-        let counted = executed(plan, name, &|_| Extents::default())?;
-        for (launch, counted) in listed(&program.steps).into_iter().zip(&counted.launches) {
+    for (program, steps) in &plan.programs {
+        let often = times(program);
+        let counted = executed(plan, program, &|_| Extents::default())?;
+        for (number, (launch, counted)) in listed(&steps.steps).into_iter().zip(&counted.launches).enumerate()
+        {
             let Some(own) = variants.next() else { continue };
             if often == 0 || counted.times == 0 {
                 continue;
@@ -127,15 +193,27 @@ pub fn table(
                 // Nothing to run.
                 (None, None) => continue,
             };
-            let at = *known.entry((launch.kernel.0, source)).or_insert(lines.len());
-            match lines.get_mut(at) {
-                Some(sum) => sum.add(&line),
-                None => lines.push(line),
-            }
+            each((program, number), (launch.kernel.0, source), line);
         }
     }
-    lines.sort_by(|a, b| b.seconds.total_cmp(&a.seconds).then_with(|| a.kernel.cmp(&b.kernel)));
-    Ok(Table { device, lines, tokens })
+    Ok(())
+}
+
+/// The texts of kernels for an architecture, on a GPU that is not here.
+fn variant(architecture: &str, device: &Device) -> Variant {
+    Variant { limits: Limits::of(device), ..cache::texts(architecture) }
+}
+
+/// Bytes beside the arena of a plan on a GPU that is not here: scratch, where products may be
+/// those of cuBLASLt as much as its documentation recommends, and the status word.
+pub(crate) fn scratch_on_paper(
+    plan: &Plan,
+    architecture: &str,
+    device: &'static Device,
+) -> Result<u64, DeviceError> {
+    let all = launches(plan, &executor::list(plan)?, variant(architecture, device));
+    let sources = Sources::new(device.name, &all, &Trust::default())?;
+    Ok(sources.scratch(&all, None) + STATUS_BYTES)
 }
 
 /// The line of a collective, by the α–β model.

@@ -1,0 +1,379 @@
+//! Plans are held to what happens: memory to what ranks allocate, bytes to what their transport
+//! counts, seconds to a simulation of every launch and message.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use dreamc_compiler::format::Formats;
+use dreamc_compiler::program::{Buffer, Plan, Space};
+use dreamc_compiler::rewrite::Rewriting;
+use dreamc_dsl::Spec;
+use dreamc_plan::simulate::simulate;
+use dreamc_plan::timeline::{POOLED, Prices};
+use dreamc_plan::{Exchange, Machine, Memory, Mesh, What, Work, machine, timeline};
+use dreamc_runtime::data::Batch;
+use dreamc_runtime::device::cpu::CpuDevice;
+use dreamc_runtime::device::gpu::prices_by_rates;
+use dreamc_runtime::device::{AT_ONCE, Device};
+use dreamc_runtime::group::place::Place;
+use dreamc_runtime::group::{Group, Traffic, tcp};
+use dreamc_runtime::model::{Model, Scale};
+use dreamc_runtime::train::{Prepared, prepare, schedule};
+use serde_json::Value;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use support::sandbox::Sandbox;
+
+/// Loops, experts whose choices are counted, whole matrices for muon.
+const SPEC: &str = "\
+model:
+  name: planned
+  vocab: 256
+  hidden: 16
+  context: 16
+  components:
+    sa: {sequence: {heads: 2, head_size: 8}}
+    ea: {experts: {count: 4, active: 2, intermediate: 8, query: 4}}
+  body: [{recur: 3, layers: [\"sa > ea\"]}, \"sa > ea\"]
+data: {text: book.txt}
+train: {steps: 3, batch: 8, accumulate: 8, sequence: 16, precision: f32, optimizer: muon,
+        checkpoint: {every: 0}, evaluate: {every: 0}}
+";
+
+fn spec(set: &[&str]) -> Spec {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("planned.yaml");
+    std::fs::write(&path, SPEC).unwrap();
+    let set: Vec<String> = set.iter().map(|s| s.to_string()).collect();
+    dreamc_dsl::load(&path, &set).unwrap().0
+}
+
+fn prepared(spec: &Spec, device: &dyn Device, group: &Group) -> Prepared {
+    prepare(spec, device, &Rewriting::default(), group, &Formats::default()).unwrap()
+}
+
+fn of_table(name: &str) -> Machine {
+    machine::find(name).unwrap()
+}
+
+/// The work of a step of one of so many ranks, each launch of some microseconds.
+fn work(prepared: &Prepared, micro_batches: u64, ranks: u64) -> Vec<Work> {
+    let (rates, launch) = of_table("cpu").shared_rates(1).unwrap();
+    let prices: Prices = prices_by_rates(&prepared.compiled.plan, rates, launch).unwrap();
+    timeline(&prepared.compiled.plan, &prices, micro_batches, ranks)
+}
+
+fn over_tcp(size: u64) -> Vec<Group> {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let place = move |rank| Place {
+        rank,
+        size,
+        local_rank: rank,
+        local_size: Some(size),
+        mpi: false,
+        address: "127.0.0.1".into(),
+        port,
+    };
+    thread::scope(|scope| {
+        let meet = |rank| scope.spawn(move || tcp::meet(&place(rank), Duration::from_secs(60)).unwrap());
+        let threads: Vec<_> = (0..size).map(meet).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+/// A step of a rank, and what its transport counts of it.
+fn step(spec: &Spec, group: &Group) -> (Traffic, Memory, u64) {
+    let device = CpuDevice::default();
+    let prepared = prepared(spec, &device, group);
+    let planned = Memory::of(&prepared.compiled.plan, device.scratch_bytes(&prepared.compiled.plan).unwrap());
+    let mut model = Model::of_rank(&device, prepared.compiled, group).unwrap();
+    let allocated = model.memory().total;
+    model.initialise(1).unwrap();
+    group.barrier().unwrap();
+    let before = group.traffic().unwrap();
+    let (rows, sequence) = (model.batch(), model.sequence());
+    let tokens = rows * sequence;
+    let batch = Batch {
+        sequence,
+        ids: (0..tokens as i32).map(|i| i % 250).collect(),
+        targets: (0..tokens as i32).map(|i| (i + 1) % 250).collect(),
+        positions: (0..tokens).map(|i| (i % sequence) as i32).collect(),
+        segments: vec![0; tokens],
+        bytes: vec![0; tokens],
+    };
+    model.begin_step().unwrap();
+    let parts = spec.train.accumulate / group.size();
+    for part in 0..parts {
+        if part + 1 == parts {
+            model.last();
+        }
+        model.backward(&batch, Scale { loss: 1e-3, auxiliary: 1e-3 }, None).unwrap();
+    }
+    group.gather(&[0; POOLED as usize]).unwrap();
+    model.norm().unwrap();
+    model.update(&schedule::scalars(&spec.train, 1)).unwrap();
+    let after = group.traffic().unwrap();
+    let passed = Traffic { sent: after.sent - before.sent, received: after.received - before.received };
+    (passed, planned, allocated)
+}
+
+#[test]
+fn bytes_and_memory_are_those_of_ranks_that_train() {
+    for ranks in [2, 4] {
+        for shard in ["none", "optimizer"] {
+            let spec = spec(&[&format!("train.parallel.shard={shard}")]);
+            let groups = over_tcp(ranks);
+            let found: Vec<(Traffic, Memory, u64)> = thread::scope(|scope| {
+                let run = |group: Group| {
+                    let spec = &spec;
+                    scope.spawn(move || step(spec, &group))
+                };
+                let threads: Vec<_> = groups.into_iter().map(run).collect();
+                threads.into_iter().map(|t| t.join().unwrap()).collect()
+            });
+            let machine = of_table("cpu");
+            let mesh = Mesh { machine: &machine, ranks, at_once: AT_ONCE };
+            let on_paper = prepared(&spec, &CpuDevice::default(), &Group::on_paper(0, ranks));
+            let bytes = mesh.bytes(&work(&on_paper, spec.train.accumulate / ranks, ranks));
+            let first = Traffic { sent: bytes.star_sent, received: bytes.star_received };
+            assert_eq!(found[0].0, first, "{ranks} ranks, {shard}");
+            let others = |of: fn(&Traffic) -> u64| found[1..].iter().map(|f| of(&f.0)).sum::<u64>();
+            assert_eq!((others(|t| t.received), others(|t| t.sent)), (first.sent, first.received));
+            for (rank, (_, planned, allocated)) in found.iter().enumerate() {
+                let on_paper = prepared(&spec, &CpuDevice::default(), &Group::on_paper(rank as u64, ranks));
+                let scratch = CpuDevice::default().scratch_bytes(&on_paper.compiled.plan).unwrap();
+                let paper = Memory::of(&on_paper.compiled.plan, scratch);
+                assert_eq!(&paper, planned, "rank {rank} of {ranks}, {shard}");
+                assert_eq!(paper.total, *allocated, "rank {rank} of {ranks}, {shard}");
+                let kinds: u64 = paper.kinds().iter().map(|(_, bytes)| bytes).sum();
+                assert_eq!(kinds, paper.total);
+            }
+        }
+    }
+}
+
+/// A fault in the work of a step, by its name.
+type OfWork = (&'static str, fn(&mut Vec<Work>));
+
+/// A fault in the plan of which memory is read, by its name.
+type OfPlan = (&'static str, fn(&mut Plan));
+
+fn exchange(work: &mut [Work], is: fn(&What) -> bool, change: impl Fn(&mut Exchange)) {
+    let found = work.iter_mut().find_map(|work| match work {
+        Work::Begin(exchange) | Work::Wait(exchange) if is(&exchange.what) => Some(exchange),
+        Work::Begin(_) | Work::Wait(_) | Work::Launch(_) | Work::Join => None,
+    });
+    change(Arc::make_mut(found.expect("there is such an exchange")));
+}
+
+const OF_WORK: [OfWork; 6] = [
+    ("an exchange is forgotten", |work| {
+        let at = work.iter().position(|work| matches!(work, Work::Begin(_))).unwrap();
+        work.remove(at);
+    }),
+    ("a micro-batch more is summed", |work| {
+        let at = work.iter().position(|work| matches!(work, Work::Begin(_))).unwrap();
+        let again = work[at].clone();
+        work.push(again);
+    }),
+    ("the pool of a step is a byte shorter", |work| {
+        exchange(
+            work,
+            |what| matches!(what, What::Pool { .. }),
+            |e| e.what = What::Pool { bytes: POOLED - 1 },
+        );
+    }),
+    ("a sum that is cut is handed out whole", |work| {
+        exchange(
+            work,
+            |what| matches!(what, What::Scatter { .. }),
+            |e| {
+                e.what = What::Sum { elements: e.elements() };
+            },
+        );
+    }),
+    ("weights are not handed out", |work| {
+        work.retain(|work| !matches!(work, Work::Wait(e) if matches!(e.what, What::Gather { .. })));
+    }),
+    ("a part is one number longer", |work| {
+        exchange(
+            work,
+            |what| matches!(what, What::Gather { .. }),
+            |e| {
+                if let What::Gather { lengths } = &mut e.what {
+                    lengths[1] += 1;
+                }
+            },
+        );
+    }),
+];
+
+fn first(plan: &mut Plan, space: Space) -> &mut Buffer {
+    plan.buffers.iter_mut().find(|b| b.space == space).expect("a buffer of the kind")
+}
+
+const OF_PLAN: [OfPlan; 4] = [
+    ("an activation is not kept", |plan| first(plan, Space::Saved).space = Space::Temporary),
+    ("an instance of a gradient is forgotten", |plan| first(plan, Space::Gradients).shape[0] -= 1),
+    ("states are those of all ranks", |plan| first(plan, Space::Optimizer).instances *= 2),
+    ("the arena is a page longer", |plan| plan.arena += 4096),
+];
+
+/// Each fault is noticed by what the tests above compare.
+#[test]
+fn faults_of_plans_are_noticed() {
+    let spec = spec(&["train.parallel.shard=optimizer"]);
+    let found = thread::scope(|scope| {
+        let run = |group: Group| {
+            let spec = &spec;
+            scope.spawn(move || step(spec, &group))
+        };
+        let threads: Vec<_> = over_tcp(2).into_iter().map(run).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect::<Vec<_>>()
+    });
+    let machine = of_table("cpu");
+    let mesh = Mesh { machine: &machine, ranks: 2, at_once: AT_ONCE };
+    let prepared = prepared(&spec, &CpuDevice::default(), &Group::on_paper(0, 2));
+    let counted = |work: &[Work]| {
+        let bytes = mesh.bytes(work);
+        Traffic { sent: bytes.star_sent, received: bytes.star_received }
+    };
+    let right = work(&prepared, 4, 2);
+    assert_eq!(counted(&right), found[0].0);
+    for (name, fault) in OF_WORK {
+        let mut wrong = right.clone();
+        fault(&mut wrong);
+        assert_ne!(counted(&wrong), found[0].0, "{name}");
+    }
+    let scratch = CpuDevice::default().scratch_bytes(&prepared.compiled.plan).unwrap();
+    assert_eq!(Memory::of(&prepared.compiled.plan, scratch), found[0].1);
+    for (name, fault) in OF_PLAN {
+        let mut wrong = prepared.compiled.plan.clone();
+        fault(&mut wrong);
+        assert_ne!(Memory::of(&wrong, scratch), found[0].1, "{name}");
+    }
+}
+
+#[test]
+fn the_closed_form_is_the_simulation_of_every_launch_and_message() {
+    let mut most = (0, 0);
+    for (name, sizes) in
+        [("h100x8", &[2, 8, 16, 64, 512, 4096][..]), ("a100x8", &[8, 32]), ("cpu", &[2, 4, 8])]
+    {
+        let machine = of_table(name);
+        for &ranks in sizes {
+            for shard in ["none", "optimizer"] {
+                // The largest mesh once: each of its messages is one event.
+                if ranks > 1000 && shard == "none" {
+                    continue;
+                }
+                let set = [
+                    format!("train.batch={ranks}"),
+                    format!("train.accumulate={ranks}"),
+                    format!("train.parallel.shard={shard}"),
+                    "train.optimizer=adamw".into(),
+                ];
+                let spec = spec(&set.iter().map(String::as_str).collect::<Vec<_>>());
+                let prepared = prepared(&spec, &CpuDevice::default(), &Group::on_paper(0, ranks));
+                let work = work(&prepared, 1, ranks);
+                let mesh = Mesh { machine: &machine, ranks, at_once: AT_ONCE };
+                let (closed, found) = (mesh.step(&work), simulate(&work, &mesh, &|_| 1.0));
+                let off = found.step / closed.step - 1.0;
+                println!(
+                    "{name} {ranks} {shard}: {:.3} ms, {off:+.1e}, {} messages",
+                    1e3 * closed.step,
+                    found.messages
+                );
+                // Rings are the closed form. Through the star ranks begin an exchange while rank 0
+                // still sends results of the one before, which the closed form does not know.
+                let most_off = if name == "cpu" { 0.05 } else { 1e-9 };
+                assert!(off.abs() < most_off, "{name}, {ranks} ranks, {shard}: {off}");
+                most = most.max((ranks, found.messages));
+            }
+        }
+    }
+    assert!(most.0 == 4096 && most.1 > 1_000_000, "{most:?}");
+}
+
+#[test]
+fn a_slow_rank_holds_up_all() {
+    let machine = of_table("h100x8");
+    let prepared = prepared(&spec(&[]), &CpuDevice::default(), &Group::on_paper(0, 8));
+    let work = work(&prepared, 1, 8);
+    let mesh = Mesh { machine: &machine, ranks: 8, at_once: AT_ONCE };
+    let even = simulate(&work, &mesh, &|_| 1.0).step;
+    let one = simulate(&work, &mesh, &|rank| if rank == 5 { 2.0 } else { 1.0 }).step;
+    let all = simulate(&work, &mesh, &|_| 2.0).step;
+    assert!(one > 1.5 * even && one <= all * 1.0001, "{even} {one} {all}");
+}
+
+fn planned(s: &Sandbox, line: &[&str]) -> Value {
+    serde_json::from_str(&s.good(&[&["plan"][..], line, &["--json"]].concat())).unwrap()
+}
+
+fn sandbox() -> Sandbox {
+    let book = "the quick brown fox jumps over the lazy dog\n".repeat(40);
+    Sandbox::with(&[("planned.yaml", SPEC), ("book.txt", &book)])
+}
+
+#[test]
+fn a_run_takes_the_memory_that_its_plan_says() {
+    let s = sandbox();
+    for shard in ["none", "optimizer"] {
+        let set = format!("train.parallel.shard={shard}");
+        s.good(&["launch", "-n", "2", "train", "planned.yaml", "--out", shard, "--set", &set]);
+        let ledger: Value = serde_json::from_str(&s.read(&format!("{shard}/ledger.json"))).unwrap();
+        let plan = planned(&s, &["planned.yaml", "--machine", "cpu", "--ranks", "2"]);
+        let of = |o: &&Value| o["shard"] == shard && o["accumulate"] == 8;
+        let offer = plan["meshes"].as_array().unwrap().iter().find(of).unwrap();
+        let [planned, found] =
+            [&offer["memory"]["total"], &ledger["peak_memory"]].map(|n| n.as_u64().unwrap());
+        // The ledger is of rank 0, the plan of the rank with the longest part.
+        let more = if shard == "none" { 0..1 } else { 0..4096 };
+        assert!(planned.checked_sub(found).is_some_and(|n| more.contains(&n)), "{shard}: {planned} {found}");
+    }
+}
+
+#[test]
+fn a_plan_is_printed_and_refuses_what_no_program_runs() {
+    let s = sandbox();
+    let out = s.good(&["plan", "planned.yaml", "--machine", "h200x8", "--price", "2", "--simulate"]);
+    for words in [
+        "data 8",
+        "shard optimizer",
+        "memory of a rank",
+        "NVLink 4",
+        "step, simulated",
+        "best distance",
+        "card-hours",
+        "not built, and not offered: weights or gradients cut over ranks",
+    ] {
+        assert!(out.contains(words), "{words}: {out}");
+    }
+    assert!(!out.contains("InfiniBand"), "one node sends nothing between nodes: {out}");
+    let out =
+        s.good(&["plan", "planned.yaml", "--machine", "h200x8", "--nodes", "2", "--set", "train.batch=16"]);
+    assert!(out.contains("InfiniBand NDR"), "{out}");
+    for (line, words) in [
+        (&["--nodes", "2"][..], "16 ranks cannot share a batch of 8 rows equally: 8 can"),
+        (&["--ranks", "9"], "9 ranks on 1 node of h100x8: 8 at the most"),
+        (&["--nodes", "2", "--ranks", "12"], "12 ranks leave cards of a node idle"),
+        (&["--machine", "h300"], "no machine `h300`: there are h100x8, h200x8, a100x8, cpu"),
+        (&["--price", "0"], "--price is 0, and must be above 0"),
+        (&["--set", "train.parallel.data=4"], "train.parallel.data is 4, and 8 ranks are planned"),
+        (&["--machine", "own.json"], "unknown field `cores`"),
+    ] {
+        s.write("own.json", "{\"cores\": 2}");
+        let error = s.error(&[&["plan", "planned.yaml"][..], line].concat());
+        assert!(error.contains(words), "{line:?}: {error}");
+    }
+    // A machine of one's own, with cards that hold nothing.
+    let mut own = serde_json::to_value(of_table("h100x8")).unwrap();
+    own["memory"] = Value::from(1u64 << 20);
+    own["name"] = "small".into();
+    s.write("small.json", &own.to_string());
+    let (code, error) = s.bad(&["plan", "planned.yaml", "--machine", "small.json"]);
+    assert!(code == 1 && error.contains("no mesh that this program runs fits on small"), "{error}");
+}
