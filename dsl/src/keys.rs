@@ -1254,7 +1254,9 @@ pub static TRANSFER: Section = Section {
         key(
             "sizes",
             Type::Names(&SIZE),
-            Rule("heads in number, intermediate sizes and latents in proportion to `width`; other sizes as here"),
+            Rule(
+                "heads in number, intermediate sizes and latents in proportion to `width`; other sizes as here",
+            ),
             "Sizes of components at the base: `{sa.heads: 4, sa.head_size: 16, mlp.intermediate: 128}`.",
         ),
         key(

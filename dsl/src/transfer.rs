@@ -169,7 +169,8 @@ fn size_of<'m>(model: &'m mut Model, path: &str) -> Option<&'m mut u64> {
 fn known_sizes(model: &Model) -> Vec<String> {
     let mut found = vec![];
     for (name, component) in &mut model.components.clone() {
-        let mut own: Vec<String> = component.widths().iter().map(|(size, _)| format!("{name}.{size}")).collect();
+        let mut own: Vec<String> =
+            component.widths().iter().map(|(size, _)| format!("{name}.{size}")).collect();
         let sizes = component.sizes().into_iter().filter(|(_, size)| size.is_some());
         own.extend(sizes.map(|(size, _)| format!("{name}.{size}")));
         own.sort();

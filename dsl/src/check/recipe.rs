@@ -388,14 +388,13 @@ impl Checker {
                 self.error("missing-key", group.at, "`tokens` is missing in transfer", help);
             }
             (
-                TransferRule::Mup
-                | TransferRule::Completep
-                | TransferRule::Spectral
-                | TransferRule::Standard,
+                TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral | TransferRule::Standard,
                 Some(Some(_)),
             ) => {
-                let message =
-                    format!("`tokens` does not go with `{}`, which looks at width and depth alone", rule.word());
+                let message = format!(
+                    "`tokens` does not go with `{}`, which looks at width and depth alone",
+                    rule.word()
+                );
                 self.error_at("unknown-key", &group.path("tokens"), message, "take it away");
             }
             (
@@ -453,10 +452,9 @@ impl Checker {
                 format!("`{}` says nothing about matrices of a fixed norm", rule.word()),
                 "write `hyperp`, or another optimizer",
             ),
-            (TransferRule::Hyperp, OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Muon(_)) => (
-                "`hyperp` is about matrices of a fixed norm".into(),
-                "write `optimizer: muonh`, or `mup`",
-            ),
+            (TransferRule::Hyperp, OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Muon(_)) => {
+                ("`hyperp` is about matrices of a fixed norm".into(), "write `optimizer: muonh`, or `mup`")
+            }
             (
                 TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral,
                 OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Muon(_),
