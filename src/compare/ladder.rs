@@ -26,6 +26,8 @@ use crate::spec::{SpecArguments, resolved};
 use crate::{note, say};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::count::{Options, count};
+use dreamc_compiler::fields::{field, sizes};
+use dreamc_compiler::transfer;
 use dreamc_dsl::spec::{Schedule, Transfer, TransferRule};
 use dreamc_dsl::suite::{Size, Suite};
 use dreamc_runtime::statistics::{Summary, detectable, student_quantile};
@@ -267,7 +269,8 @@ impl Way<'_> {
         let Planned { steps, set, branch } = self.known[&name].clone();
         let (suite, mut arms) = load(set.clone())?;
         for (arm, base) in arms.iter_mut().zip(&self.bases) {
-            arm.spec.train.transfer = Some(*base);
+            arm.spec.train.transfer = Some(base.clone());
+            arm.spec.carry();
         }
         let flops = arms.iter().map(trained).collect::<Result<_, _>>()?;
         let size = size.as_ref().map(|s| s.name.clone());
@@ -339,19 +342,25 @@ impl Way<'_> {
     }
 }
 
-/// The rule with the size of an arm at the smallest cell.
+/// The rule with the sizes of an arm at the smallest cell.
 fn base(rule: TransferRule, arm: &Arm) -> Result<Transfer, Failure> {
-    let (model, t) = (&arm.spec.model, &arm.spec.train);
-    if model.tie {
-        return Err(Failure::Usage(format!(
-            "{}: its head is its embedding (`tie`), whose rates the ladder's `transfer` scales differently; write `tie: false`",
-            arm.name
-        )));
-    }
-    let depth = Architecture::new(model, None).map_err(|e| Failure::Error(e.to_string().into()))?.depth;
+    let (mut model, t) = (arm.spec.model.clone(), &arm.spec.train);
+    let depth = Architecture::new(&model, None).map_err(|e| Failure::Error(e.to_string().into()))?.depth;
     let tokens = t.steps * t.batch * t.sequence.unwrap_or(model.context);
     let tokens = (rule == TransferRule::Hyperp).then_some(tokens);
-    Ok(Transfer { rule, width: model.hidden, depth, tokens })
+    let passes = transfer::passes(&model.body);
+    let mut listed = vec![];
+    for (name, component) in &mut model.components {
+        listed.extend(component.widths().iter().map(|(size, value)| (format!("{name}.{size}"), **value)));
+    }
+    for path in sizes(&mut model) {
+        if let Ok(value) = field(&mut model, &path) {
+            listed.push((path, *value));
+        }
+    }
+    listed.retain(|(path, _)| path != "hidden");
+    let (width, passes) = (model.hidden, (passes > 1).then_some(passes));
+    Ok(Transfer { rule, width, depth, passes, tokens, sizes: listed.into_iter().collect() })
 }
 
 /// FLOPs of a training token.
@@ -404,8 +413,7 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
         stopped: vec![],
         transfer: match rule {
             None => "",
-            Some(TransferRule::Mup) => "mup",
-            Some(TransferRule::Hyperp) => "hyperp",
+            Some(rule) => rule.word(),
         }
         .into(),
     };

@@ -206,8 +206,8 @@ impl Growth {
     }
 }
 
-/// Passes of the outermost loop.
-fn passes(body: &[Item]) -> u64 {
+/// Passes of the outermost loop; 1 where there is none.
+pub fn passes(body: &[Item]) -> u64 {
     let each = body.iter().map(|item| match item {
         Item::Recur { count, .. } => *count,
         Item::Repeat { items, .. } => passes(items),

@@ -22,7 +22,7 @@ use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::probe::Probe;
 use dreamc_compiler::{Compiled, Options, compile_together};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Expr, Item, Precision, Schedule, Stream, TransferRule};
+use dreamc_dsl::spec::{Component, Expr, Item, Precision, Schedule, Stream, TransferRule};
 use indexmap::IndexMap;
 use serde::Serialize;
 
@@ -101,8 +101,10 @@ impl Proof for Coordinates {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
-    /// All widths together.
+    /// All widths together, heads in number.
     Width,
+    /// All widths together, heads in size.
+    Heads,
     /// Applications of layers; of a model that has all of them in a loop, its passes.
     Depth,
 }
@@ -112,14 +114,24 @@ impl Axis {
     pub fn word(self) -> &'static str {
         match self {
             Axis::Width => "width",
+            Axis::Heads => "heads",
             Axis::Depth => "depth",
+        }
+    }
+
+    /// Its heading.
+    pub fn title(self) -> &'static str {
+        match self {
+            Axis::Width => "over widths",
+            Axis::Heads => "over widths, by the size of heads",
+            Axis::Depth => "over depths",
         }
     }
 
     /// Sizes over the subject's.
     fn scales(self) -> [u64; 4] {
         match self {
-            Axis::Width => WIDER,
+            Axis::Width | Axis::Heads => WIDER,
             Axis::Depth => DEEPER,
         }
     }
@@ -128,6 +140,7 @@ impl Axis {
     fn sized(self, base: &Spec, k: u64) -> Spec {
         match self {
             Axis::Width => widened(base, k),
+            Axis::Heads => larger_heads(base, k),
             Axis::Depth => deepened(&widened(base, WIDER[0]), k),
         }
     }
@@ -199,7 +212,9 @@ impl Report {
 pub fn check(s: &Subject, tell: &mut dyn FnMut(&str)) -> Result<Option<Report>, VerifyError> {
     let Some(base) = base(s) else { return Ok(None) };
     let mut lines = vec![];
-    for axis in [Axis::Width, Axis::Depth] {
+    let heads = base.model.components.values().any(|c| c.attention().is_some());
+    let axes = [Some(Axis::Width), heads.then_some(Axis::Heads), Some(Axis::Depth)];
+    for axis in axes.into_iter().flatten() {
         tell(axis.word());
         let mut found = over(s, &base, axis)?;
         for line in found.iter_mut().filter(|line| !line.flat) {
@@ -256,10 +271,18 @@ fn expected(base: &Spec, axis: Axis, of: &str, moved: bool) -> f64 {
     let component = of.strip_suffix(".out").and_then(|name| base.model.components.get(name));
     let averaged = matches!(base.model.stream, Stream::Attend { .. });
     match (axis, rule, component) {
-        (Axis::Width, Some(TransferRule::Mup | TransferRule::Completep | TransferRule::Hyperp), _) => {
-            if of == "logits" && !moved { -0.5 } else { 0.0 }
+        (
+            Axis::Width | Axis::Heads,
+            Some(TransferRule::Mup | TransferRule::Completep | TransferRule::Hyperp),
+            _,
+        ) => {
+            if of == "logits" && !moved {
+                -0.5
+            } else {
+                0.0
+            }
         }
-        (Axis::Width, Some(TransferRule::Spectral | TransferRule::Standard) | None, _) => 0.0,
+        (Axis::Width | Axis::Heads, Some(TransferRule::Spectral | TransferRule::Standard) | None, _) => 0.0,
         (Axis::Depth, _, None) => 0.0,
         (Axis::Depth, ..) if averaged => 0.0,
         (Axis::Depth, Some(TransferRule::Completep), Some(_)) => -1.0,
@@ -271,7 +294,8 @@ fn expected(base: &Spec, axis: Axis, of: &str, moved: bool) -> f64 {
 /// The weight of a component, or of the model, whose own part of the movement has the slope that is
 /// furthest off.
 fn blamed(s: &Subject, base: &Spec, line: &Line) -> Result<Option<String>, VerifyError> {
-    let component = line.of.strip_suffix(".out").filter(|name| base.model.components.contains_key(*name));
+    let component = line.of.split_once('.').map(|(name, _)| name);
+    let component = component.filter(|name| base.model.components.contains_key(*name));
     let mut all: Vec<IndexMap<String, f64>> = vec![];
     for k in line.over.scales() {
         let mut own = IndexMap::new();
@@ -358,6 +382,27 @@ fn widened(base: &Spec, k: u64) -> Spec {
     spec
 }
 
+/// As wide, with larger heads and not more.
+fn larger_heads(base: &Spec, k: u64) -> Spec {
+    let mut spec = base.clone();
+    spec.model.hidden *= k;
+    let mut sizes = IndexMap::new();
+    for (name, component) in &mut spec.model.components {
+        if let Component::Sequence(a) | Component::Depth(a) = component {
+            let kept = [("heads", a.heads), ("kv_heads", a.kv_heads), ("head_size", a.head_size * WIDER[0])];
+            sizes.extend(kept.map(|(size, value)| (format!("{name}.{size}"), value)));
+            (a.head_size, a.scale) = (a.head_size * k, None);
+            continue;
+        }
+        component.widths().into_iter().for_each(|(_, size)| *size *= k);
+    }
+    if let Some(transfer) = &mut spec.train.transfer {
+        transfer.sizes = sizes;
+    }
+    spec.carry();
+    spec
+}
+
 /// With so many times more layers; of a model that has all of them in loops, passes.
 fn deepened(base: &Spec, k: u64) -> Spec {
     let mut spec = base.clone();
@@ -429,6 +474,8 @@ fn moves(
 
 /// The parts that are measured.
 const LOOKED: [&str; 5] = ["layers.*.*.out", "layers.*.out", "embed.out", "head.stream", "head.logits"];
+/// Probabilities of attentions, where heads grow.
+const SCORES: &str = "layers.*.*.scores";
 
 /// The name of a part over all layers: `sa.out`; that of a stream keeps its layer.
 fn part(name: &str) -> String {
@@ -455,7 +502,10 @@ type Blame<'a> = Option<(&'a str, &'a mut IndexMap<String, f64>)>;
 /// Parts of a model, for each seed: at the start, and the mean over steps of how far they moved.
 fn measured(s: &Subject, spec: &Spec, mut blame: Blame) -> Result<IndexMap<String, Vec<Moved>>, VerifyError> {
     let training = options(s);
-    let captured = LOOKED.map(str::to_string).to_vec();
+    let mut captured = LOOKED.map(str::to_string).to_vec();
+    if spec.train.transfer.as_ref().is_some_and(|t| !t.sizes.is_empty()) {
+        captured.push(SCORES.into());
+    }
     let probe = Probe { captured, patched: vec![] };
     let looking = Options { train: false, as_trained: true, probe, ..training.clone() };
     let (mut all, _) = compile_together(spec, &[("", training), ("look", looking)])?;
