@@ -20,7 +20,7 @@ use crate::train::schedule;
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::probe::Probe;
-use dreamc_compiler::{Compiled, Options, compile_together};
+use dreamc_compiler::{Compiled, Options};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Component, Expr, Item, Precision, Schedule, Stream, TransferRule};
 use indexmap::IndexMap;
@@ -89,9 +89,11 @@ impl Proof for Coordinates {
         if matches!(base.train.transfer.as_ref().map(|t| t.rule), Some(TransferRule::Standard)) {
             return Ok(None);
         }
-        for line in over(s, &base, Axis::Width)? {
-            let what = format!("slope of {} {}", line.of, line.when());
-            checks.check(what, (line.slope.slope - line.expected).abs(), SLOPE, Place::default());
+        for axis in axes(&base).into_iter().filter(|axis| *axis != Axis::Depth) {
+            for line in over(s, &base, axis)? {
+                let what = format!("slope of {} {}, {}", line.of, line.when(), axis.title());
+                checks.check(what, (line.slope.slope - line.expected).abs(), SLOPE, Place::default());
+            }
         }
         Ok(None)
     }
@@ -212,9 +214,7 @@ impl Report {
 pub fn check(s: &Subject, tell: &mut dyn FnMut(&str)) -> Result<Option<Report>, VerifyError> {
     let Some(base) = base(s) else { return Ok(None) };
     let mut lines = vec![];
-    let heads = base.model.components.values().any(|c| c.attention().is_some());
-    let axes = [Some(Axis::Width), heads.then_some(Axis::Heads), Some(Axis::Depth)];
-    for axis in axes.into_iter().flatten() {
+    for axis in axes(&base) {
         tell(axis.word());
         let mut found = over(s, &base, axis)?;
         for line in found.iter_mut().filter(|line| !line.flat) {
@@ -228,6 +228,13 @@ pub fn check(s: &Subject, tell: &mut dyn FnMut(&str)) -> Result<Option<Report>, 
     let depth = |k: &u64| Architecture::new(&Axis::Depth.sized(&base, *k).model, None).map_or(0, |a| a.depth);
     let (widths, depths) = (WIDER.iter().map(hidden).collect(), DEEPER.iter().map(depth).collect());
     Ok(Some(Report { rule, widths, depths, tolerance: SLOPE, lines }))
+}
+
+/// What grows of a model.
+fn axes(base: &Spec) -> Vec<Axis> {
+    let heads = base.model.components.values().any(|c| c.attention().is_some());
+    let axes = [Some(Axis::Width), heads.then_some(Axis::Heads), Some(Axis::Depth)];
+    axes.into_iter().flatten().collect()
 }
 
 /// Slopes of all that is measured.
@@ -508,15 +515,16 @@ fn measured(s: &Subject, spec: &Spec, mut blame: Blame) -> Result<IndexMap<Strin
     }
     let probe = Probe { captured, patched: vec![] };
     let looking = Options { train: false, as_trained: true, probe, ..training.clone() };
-    let (mut all, _) = compile_together(spec, &[("", training), ("look", looking)])?;
-    let (Some(look), Some(train)) = (all.pop(), all.pop()) else { return Ok(IndexMap::new()) };
+    let train = s.pipeline.compile(spec, &training)?;
+    let look = s.pipeline.compile(spec, &looking)?;
     let device = s.cpu(1);
     let mut found: IndexMap<String, Vec<Moved>> = IndexMap::new();
     let seeds = if blame.is_some() { 1 } else { SEEDS };
     for seed in 0..seeds {
         let mut model = Model::load(&device, train.clone())?;
         model.initialise(s.seed.wrapping_add(seed))?;
-        let mut look = Probing::new(model.beside(look.clone())?)?;
+        let mut look = Probing::new(Model::load(&device, look.clone())?)?;
+        copy(&model, &mut look)?;
         let before = seen(&mut look, s)?;
         let began = if blame.is_some() { trained(&model)? } else { vec![] };
         let sizes = before.iter().map(|(name, x)| (name, rms(x.iter().copied())));
@@ -528,6 +536,7 @@ fn measured(s: &Subject, spec: &Spec, mut blame: Blame) -> Result<IndexMap<Strin
             model.backward(&s.batch, scale, None)?;
             model.norm()?;
             model.update(&schedule::scalars(&spec.train, step + 1))?;
+            copy(&model, &mut look)?;
             for (name, now) in seen(&mut look, s)? {
                 if let (Some(moved), Some(before)) = (moved.get_mut(&name), before.get(&name)) {
                     moved.by += rms(now.iter().zip(before).map(|(a, b)| a - b)) / STEPS as f64;
@@ -540,10 +549,10 @@ fn measured(s: &Subject, spec: &Spec, mut blame: Blame) -> Result<IndexMap<Strin
         if let Some((of, shares)) = &mut blame {
             let now = seen(&mut look, s)?;
             for (name, values) in began {
-                let own = model.get(&name)?;
-                model.set(&name, &values)?;
+                look.model().set(&name, &values)?;
                 let without = seen(&mut look, s)?;
-                model.set(&name, &own)?;
+                let own = model.get(&name)?;
+                look.model().set(&name, &own)?;
                 if let (Some(a), Some(b)) = (now.get(*of), without.get(*of)) {
                     shares.insert(name, rms(a.iter().zip(b).map(|(a, b)| a - b)));
                 }
@@ -551,6 +560,14 @@ fn measured(s: &Subject, spec: &Spec, mut blame: Blame) -> Result<IndexMap<Strin
         }
     }
     Ok(found)
+}
+
+/// Gives a model that is looked into the weights of one that trains.
+fn copy(model: &Model, look: &mut Probing) -> Result<(), VerifyError> {
+    for t in &model.compiled().tensors {
+        look.model().set(&t.name, &model.get(&t.name)?)?;
+    }
+    Ok(())
 }
 
 /// Tensors that are trained, as they are.
