@@ -168,6 +168,11 @@ pub fn load_tree(
                 Failure::Error(format!("{}: {error}{help}", arm.name).into())
             })?;
             arm.spec.model = found.model.clone();
+            if let Some(bad) = arm.spec.train.transfer.as_ref().and_then(|t| t.bad(&arm.spec.model)) {
+                let what = format!("{}, matched: `train.transfer`: {}; {}", arm.name, bad.message, bad.help);
+                return Err(Failure::Usage(what));
+            }
+            arm.spec.carry();
             arm.matched = Some(found);
         }
         tell(arm)?;

@@ -201,7 +201,10 @@ fn branches_loops_and_multipliers_have_factors_of_their_own() {
     assert_eq!(read(&tied).unwrap().model.logit_scale, Some(0.5));
     for (transfer, part) in [
         ("{rule: mup, width: 16, depth: 8, sizes: {sa.size: 4}}", "the model has no size `sa.size`"),
-        ("{rule: mup, width: 4, depth: 8, sizes: {sa.heads: 3}}", "`sa.kv_heads` is 2 at a hidden size of 16"),
+        (
+            "{rule: mup, width: 4, depth: 8, sizes: {sa.heads: 3}}",
+            "`sa.kv_heads` is 2 at a hidden size of 16",
+        ),
         ("{rule: mup, width: 3, depth: 8}", "no whole number in proportion at 3"),
         ("{rule: mup, width: 8, depth: 8, sizes: {sa.heads: 3, sa.kv_heads: 2}}", "the base breaks a rule"),
         ("{rule: mup, width: 8, depth: 8, passes: 2}", "the body has no `recur`"),
