@@ -296,11 +296,12 @@ fn elements(m: &Module, dims: &[Dim]) -> f64 {
 /// What a weight does, in the functions that read it.
 fn used(a: &Architecture, lowered: &Lowered, body: Option<usize>, w: &Weight) -> Use {
     let functions = lowered.module.functions.values();
+    let one = matches!(w.init, Init::Constant(x) if x != 0.0);
     match body {
-        None => place::of(functions, &w.name),
+        None => place::of(functions, &w.name, one),
         Some(leader) => {
             let own = |name: &str| a.bodies.iter().any(|b| b.name == name && b.leader == leader);
-            place::of(functions.filter(|f| own(&f.name)), &w.name)
+            place::of(functions.filter(|f| own(&f.name)), &w.name, one)
         }
     }
 }

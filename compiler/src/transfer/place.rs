@@ -5,7 +5,7 @@
 //! of a weight or of a dimension; what carries numbers along (reshapes, casts, sums with other
 //! weights, products of two weights) is followed.
 
-use crate::ir::{Binary, Binding, Dim, Function, Op, Value};
+use crate::ir::{Binary, Binding, Dim, Function, Node, Op, Value};
 
 /// What a weight does where it meets tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,14 +36,14 @@ pub(crate) enum Use {
     Unread,
 }
 
-/// The use of the weight of that name.
-pub(crate) fn of<'f>(functions: impl Iterator<Item = &'f Function>, name: &str) -> Use {
+/// The use of the weight of that name; `one` says whether it begins as a factor of 1.
+pub(crate) fn of<'f>(functions: impl Iterator<Item = &'f Function>, name: &str, one: bool) -> Use {
     let mut found = Use::Unread;
     for f in functions {
         let weight = |p: &crate::ir::Port| p.name == name && is_weight(p.binding);
         let Some(at) = f.params.iter().position(weight) else { continue };
         let walk = Walk { f, readers: f.readers(), still: still(f) };
-        found = walk.from(Value(at as u32), &[]);
+        found = walk.from(Value(at as u32), &[], one);
         if found != Use::Unread {
             break;
         }
@@ -74,11 +74,11 @@ struct Walk<'f> {
 
 impl Walk<'_> {
     /// The use of a value that is made of weights alone; `inner` has been summed over in products
-    /// with others.
-    fn from(&self, v: Value, inner: &[Dim]) -> Use {
+    /// with others. Where it is `one`, it is about 1.
+    fn from(&self, v: Value, inner: &[Dim], one: bool) -> Use {
         let mut found = Use::Unread;
         for &at in &self.readers[v.index()] {
-            let own = self.by(at, v, inner);
+            let own = self.by(at, v, inner, one);
             match own {
                 Use::Unread => {}
                 Use::Unknown(_) => found = own,
@@ -89,11 +89,11 @@ impl Walk<'_> {
     }
 
     /// The use of a value by one node.
-    fn by(&self, at: usize, v: Value, inner: &[Dim]) -> Use {
+    fn by(&self, at: usize, v: Value, inner: &[Dim], one: bool) -> Use {
         let node = &self.f.nodes[at];
         let dims = &self.f.ty(v).dims;
         let on = |inner: &[Dim]| {
-            let all = node.results().map(|r| self.from(r, inner));
+            let all = node.results().map(|r| self.from(r, inner, one));
             all.into_iter().find(|u| *u != Use::Unread).unwrap_or(Use::Unread)
         };
         let others_still = node.inputs.iter().all(|i| self.still[i.index()]);
@@ -115,6 +115,11 @@ impl Walk<'_> {
             | Op::Concat(_)
             | Op::Arrange(_)
             | Op::Shift(_) => on(inner),
+            // A gain of another weight is one of what that makes.
+            Op::Binary(Binary::Mul) if others_still && one => Use::Factor,
+            Op::Binary(Binary::Add) if others_still && self.adds_a_number(node) => {
+                self.from(node.first, inner, true)
+            }
             Op::Binary(_) if others_still => on(inner),
             Op::Binary(Binary::Add | Binary::Sub) => Use::Term,
             Op::Binary(Binary::Mul | Binary::Div | Binary::Max | Binary::Where) => Use::Factor,
@@ -173,6 +178,15 @@ impl Walk<'_> {
             | Op::CrossEntropyGrad
             | Op::HeadLossGrad(_) => Use::Unknown(node.op.name()),
         }
+    }
+
+    /// Whether a sum is with a number that is written: `1 + w`.
+    fn adds_a_number(&self, node: &Node) -> bool {
+        let number = |v: &Value| {
+            let made = self.f.nodes.iter().find(|n| n.results().any(|r| r == *v));
+            made.is_some_and(|n| matches!(n.op, Op::Constant(_)))
+        };
+        node.inputs.iter().any(number)
     }
 
     /// Whether all that reads a value takes its norm away first.

@@ -395,9 +395,12 @@ fn larger_heads(base: &Spec, k: u64) -> Spec {
     spec.model.hidden *= k;
     let mut sizes = IndexMap::new();
     for (name, component) in &mut spec.model.components {
+        if component.attention().is_some() {
+            let kept = component.widths().into_iter().map(|(size, value)| (format!("{name}.{size}"), *value));
+            sizes.extend(kept.collect::<Vec<_>>());
+        }
         if let Component::Sequence(a) | Component::Depth(a) = component {
-            let kept = [("heads", a.heads), ("kv_heads", a.kv_heads), ("head_size", a.head_size * WIDER[0])];
-            sizes.extend(kept.map(|(size, value)| (format!("{name}.{size}"), value)));
+            sizes.insert(format!("{name}.head_size"), a.head_size * WIDER[0]);
             (a.head_size, a.scale) = (a.head_size * k, None);
             continue;
         }
