@@ -15,7 +15,7 @@ use crate::data::{Tokenizer, sums};
 use crate::files;
 use crate::train::prepare;
 use dreamc_compiler::compile;
-use dreamc_dsl::spec::Component;
+use dreamc_dsl::spec::{Component, QkNorm};
 use dreamc_dsl::{Spec, Spelling};
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
@@ -123,12 +123,16 @@ fn folded(spec: &Spec) -> Option<(Spec, Vec<Fold>, String)> {
         let factor = scale * (a.head_size as f64).sqrt();
         let rows = a.heads * a.head_size;
         let fold = |tensor: &str, elements| Fold { tensor: format!(".{name}.{tensor}"), elements, factor };
+        let computed = a.latent.is_some() || a.projection.is_some() || factor == 1.0;
         match a.qk_norm {
-            _ if a.latent.is_some() || a.projection.is_some() || factor == 1.0 => continue,
-            Some(_) if offset => continue,
-            // The norm of queries takes a factor before it away.
-            Some(_) => folds.push(fold("q_norm.weight", u64::MAX)),
-            None => folds.extend([fold("qkv.weight", rows * hidden), fold("qkv.bias", rows), fold("q.bias", rows)]),
+            _ if computed => continue,
+            QkNorm::None => {
+                folds.extend([fold("qkv.weight", rows * hidden), fold("qkv.bias", rows)]);
+                folds.push(fold("q.bias", rows));
+            }
+            // Norms of queries take a factor before them away.
+            QkNorm::Rms | QkNorm::RmsAll if !offset => folds.push(fold("q_norm.weight", u64::MAX)),
+            QkNorm::Rms | QkNorm::RmsAll => continue,
         }
         a.scale = None;
         said.push(format!("the scale of `{name}` leaves in its queries"));
