@@ -132,7 +132,7 @@ fn branches_loops_and_multipliers_have_factors_of_their_own() {
     assert_eq!((up.rate, up.decay, up.eps), (0.5, 2.0, 0.125));
     let down = line(&complete, "layers.0.mlp.down.weight");
     assert_eq!((down.rate, down.eps), (0.125, 0.5));
-    // What a loop adds is divided by its passes; its weights keep the rate of their layers.
+    // Outputs of a loop are divided by its passes; its weights keep the rate of their layers.
     let looped = found(model(
         "",
         "[{recur: 8, layers: [\"sa > mlp > after\"]}]",

@@ -1,8 +1,8 @@
 //! One rate at several sizes: the rule, the base, and the model at the base.
 //!
-//! *In*: a model and a [`Transfer`]. *Out*: the model whose rate it is ([`Transfer::base`]), and the
-//! multipliers that the rule puts into the model itself ([`Spec::carry`]): the scale of attentions,
-//! and of logits that read the embedding. Factors of weights are the compiler's.
+//! *In*: a model and a [`Transfer`]. *Out*: the model whose rate it is ([`Transfer::base`]), and
+//! the multipliers that the rule puts into the model itself ([`Spec::carry`]): the scale of
+//! attentions, and of logits that read the embedding. Factors of weights are the compiler's.
 //!
 //! *Promise*: sizes of components that are not listed are in proportion to the hidden size; those
 //! of definitions follow from it by their own arithmetic, or stay.
@@ -80,7 +80,7 @@ pub struct Base {
     pub unknown: Vec<String>,
 }
 
-/// A reason for which a base is none.
+/// A reason for which a model has no such base.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadBase {
     /// The field of `transfer` that says so.
@@ -181,9 +181,10 @@ fn known_sizes(model: &Model) -> Vec<String> {
 }
 
 impl Spec {
-    /// Puts the multipliers that the recipe's rule has into the model, where it says none: the scale
-    /// of an attention whose heads are of another size than the base's is `sqrt(b)/d` for `b` there
-    /// and `d` here, that of logits that read the embedding one over how much wider the model is.
+    /// Puts the multipliers that the recipe's rule has into the model, where it says none: the
+    /// scale of an attention whose heads are of another size than the base's is `sqrt(b)/d` for `b`
+    /// there and `d` here, that of logits that read the embedding one over how much wider the model
+    /// is.
     pub fn carry(&mut self) {
         let Some(transfer) = &self.train.transfer else { return };
         if transfer.rule == TransferRule::Standard {

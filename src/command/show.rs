@@ -31,8 +31,8 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
 
-    /// Print the factors of every weight under the recipe's `transfer`: on first values, rate, weight
-    /// decay and ε, each with its reason
+    /// Print the factors of every weight under the recipe's `transfer`: on first values, rate,
+    /// weight decay and ε, each with its reason
     #[arg(long, conflicts_with = "to")]
     rates: bool,
 }

@@ -646,7 +646,7 @@ fn costs(way: &Way, rungs: &[Rung], first: &str, trials: usize) -> Result<String
                 .map_err(|e| Failure::Error(e.to_string().into()))?
                 .parameters;
             (flops, hours, runs) = (flops + weight * cost, hours + weight * time, runs + many);
-            // What a trunk costs is in its branches' trials, which are whole runs.
+            // Costs of a trunk are in its branches' trials, which are whole runs.
             if way.known.contains_key(&rung.cell.name) {
                 let own = tuning.entry(arm.name.clone()).or_default();
                 own.add(whole * cost, whole * time, rung.cell.name == first);
@@ -679,7 +679,7 @@ fn costs(way: &Way, rungs: &[Rung], first: &str, trials: usize) -> Result<String
     Ok(format!("{total}\n\n{}", tuned(&tuning, trials, carried)))
 }
 
-/// What tuning an arm costs.
+/// Costs of tuning an arm.
 #[derive(Clone, Copy, Default)]
 struct Tuning {
     /// FLOPs and hours of one trial at the smallest cell.

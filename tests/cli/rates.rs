@@ -20,7 +20,7 @@ fn rates_are_printed_with_their_reasons() {
     let line = |name: &str| lines.iter().find(|line| line["weight"] == name).unwrap();
     assert_eq!((&line("head.weight")["role"], &line("head.weight")["rate"]), (&"output".into(), &0.5.into()));
     assert_eq!(line("embed.weight")["rate"], 1.0);
-    // What is printed of the model has the multiplier, and reads back as the same.
+    // The model is printed with its multiplier, and reads back as the same.
     let shown = sandbox.good(&["show", "model.yaml"]);
     assert!(shown.contains("scale: 0.125") && shown.contains("sizes: {sa.heads: 2"), "{shown}");
     sandbox.write("again.yaml", &shown);

@@ -293,7 +293,7 @@ fn elements(m: &Module, dims: &[Dim]) -> f64 {
     dims.iter().map(|&d| m.size(d) as f64).product()
 }
 
-/// What a weight does, in the functions that read it.
+/// The use of a weight, in the functions that read it.
 fn used(a: &Architecture, lowered: &Lowered, body: Option<usize>, w: &Weight) -> Use {
     let functions = lowered.module.functions.values();
     let one = matches!(w.init, Init::Constant(x) if x != 0.0);

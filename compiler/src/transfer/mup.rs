@@ -17,8 +17,8 @@
 //!
 //! Depth-µP multiplies what a component adds by `l^-1/2` and rates in components by `l^-1/2`, for
 //! `l` times as many layers. Passes of a loop add the same again: `p` times as many have the factor
-//! `1/p` and no change of rates (2606.18524). The multiplier is in the last matrix, its first values
-//! and its rate.
+//! `1/p` and no change of rates (2606.18524). The multiplier is in the last matrix, its first
+//! values and its rate.
 
 use super::{Growth, Place, Rule, Seen, Share, Use};
 
@@ -53,7 +53,7 @@ pub(super) fn depth(alpha: f64, seen: &Seen, growth: Growth, width: Share) -> Sh
     }
     let passes = if seen.looped { growth.passes } else { 1.0 };
     let adds = growth.layers.powf(-alpha) / passes;
-    // What all applications of all layers add to a change is a sum of terms that agree.
+    // Applications of all layers add terms to a change that agree.
     let rate = width.rate / (growth.layers * passes * adds);
     match seen.place {
         Place::End => Share { init: width.init.map(|init| init * adds), rate: rate * adds, ..width },

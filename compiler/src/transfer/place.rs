@@ -1,13 +1,13 @@
 //! The place of a weight in the graph: what it is a factor of, read off the first operation that
 //! brings it together with something that is made of tokens.
 //!
-//! *In*: the functions of a lowered model. *Out*: [`Use`]. *Promise*: nothing is decided by the name
-//! of a weight or of a dimension; what carries numbers along (reshapes, casts, sums with other
+//! *In*: the functions of a lowered model. *Out*: [`Use`]. *Promise*: nothing is decided by the
+//! name of a weight or of a dimension; what carries numbers along (reshapes, casts, sums with other
 //! weights, products of two weights) is followed.
 
 use crate::ir::{Binary, Binding, Dim, Function, Node, Op, Value};
 
-/// What a weight does where it meets tokens.
+/// The use of a weight where it meets tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Use {
     /// A row of it is looked up.

@@ -42,7 +42,7 @@ pub struct Model<'a> {
 /// A multiplier of the model that leaves in a weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fold {
-    /// What the tensor's name ends with.
+    /// The end of the tensor's name.
     tensor: String,
     /// Its first elements, which have the factor.
     elements: u64,

@@ -162,9 +162,9 @@ pub struct Slope {
 /// How what a part gives follows the size of the model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Line {
-    /// What: `sa.out`, over all layers; `layers.1.out`, a stream; `logits`.
+    /// The part: `sa.out`, over all layers; `layers.1.out`, a stream; `logits`.
     pub of: String,
-    /// What grows.
+    /// The size that grows.
     pub over: Axis,
     /// How far it was moved, or its size at the start.
     pub moved: bool,
@@ -230,7 +230,7 @@ pub fn check(s: &Subject, tell: &mut dyn FnMut(&str)) -> Result<Option<Report>, 
     Ok(Some(Report { rule, widths, depths, tolerance: SLOPE, lines }))
 }
 
-/// What grows of a model.
+/// The sizes of a model that grow.
 fn axes(base: &Spec) -> Vec<Axis> {
     let heads = base.model.components.values().any(|c| c.attention().is_some());
     let axes = [Some(Axis::Width), heads.then_some(Axis::Heads), Some(Axis::Depth)];
