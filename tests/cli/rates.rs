@@ -11,7 +11,14 @@ const MODEL: &str = "model:\n  name: rates\n  vocab: 24\n  hidden: 32\n  context
 fn rates_are_printed_with_their_reasons() {
     let sandbox = Sandbox::with(&[("model.yaml", MODEL)]);
     let out = sandbox.good(&["show", "model.yaml", "--rates"]);
-    for part in ["mup, rate", "width ×2, layers ×2", "layers.0.mlp.down.weight", "ends a branch: layers ×2", "sa.scale", "1/d for heads"] {
+    for part in [
+        "mup, rate",
+        "width ×2, layers ×2",
+        "layers.0.mlp.down.weight",
+        "ends a branch: layers ×2",
+        "sa.scale",
+        "1/d for heads",
+    ] {
         assert!(out.contains(part), "{part}\n{out}");
     }
     let json: serde_json::Value =

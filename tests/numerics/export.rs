@@ -473,7 +473,10 @@ fn multipliers_leave_in_weights() {
     fs::write(at.join("ids.json"), "[[1, 2, 3, 4, 5, 6, 7, 8]]").unwrap();
     good(at, &["train", "model.yaml", "--out", "run"]);
     let said = good(at, &["export", "hf", "run", "-o", "hf"]);
-    assert!(said.contains("LlamaForCausalLM") && said.contains("the scale of `sa` leaves in its queries"), "{said}");
+    assert!(
+        said.contains("LlamaForCausalLM") && said.contains("the scale of `sa` leaves in its queries"),
+        "{said}"
+    );
     good(at, &["import", "hf", "hf", "-o", "back"]);
     for model in ["run", "back"] {
         good(at, &["probe", model, "--ids", "ids.json", "-o", &format!("{model}.safetensors")]);
