@@ -21,7 +21,7 @@ is off names the weight, and the exit code is 1.
 Examples:
   dreamc check-transfer examples/rates.yaml
   dreamc check-transfer model.yaml --set 'train.transfer={rule: mup, width: 64, depth: 4}'
-  dreamc check-transfer model.yaml --set train.transfer.rule=completep --json")]
+  dreamc check-transfer examples/rates.yaml --set train.transfer.rule=mup --json")]
 pub struct Arguments {
     #[command(flatten)]
     spec: SpecArguments,

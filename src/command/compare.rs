@@ -33,7 +33,7 @@ Examples:
   dreamc compare la.yaml dr.yaml --seeds 3                              make the suite, and run it
   dreamc compare my.suite.yaml --out runs/mine --jobs 2
   dreamc compare my.suite.yaml --dry-run                                match and check, train nothing
-  dreamc compare examples/ladder-task.suite.yaml --plan --rate 1e12     what cells and tuning cost
+  dreamc compare examples/ladder-task.suite.yaml --dry-run --rate 1e12  what cells and tuning cost
   dreamc compare my.suite.yaml --worker                                 one of several, on any machines
   dreamc compare my.suite.yaml --slurm 16 --device cuda > suite.sbatch     a job array of 16 workers
   dreamc compare my.suite.yaml --set train.steps=100 --out runs/short   a short one first")]
