@@ -289,5 +289,5 @@ fn model<'a>(trained: &'a Trained, tokenizer: Option<&'a Tokenizer>, from: &From
     let above = trained.tensors.path().ancestors().skip(1).take(4).map(|p| p.join("ledger.json"));
     let ledger = above.filter_map(|path| dreamc_runtime::files::read_text(&path).ok()).next();
     let dtype = from.dtype.map(Stored::dtype);
-    Model { spec: &trained.spec, weights: &trained.tensors, tokenizer, beside, dtype, ledger, folds: vec![] }
+    Model { spec: &trained.spec, weights: &trained.tensors, tokenizer, beside, dtype, ledger }
 }

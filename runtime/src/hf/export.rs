@@ -15,7 +15,6 @@ use crate::data::{Tokenizer, sums};
 use crate::files;
 use crate::train::prepare;
 use dreamc_compiler::compile;
-use dreamc_dsl::spec::{Component, QkNorm};
 use dreamc_dsl::{Spec, Spelling};
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
@@ -35,18 +34,6 @@ pub struct Model<'a> {
     pub dtype: Option<Dtype>,
     /// The text of its ledger, where there is one.
     pub ledger: Option<String>,
-    /// Multipliers that leave in weights.
-    pub folds: Vec<Fold>,
-}
-
-/// A multiplier of the model that leaves in a weight.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Fold {
-    /// The end of the tensor's name.
-    tensor: String,
-    /// Its first elements, which have the factor.
-    elements: u64,
-    factor: f64,
 }
 
 /// A model that was exported.
@@ -94,16 +81,6 @@ pub fn hugging_face(model: &Model, to: &Path, native: bool) -> Result<Exported, 
     match family {
         Ok(config) => as_family(model, &config, family_dtype, &kept, to),
         Err(why) => {
-            // A class without the multiplier computes the same of weights that have it.
-            if let Some((spec, folds, note)) = folded(model.spec).filter(|_| native)
-                && let Ok(config) = config::recognise(&spec, family_dtype, likely, &kept)
-            {
-                let beside = model.beside.clone();
-                let folded = Model { spec: &spec, folds, beside, ledger: model.ledger.clone(), ..*model };
-                let mut exported = as_family(&folded, &config, family_dtype, &kept, to)?;
-                exported.notes.insert(0, note);
-                return Ok(exported);
-            }
             let mut exported = package::write(model, dtype, to)?;
             if native {
                 exported.notes.insert(0, format!("no class of transformers computes it: {why}"));
@@ -111,38 +88,6 @@ pub fn hugging_face(model: &Model, to: &Path, native: bool) -> Result<Exported, 
             Ok(exported)
         }
     }
-}
-
-/// A specification without the multipliers that weights can have, those weights, and a note.
-fn folded(spec: &Spec) -> Option<(Spec, Vec<Fold>, String)> {
-    let (mut spec, mut folds, mut said) = (spec.clone(), vec![], vec![]);
-    let (hidden, offset) = (spec.model.hidden, spec.model.norm.unit_offset);
-    for (name, component) in &mut spec.model.components {
-        let Component::Sequence(a) = component else { continue };
-        let Some(scale) = a.scale.filter(|scale| *scale > 0.0) else { continue };
-        let factor = scale * (a.head_size as f64).sqrt();
-        let rows = a.heads * a.head_size;
-        let fold = |tensor: &str, elements| Fold { tensor: format!(".{name}.{tensor}"), elements, factor };
-        let computed = a.latent.is_some() || a.projection.is_some() || factor == 1.0;
-        match a.qk_norm {
-            _ if computed => continue,
-            QkNorm::None => {
-                folds.extend([fold("qkv.weight", rows * hidden), fold("qkv.bias", rows)]);
-                folds.push(fold("q.bias", rows));
-            }
-            // Norms of queries take a factor before them away.
-            QkNorm::Rms | QkNorm::RmsAll if !offset => folds.push(fold("q_norm.weight", u64::MAX)),
-            QkNorm::Rms | QkNorm::RmsAll => continue,
-        }
-        a.scale = None;
-        said.push(format!("the scale of `{name}` leaves in its queries"));
-    }
-    if let Some(factor) = spec.model.logit_scale.filter(|_| !spec.model.tie) {
-        folds.push(Fold { tensor: "head.weight".into(), elements: u64::MAX, factor });
-        spec.model.logit_scale = None;
-        said.push("`logit_scale` leaves in the head".into());
-    }
-    (!folds.is_empty()).then(|| (spec, folds, said.join(", ")))
 }
 
 /// Writes the weights of a model under their own names, in one file.
@@ -390,16 +335,7 @@ pub(super) fn write(
     safetensors::write_stored(out, metadata, &list, |i, out| {
         let read = |name: &str, first: u64, elements: u64, out: &mut dyn Write| {
             let stored = model.weights.stored(name).ok_or_else(|| io::Error::other("no such tensor"))?;
-            let Some(fold) = model.folds.iter().find(|fold| name.ends_with(&fold.tensor)) else {
-                return stored.convert(first, elements, types[i], out);
-            };
-            let mut bytes = vec![];
-            stored.convert(first, elements, Dtype::F32, &mut bytes)?;
-            let values = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-            let has = |i: usize| first + (i as u64) < fold.elements;
-            let by = |(i, x): (usize, f32)| if has(i) { (f64::from(x) * fold.factor) as f32 } else { x };
-            let values: Vec<f32> = values.enumerate().map(by).collect();
-            out.write_all(&safetensors::encoded(&values, types[i])?)
+            stored.convert(first, elements, types[i], out)
         };
         entries[i].write(types[i].bitsize() / 8, read, out)
     })
