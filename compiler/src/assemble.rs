@@ -21,6 +21,7 @@ use crate::program::{
     Affine, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step, kernel,
 };
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
+use crate::transfer::Rates;
 use dreamc_dsl::spec::Spec;
 use indexmap::IndexMap;
 use rustc_hash::FxHashSet;
@@ -70,6 +71,8 @@ pub(crate) struct Assembly<'a> {
     /// Kernels already in the plan.
     pub(crate) kernels: std::collections::HashMap<Kernel, KernelId>,
     pub(crate) spec: &'a Spec,
+    /// Factors of weights under the recipe's `transfer`.
+    pub(crate) rates: Rates,
     /// Whose programs are put together.
     pub(crate) entry: Entry,
     /// Which use they are of, and what the names of its programs and buffers begin with.
@@ -129,6 +132,7 @@ impl<'a> Assembly<'a> {
             temporaries: vec![],
             kernels: std::collections::HashMap::new(),
             spec,
+            rates: Rates::of(spec, architecture, lowered)?,
             entry: Entry::Whole,
             scope: (0, String::new()),
             uses: vec![],

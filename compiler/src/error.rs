@@ -29,6 +29,11 @@ pub enum CompileError {
         /// Passes that have weights.
         most: u64,
     },
+    /// The base of a `transfer` has no such weight, or one of other dimensions.
+    #[error(
+        "the base of `train.transfer` has no `{0}` of as many dimensions: a base has the parts of the model in other sizes"
+    )]
+    Base(String),
     /// Tokens were to leave a loop that has no gate.
     #[error("tokens leave a `recur` by its gate, and this model has none with `exit gate`")]
     NoGate,

@@ -34,7 +34,7 @@ pub mod random;
 mod recipe;
 pub mod rewrite;
 pub mod schedule;
-mod transfer;
+pub mod transfer;
 pub mod wiring;
 
 pub use architecture::looks_ahead;

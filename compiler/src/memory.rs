@@ -12,11 +12,11 @@ use crate::compiled::{End, Entry, Init, Tensor, TensorKind};
 use crate::format::{Format, Residence, Stored};
 use crate::ir::{Binding, DType, Input, Port};
 use crate::lower::{Lowered, Weight};
-use crate::optim::{Rule, matrix, optimizer, storage};
+use crate::optim::{Rule, optimizer, storage};
 use crate::program::{ALIGNMENT, Buffer, BufferId, MAPPED, Space};
 use crate::recipe::recipe;
 use crate::schedule::Scheduled;
-use crate::transfer::{Share, begins, share};
+use crate::transfer::Share;
 use indexmap::{IndexMap, IndexSet};
 
 /// Selection counts, the bias that they move, and the law by which they do.
@@ -210,12 +210,6 @@ impl Assembly<'_> {
         id.map_or(DType::F32, |id| self.plan.buffer(id).dtype)
     }
 
-    /// The factors of a tensor under the recipe's `transfer`.
-    fn share(&self, w: &Weight, shape: &[u64]) -> Share {
-        let train = &self.spec.train;
-        share(train, self.architecture, w, matrix(train, w, shape).is_some())
-    }
-
     /// The recipe, and whether adapters alone are trained.
     fn trains(&self) -> (&dreamc_dsl::spec::Train, bool) {
         (&self.spec.train, self.spec.model.adapt.is_some())
@@ -228,10 +222,10 @@ impl Assembly<'_> {
     }
 
     /// How a tensor moves, where it is trained.
-    fn rule(&self, name: &str, w: &Weight, shape: &[u64]) -> Recipe {
+    fn rule(&self, body: Option<usize>, name: &str, w: &Weight, shape: &[u64]) -> Recipe {
         let rule = recipe(self.trains(), name, w, shape)?;
-        let Share { rate, .. } = self.share(w, shape);
-        Some(Rule { decay: rule.decay / rate, factor: rule.factor * rate, ..rule })
+        let Share { rate, eps, .. } = self.rates.share(body, &w.name);
+        Some(Rule { decay: rule.decay / rate, factor: rule.factor * rate, eps, ..rule })
     }
 
     /// Weights, gradients and the optimizer's states, each kind one contiguous range in the same
@@ -249,7 +243,7 @@ impl Assembly<'_> {
         let mut entries = vec![];
         for w in &lowered.globals {
             let shape = size(w);
-            let recipes = vec![self.rule(&w.name, w, &shape)];
+            let recipes = vec![self.rule(None, &w.name, w, &shape)];
             let stored = self.storage(&shape, std::slice::from_ref(&w.name), &recipes);
             entries.push(Entry { key: (None, w.name.clone()), shape, instances: 1, recipes, stored });
         }
@@ -263,7 +257,7 @@ impl Assembly<'_> {
                 let (sets, passes) = (body.sets as usize, w.instances() as usize);
                 let mut recipes = vec![None; sets * passes];
                 for (prefix, set) in &sets_of[b] {
-                    let own = self.rule(&format!("{prefix}.{}", w.name), w, &shape);
+                    let own = self.rule(Some(b), &format!("{prefix}.{}", w.name), w, &shape);
                     recipes[set * passes..][..passes].fill(own);
                 }
                 let names: Vec<String> =
@@ -277,8 +271,8 @@ impl Assembly<'_> {
         // behind what moves number by number, which has more states, so that every state begins
         // with the first tensor; untrained tensors come last.
         let rank = |e: &Entry| match e.recipes.iter().flatten().next() {
-            Some(rule) => (u8::from(rule.matrix.is_some()), rule.matrix, -rule.decay, rule.factor),
-            None => (2, None, 0.0, 0.0),
+            Some(rule) => (u8::from(rule.matrix.is_some()), rule.matrix, -rule.decay, rule.factor, rule.eps),
+            None => (2, None, 0.0, 0.0, 1.0),
         };
         entries.sort_by(|x, y| rank(x).partial_cmp(&rank(y)).unwrap_or(std::cmp::Ordering::Equal));
         let name = |key: &(Option<usize>, String)| match key.0 {
@@ -467,8 +461,7 @@ impl Assembly<'_> {
         }
         order.extend(rest.iter().map(|w| (None, 0, w.name.clone(), *w, w.init)));
         for (body, instance, name, w, init) in order {
-            let shape: Vec<u64> = w.dims.iter().map(|&d| lowered.module.size(d)).collect();
-            let init = begins(init, self.share(w, &shape));
+            let init = self.rates.begins(body, w, self.spec.model.norm.unit_offset, init);
             let key = (body, w.name.clone());
             let counts = match &w.balancing {
                 Some(balancing) if self.options.train => {
@@ -634,7 +627,7 @@ mod tests {
 
     #[test]
     fn ranks_have_as_many_states_and_whole_matrices() {
-        let numbers = Rule { decay: 0.0, factor: 1.0, matrix: None };
+        let numbers = Rule { decay: 0.0, factor: 1.0, eps: 1.0, matrix: None };
         let matrices = Rule { matrix: Some([5, 7]), ..numbers };
         let states = |rule: &Rule| if rule.matrix.is_some() { 1 } else { 2 };
         // 1000 numbers with two states, 100 that are frozen, 60 matrices of 35 with one.

@@ -27,7 +27,7 @@ pub(crate) fn recipe((train, adapts): (&Train, bool), name: &str, w: &Weight, sh
             chosen = (group.weight_decay.unwrap_or(chosen.0), group.learning_rate);
         }
     }
-    Some(Rule { decay: chosen.0, factor: chosen.1, matrix: matrix(train, w, shape) })
+    Some(Rule { decay: chosen.0, factor: chosen.1, eps: 1.0, matrix: matrix(train, w, shape) })
 }
 
 /// Whether a name matches a pattern in which `*` stands for any text.

@@ -1331,13 +1331,27 @@ pub static OPTIMIZER: Section = Section {
 /// One rate at several sizes.
 pub static TRANSFER: Section = Section {
     name: "transfer",
-    doc: "One rate at several sizes: factors on the first values and the rates of tensors, 1 at the base. \
-          `transfer { rule mup  width 64  depth 4 }` in `.dream`.",
+    doc: "One rate at several sizes: factors on the first values and the rates of tensors, each by the sizes that it connects here and at the \
+          base, 1 at the base; `dreamc show SPEC --rates` prints them. `transfer { rule mup  width 64  depth 4 }` in `.dream`.",
     short: None,
     keys: &[
         key("rule", Type::Word(&RULES), Required, "Which."),
         key("width", SIZE, Required, "Hidden size of the base, where the rate was tuned."),
         key("depth", SIZE, Required, "Layer applications of the base."),
+        key(
+            "passes",
+            SIZE,
+            Rule("as many as here"),
+            "Passes of the `recur` at the base: what a loop adds is divided by how many times more it makes here (2606.18524).",
+        ),
+        key(
+            "sizes",
+            Type::Names(&SIZE),
+            Rule(
+                "heads in number, intermediate sizes and latents in proportion to `width`; other sizes as here",
+            ),
+            "Sizes of components at the base: `{sa.heads: 4, sa.head_size: 16, mlp.intermediate: 128}`.",
+        ),
         key(
             "tokens",
             SIZE,
@@ -1347,12 +1361,22 @@ pub static TRANSFER: Section = Section {
     ],
 };
 
-const RULES: [(&str, &str); 2] = [
+const RULES: [(&str, &str); 5] = [
     (
         "mup",
         "Maximal Update Parametrization (2203.03466, table 3) over the width, Depth-µP (2310.02244) over the depth; with `adamw`, `lion` \
          or `muon`",
     ),
+    (
+        "completep",
+        "the same with branches by `depth^-1` and rates that keep (CompleteP, 2505.01618, table 1); with `adamw`, `lion` or `muon`",
+    ),
+    (
+        "spectral",
+        "first values by `fan_in^-1/2 · min(1, sqrt(fan_out / fan_in))`, rates by `1 / fan_in` (2310.17813); nothing over the depth; with \
+         `adamw`, `lion` or `muon`",
+    ),
+    ("standard", "no factor at all: the rate of the base as it is"),
     (
         "hyperp",
         "matrices on their spheres by `depth^-1/2 · tokens^-0.32` (HyperP, 2603.28743), the rest by `mup`; with `muonh`",
@@ -1605,6 +1629,9 @@ pub static LADDER: Section = Section {
             Type::Word(&[
                 ("none", "every size uses it as it is"),
                 ("mup", "by `train.transfer` with the rule `mup`, the first cell being the base"),
+                ("completep", "the same with `completep`"),
+                ("spectral", "the same with `spectral`"),
+                ("standard", "the same with `standard`, which has no factors"),
                 ("hyperp", "the same with `hyperp`; needs `muonh`, and goes without `cooldown`"),
             ]),
             Value("none"),

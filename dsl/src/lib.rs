@@ -59,6 +59,7 @@ pub mod spec;
 mod suggest;
 pub mod suite;
 pub mod task;
+mod transfer;
 mod yaml;
 
 pub use ast::{Ast, FileKind, Spelling};

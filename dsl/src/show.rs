@@ -588,13 +588,23 @@ fn train(train: &Train) -> ValueKind {
     if let Some(optimizer) = optimizer(train.optimizer) {
         fields.put("optimizer", optimizer);
     }
-    if let Some(transfer) = train.transfer {
+    if let Some(transfer) = &train.transfer {
         let mut rule = Fields::inline();
         rule.put("rule", name(transfer.rule));
         rule.put("width", int(transfer.width));
         rule.put("depth", int(transfer.depth));
+        if let Some(passes) = transfer.passes {
+            rule.put("passes", int(passes));
+        }
         if let Some(tokens) = transfer.tokens {
             rule.put("tokens", int(tokens));
+        }
+        if !transfer.sizes.is_empty() {
+            let mut sizes = Fields::inline();
+            for (path, size) in &transfer.sizes {
+                sizes.put(path, int(*size));
+            }
+            rule.put("sizes", sizes.map());
         }
         fields.put("transfer", rule.map());
     }

@@ -13,6 +13,7 @@ pub use crate::component::{
     Mixes, Mlp, Projection, QkNorm, Setting, Small,
 };
 pub use crate::task::TaskKind;
+pub use crate::transfer::{BadBase, Base, Transfer, TransferRule};
 
 /// A whole specification file, defaults filled in. Two are equal where they mean the same, wherever
 /// they came from.
@@ -1088,29 +1089,6 @@ pub enum OnNan {
     Stop,
     /// The step is left out.
     Skip,
-}
-
-/// One rate at several sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Transfer {
-    /// The rule.
-    pub rule: TransferRule,
-    /// Hidden size of the base.
-    pub width: u64,
-    /// Layer applications of the base.
-    pub depth: u64,
-    /// Training tokens of the base, where the rule looks at them.
-    pub tokens: Option<u64>,
-}
-
-/// How a rate goes from size to size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TransferRule {
-    /// Maximal Update Parametrization (2203.03466), with Depth-µP (2310.02244).
-    Mup,
-    /// Hypersphere Parameterization (2603.28743).
-    Hyperp,
 }
 
 /// The law that moves weights.

@@ -254,10 +254,19 @@ fn rules_of_transfer_go_with_their_optimizers() {
     let train = set(&[mup]).unwrap().0.train;
     assert_eq!(train.transfer.map(|t| (t.width, t.depth, t.tokens)), Some((8, 2, None)));
     assert!(set(&[hyperp, "train.optimizer=muonh"]).is_ok());
+    let sized = set(&["train.transfer={rule: spectral, width: 3, depth: 2, sizes: {a.intermediate: 2}}"]);
+    assert_eq!(sized.unwrap().0.train.transfer.unwrap().sizes["a.intermediate"], 2);
+    // A head that is the embedding has its multiplier on logits; one that is written stays.
+    let tied = |more: &[&str]| set(&[&[mup, "model.tie=true"], more].concat()).unwrap().0.model.logit_scale;
+    assert_eq!((tied(&[]), tied(&["model.logit_scale=3"])), (Some(2.0), Some(3.0)));
     for (line, part) in [
         (vec![hyperp], "matrices of a fixed norm"),
         (vec![mup, "train.optimizer=muonh"], "matrices of a fixed norm"),
-        (vec![mup, "model.tie=true"], "one table is the input and the head"),
+        (vec!["train.transfer={rule: completep, width: 8, depth: 2}", "train.optimizer=muonh"], "fixed norm"),
+        (vec!["train.transfer={rule: mup, width: 3, depth: 2}"], "no whole number in proportion at 3"),
+        (vec!["train.transfer={rule: mup, width: 8, depth: 2, sizes: {a.heads: 2}}"], "no size `a.heads`"),
+        (vec!["train.transfer={rule: mup, width: 8, depth: 2, sizes: {a.intermediate: 0}}"], "at least 1"),
+        (vec!["train.transfer={rule: mup, width: 8, depth: 2, passes: 2}"], "the body has no `recur`"),
         (vec!["train.transfer={rule: mup, width: 8, depth: 2, tokens: 3}"], "does not go with `mup`"),
         (
             vec!["train.transfer={rule: hyperp, width: 8, depth: 2}", "train.optimizer=muonh"],

@@ -33,6 +33,7 @@ Examples:
   dreamc compare la.yaml dr.yaml --seeds 3                              make the suite, and run it
   dreamc compare my.suite.yaml --out runs/mine --jobs 2
   dreamc compare my.suite.yaml --dry-run                                match and check, train nothing
+  dreamc compare examples/ladder-task.suite.yaml --dry-run --rate 1e12  what cells and tuning cost
   dreamc compare my.suite.yaml --worker                                 one of several, on any machines
   dreamc compare my.suite.yaml --slurm 16 --device cuda > suite.sbatch     a job array of 16 workers
   dreamc compare my.suite.yaml --set train.steps=100 --out runs/short   a short one first")]
@@ -82,8 +83,9 @@ pub struct Arguments {
     #[arg(long)]
     pub force: bool,
 
-    /// Match, check, and stop; of a ladder, print every cell with its cost
-    #[arg(long)]
+    /// Match, check, and stop; of a sweep or a ladder, print every cell and each arm's tuning with
+    /// their costs
+    #[arg(long, visible_alias = "plan")]
     pub dry_run: bool,
 
     /// FLOPs a second that the hours of --dry-run are for, in place of measuring them here

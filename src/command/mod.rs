@@ -3,6 +3,7 @@
 pub mod analyze;
 pub mod bench;
 pub mod check;
+pub mod check_transfer;
 pub mod compare;
 pub mod compile;
 pub mod completions;

@@ -1,9 +1,11 @@
-//! `dreamc show`: a specification with every default filled in.
+//! `dreamc show`: a specification with every default filled in, or the factors of its weights.
 
 use crate::failure::{Done, Failure};
+use crate::show::table;
 use crate::spec::SpecArguments;
-use crate::{output, show};
+use crate::{output, say, show};
 use clap::{Args, ValueEnum};
+use dreamc_compiler::transfer;
 use dreamc_dsl::Spelling;
 use dreamc_dsl::define::library::LIBRARY;
 
@@ -14,6 +16,7 @@ Examples:
   dreamc show model.yaml
   dreamc show model.yaml --to dream
   dreamc show model.yaml --set train.steps=100 --json
+  dreamc show model.yaml --rates      every weight's first values and rate under `transfer`
   dreamc show std                     the library of definitions
   dreamc show std/gated_delta         one of them, as it is written")]
 pub struct Arguments {
@@ -27,6 +30,11 @@ pub struct Arguments {
     /// Print as JSON
     #[arg(long)]
     json: bool,
+
+    /// Print the factors of every weight under the recipe's `transfer`: on first values, rate,
+    /// weight decay and ε, each with its reason
+    #[arg(long, conflicts_with = "to")]
+    rates: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -41,6 +49,9 @@ pub fn run(a: Arguments) -> Done {
         return show_library(name);
     }
     let spec = a.spec.load()?;
+    if a.rates {
+        return rates(&transfer::table(&spec)?, a.json);
+    }
     if a.json {
         show::json(&spec)?;
     } else {
@@ -48,6 +59,66 @@ pub fn run(a: Arguments) -> Done {
         output::write(dreamc_dsl::show(&spec, to).as_bytes())?;
     }
     Ok(())
+}
+
+fn rates(found: &transfer::Table, json: bool) -> Done {
+    if json {
+        show::json(found)?;
+        return Ok(());
+    }
+    let times = |x: f64| format!("×{}", factor(x));
+    say!(
+        "{}, rate {:e}: width {}, layers {}, passes {}, tokens {} over the base\n",
+        found.rule,
+        found.learning_rate,
+        times(found.width),
+        times(found.depth),
+        times(found.passes),
+        times(found.tokens)
+    )?;
+    let head =
+        ["weight", "role", "fan in", "fan out", "by", "deviation", "init", "rate", "decay", "eps", "reason"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let fan = |[here, base]: [u64; 2]| match here == base {
+        true => here.to_string(),
+        false => format!("{base} → {here}"),
+    };
+    for line in &found.lines {
+        let many = if line.sets > 1 { format!(" and {} more", line.sets - 1) } else { String::new() };
+        rows.push(vec![
+            format!("{}{many}", line.weight),
+            line.role.into(),
+            fan(line.fan_in),
+            fan(line.fan_out),
+            line.optimizer.unwrap_or("frozen").into(),
+            line.deviation.map_or("-".into(), |x| format!("{x:.3e}")),
+            factor(line.init),
+            factor(line.rate),
+            factor(line.decay),
+            factor(line.eps),
+            line.reason.clone(),
+        ]);
+    }
+    say!("{}", table(&rows))?;
+    if !found.multipliers.is_empty() {
+        let mut rows = vec![["multiplier", "here", "base", "reason"].map(String::from).to_vec()];
+        for m in &found.multipliers {
+            rows.push(vec![m.field.clone(), factor(m.value[0]), factor(m.value[1]), m.reason.clone()]);
+        }
+        say!("{}", table(&rows))?;
+    }
+    for warning in &found.warnings {
+        say!("warning: {}: {}", warning.weight, warning.message)?;
+    }
+    Ok(())
+}
+
+fn factor(x: f64) -> String {
+    if x == 0.0 || (1e-3..1e4).contains(&x.abs()) {
+        format!("{}", (x * 1e4).round() / 1e4)
+    } else {
+        format!("{x:.3e}")
+    }
 }
 
 /// The name in the library that a path means; none for the library itself.

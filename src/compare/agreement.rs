@@ -264,9 +264,12 @@ fn optimizer(t: &Train) -> String {
     if t.moments == Precision::Bf16 {
         text += ", moments in bf16";
     }
-    text += match t.transfer.map(|transfer| transfer.rule) {
+    text += match t.transfer.as_ref().map(|transfer| transfer.rule) {
         None => "",
         Some(TransferRule::Mup) => ", over sizes by muP",
+        Some(TransferRule::Completep) => ", over sizes by CompleteP",
+        Some(TransferRule::Spectral) => ", over sizes by the spectral condition",
+        Some(TransferRule::Standard) => ", the same at all sizes",
         Some(TransferRule::Hyperp) => ", over sizes by HyperP",
     };
     if t.decay_embeddings {

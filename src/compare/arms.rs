@@ -129,6 +129,13 @@ pub fn load_tree(
                 return Err(Failure::Usage(what));
             }
         }
+        if let Some(bad) = spec.train.transfer.as_ref().and_then(|transfer| transfer.bad(&spec.model)) {
+            let message = format!("{}: {}", path.display(), bad.message);
+            let field = format!("train.transfer.{}", bad.field);
+            let error = Diagnostic::error("bad-base", message).at(&suite.sources, &field).help(bad.help);
+            return Err(Diagnostics::new(suite.sources.clone(), vec![error]).into());
+        }
+        spec.carry();
         // The suite says what is matched with what.
         if fields.is_empty() {
             unused(&suite, arm, &path, &spec);
@@ -164,6 +171,11 @@ pub fn load_tree(
                 Failure::Error(format!("{}: {error}{help}", arm.name).into())
             })?;
             arm.spec.model = found.model.clone();
+            if let Some(bad) = arm.spec.train.transfer.as_ref().and_then(|t| t.bad(&arm.spec.model)) {
+                let what = format!("{}, matched: `train.transfer`: {}; {}", arm.name, bad.message, bad.help);
+                return Err(Failure::Usage(what));
+            }
+            arm.spec.carry();
             arm.matched = Some(found);
         }
         tell(arm)?;

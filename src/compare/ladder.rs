@@ -26,10 +26,13 @@ use crate::spec::{SpecArguments, resolved};
 use crate::{note, say};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::count::{Options, count};
+use dreamc_compiler::fields::{field, sizes};
+use dreamc_compiler::transfer;
 use dreamc_dsl::spec::{Schedule, Transfer, TransferRule};
 use dreamc_dsl::suite::{Size, Suite};
 use dreamc_runtime::statistics::{Summary, detectable, student_quantile};
 use dreamc_runtime::{bench, files};
+use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -267,7 +270,8 @@ impl Way<'_> {
         let Planned { steps, set, branch } = self.known[&name].clone();
         let (suite, mut arms) = load(set.clone())?;
         for (arm, base) in arms.iter_mut().zip(&self.bases) {
-            arm.spec.train.transfer = Some(*base);
+            arm.spec.train.transfer = Some(base.clone());
+            arm.spec.carry();
         }
         let flops = arms.iter().map(trained).collect::<Result<_, _>>()?;
         let size = size.as_ref().map(|s| s.name.clone());
@@ -339,19 +343,25 @@ impl Way<'_> {
     }
 }
 
-/// The rule with the size of an arm at the smallest cell.
+/// The rule with the sizes of an arm at the smallest cell.
 fn base(rule: TransferRule, arm: &Arm) -> Result<Transfer, Failure> {
-    let (model, t) = (&arm.spec.model, &arm.spec.train);
-    if model.tie {
-        return Err(Failure::Usage(format!(
-            "{}: its head is its embedding (`tie`), whose rates the ladder's `transfer` scales differently; write `tie: false`",
-            arm.name
-        )));
-    }
-    let depth = Architecture::new(model, None).map_err(|e| Failure::Error(e.to_string().into()))?.depth;
+    let (mut model, t) = (arm.spec.model.clone(), &arm.spec.train);
+    let depth = Architecture::new(&model, None).map_err(|e| Failure::Error(e.to_string().into()))?.depth;
     let tokens = t.steps * t.batch * t.sequence.unwrap_or(model.context);
     let tokens = (rule == TransferRule::Hyperp).then_some(tokens);
-    Ok(Transfer { rule, width: model.hidden, depth, tokens })
+    let passes = transfer::passes(&model.body);
+    let mut listed = vec![];
+    for (name, component) in &mut model.components {
+        listed.extend(component.widths().iter().map(|(size, value)| (format!("{name}.{size}"), **value)));
+    }
+    for path in sizes(&mut model) {
+        if let Ok(value) = field(&mut model, &path) {
+            listed.push((path, *value));
+        }
+    }
+    listed.retain(|(path, _)| path != "hidden");
+    let (width, passes) = (model.hidden, (passes > 1).then_some(passes));
+    Ok(Transfer { rule, width, depth, passes, tokens, sizes: listed.into_iter().collect() })
 }
 
 /// FLOPs of a training token.
@@ -404,8 +414,7 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
         stopped: vec![],
         transfer: match rule {
             None => "",
-            Some(TransferRule::Mup) => "mup",
-            Some(TransferRule::Hyperp) => "hyperp",
+            Some(rule) => rule.word(),
         }
         .into(),
     };
@@ -605,6 +614,7 @@ fn costs(way: &Way, rungs: &[Rung], first: &str, trials: usize) -> Result<String
         ["cell", "arm", "parameters", "steps", "tokens", "FLOPs a run", "runs", "hours a run", "trained"];
     let mut rows = vec![head.map(String::from).to_vec()];
     let (mut flops, mut hours, mut runs) = (0.0, 0.0, 0);
+    let mut tuning: IndexMap<String, Tuning> = IndexMap::new();
     let mut rates: HashMap<(Option<String>, String), f64> = HashMap::new();
     for rung in rungs {
         for (arm, each) in rung.arms.iter().zip(&rung.flops) {
@@ -636,6 +646,11 @@ fn costs(way: &Way, rungs: &[Rung], first: &str, trials: usize) -> Result<String
                 .map_err(|e| Failure::Error(e.to_string().into()))?
                 .parameters;
             (flops, hours, runs) = (flops + weight * cost, hours + weight * time, runs + many);
+            // Costs of a trunk are in its branches' trials, which are whole runs.
+            if way.known.contains_key(&rung.cell.name) {
+                let own = tuning.entry(arm.name.clone()).or_default();
+                own.add(whole * cost, whole * time, rung.cell.name == first);
+            }
             rows.push(vec![
                 rung.cell.name.clone(),
                 arm.name.clone(),
@@ -649,14 +664,60 @@ fn costs(way: &Way, rungs: &[Rung], first: &str, trials: usize) -> Result<String
             ]);
         }
     }
-    Ok(format!(
+    let total = format!(
         "{}\n{}, {flops:.3e} FLOPs, {} at the rate{} ({} an arm in the first cell)",
         table(&rows),
         many(runs as u128, "run"),
         duration(3600.0 * hours),
         if way.a.rate.is_some() { " given" } else { "s measured here" },
         many(trials as u128, "trial")
-    ))
+    );
+    if trials == 0 {
+        return Ok(total);
+    }
+    let carried = way.suite.ladder.as_ref().and_then(|ladder| ladder.transfer);
+    Ok(format!("{total}\n\n{}", tuned(&tuning, trials, carried)))
+}
+
+/// Costs of tuning an arm.
+#[derive(Clone, Copy, Default)]
+struct Tuning {
+    /// FLOPs and hours of one trial at the smallest cell.
+    base: (f64, f64),
+    /// Those of one at every cell.
+    every: (f64, f64),
+}
+
+impl Tuning {
+    fn add(&mut self, flops: f64, hours: f64, first: bool) {
+        self.every = (self.every.0 + flops, self.every.1 + hours);
+        if first {
+            self.base = (flops, hours);
+        }
+    }
+}
+
+/// The tuning of each arm as it is planned, and as it would be at every cell.
+fn tuned(tuning: &IndexMap<String, Tuning>, trials: usize, carried: Option<TransferRule>) -> String {
+    let head = ["tuning of", "trials", "FLOPs", "hours", "FLOPs at every cell", "hours", "less by"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let n = trials as f64;
+    for (arm, own) in tuning {
+        rows.push(vec![
+            arm.clone(),
+            trials.to_string(),
+            format!("{:.3e}", n * own.base.0),
+            format!("{:.3}", n * own.base.1),
+            format!("{:.3e}", n * own.every.0),
+            format!("{:.3}", n * own.every.1),
+            format!("{:.1}", own.every.0 / own.base.0),
+        ]);
+    }
+    let how = match carried {
+        Some(rule) => format!("tuned at the first cell and carried by `{}`", rule.word()),
+        None => "tuned at the first cell; no rule carries the rate to the others".into(),
+    };
+    format!("{}\n{how}", table(&rows))
 }
 
 /// Held-out losses of an arm at the ends of its runs.

@@ -411,7 +411,7 @@ fn tuning(page: &mut Page, climb: &Climb) {
             "" => "No rule carries these values to the other cells, which use them as they are: larger models often want a lower rate, so \
                    that differences between arms at other cells are differences at a rate tuned elsewhere."
                 .into(),
-            rule => format!("The other cells use these values by the rule `{rule}` of docs/fits.md, each arm from its own size at the smallest cell."),
+            rule => format!("The other cells use these values by the rule `{rule}` of docs/rates.md, each arm from its own size at the smallest cell."),
         });
     }
     for (i, arm) in m.arms.iter().enumerate() {

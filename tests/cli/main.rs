@@ -22,6 +22,7 @@ mod ladder;
 mod lsp;
 mod quantize;
 mod ranks;
+mod rates;
 mod refusals;
 mod router_tuning;
 mod serve;

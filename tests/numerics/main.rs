@@ -19,6 +19,7 @@ mod multiply_adds;
 mod observation;
 mod optimizers;
 mod probing;
+mod rates;
 mod rewriting;
 mod skipping;
 mod tuned;

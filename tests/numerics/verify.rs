@@ -9,6 +9,7 @@ use dreamc_dsl::spec::{Matrices, OptimizerKind, Transfer, TransferRule};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::device::ptx::{Options, PtxDevice, Schedule};
 use dreamc_runtime::verify::{Compiler, Proved, Report, Task, Verdict, verify};
+use indexmap::IndexMap;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
@@ -168,21 +169,26 @@ fn random_ones(
 /// check.
 #[test]
 fn transferred_rates_keep_sizes_at_every_width() {
-    let base = Transfer { rule: TransferRule::Mup, width: 16, depth: 2, tokens: None };
+    let base = |rule, tokens| {
+        Some(Transfer { rule, width: 16, depth: 2, passes: None, tokens, sizes: IndexMap::new() })
+    };
     let matrices = Matrices { momentum: 0.95, rate: 3.0 };
     let recipes = [
-        (OptimizerKind::AdamW, base),
-        (OptimizerKind::Lion, base),
-        (OptimizerKind::Muon(matrices), base),
-        (OptimizerKind::MuonH(matrices), Transfer { rule: TransferRule::Hyperp, tokens: Some(1000), ..base }),
+        (OptimizerKind::AdamW, base(TransferRule::Mup, None)),
+        (OptimizerKind::Lion, base(TransferRule::Mup, None)),
+        (OptimizerKind::Muon(matrices), base(TransferRule::Mup, None)),
+        (OptimizerKind::MuonH(matrices), base(TransferRule::Hyperp, Some(1000))),
+        (OptimizerKind::AdamW, base(TransferRule::Completep, None)),
+        (OptimizerKind::AdamW, base(TransferRule::Spectral, None)),
+        (OptimizerKind::Lion, base(TransferRule::Standard, None)),
     ];
     for (name, spec) in models(specs("examples/ladder")) {
         let all = if name.contains("dr-da") { &recipes[..] } else { &recipes[..1] };
-        for &(optimizer, transfer) in all {
+        for (optimizer, transfer) in all {
             let mut spec = spec.clone();
-            (spec.train.optimizer, spec.train.transfer) = (optimizer, Some(transfer));
+            (spec.train.optimizer, spec.train.transfer) = (*optimizer, transfer.clone());
             let report = prove(&spec, 1, &["devices", "coordinates"], &[]);
-            assert!(report.holds(), "{name} {optimizer:?}\n{report}");
+            assert!(report.holds(), "{name} {optimizer:?} {transfer:?}\n{report}");
             assert!(report.proofs[1].checks > 4, "{name}\n{report}");
         }
     }

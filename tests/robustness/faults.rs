@@ -525,9 +525,16 @@ train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01, optimizer: m
 /// One rate at several widths.
 const WIDE: &str = "
     sa: {sequence: {heads: 4, kv_heads: 2, head_size: 4}}
-    mlp: {mlp: {intermediate: 17}}
+    mlp: {mlp: {intermediate: 18}}
   body: [{repeat: 2, layers: [\"sa > mlp\"]}]
-train: {steps: 6, batch: 4, learning_rate: 0.01, transfer: {rule: mup, width: 8, depth: 2}}";
+train: {steps: 6, batch: 4, learning_rate: 0.01, transfer: {rule: mup, width: 6, depth: 2}}";
+
+/// The same with one table for the embedding and the head.
+const TIED: &str = "
+    mlp: {mlp: {intermediate: 18}}
+  body: [{repeat: 2, layers: [\"mlp\"]}]
+  tie: true
+train: {steps: 6, batch: 4, learning_rate: 0.01, transfer: {rule: mup, width: 6, depth: 2}}";
 
 /// Layers of three kinds, each applied several times, whose values need not be kept: with weights
 /// of their own, with the same, and with a router that is balanced.
@@ -957,7 +964,7 @@ fn again_as_first(c: &mut Compiled, is: &dyn Fn(&str) -> bool) -> bool {
 
 /// Rates of tensors by a power of the width over the base's.
 fn scaled(spec: &mut Spec, pattern: &str, power: i32) {
-    let Some(transfer) = spec.train.transfer else { return };
+    let Some(transfer) = &spec.train.transfer else { return };
     let learning_rate = (spec.model.hidden as f64 / transfer.width as f64).powi(power);
     spec.train.groups.push(Rates { pattern: pattern.into(), learning_rate, weight_decay: None });
 }
@@ -2370,6 +2377,21 @@ fn faults() -> Vec<Fault> {
         wider("embeddings slower where wider", |spec| scaled(spec, "embed.weight", -1)),
         wider("the head at the rate of the base", |spec| scaled(spec, "head.weight", 1)),
         wider("gains slower where wider", |spec| scaled(spec, "*norm.weight", -1)),
+        wider("the rate of another fan in for one matrix", |spec| scaled(spec, "*.out.weight", 1)),
+        wider("the scale of heads of another size", |spec| {
+            for component in spec.model.components.values_mut() {
+                if let Component::Sequence(a) = component {
+                    a.scale = Some(1.0 / (a.head_size as f64).sqrt());
+                }
+            }
+        }),
+        Fault {
+            name: "logits of an embedding that grows",
+            spec: TIED,
+            stage: Stage::Read(|spec| spec.model.logit_scale = None),
+            caught: "coordinates",
+            place: ["", ""],
+        },
         narrow("a head as large at first as that of the base", |c| narrower(c, TensorKind::Head)),
         // Layers that a limit of memory has computed again.
         again("a layer computed again from the stream of another", |c| {
@@ -2626,6 +2648,7 @@ fn main() -> ExitCode {
         sound("skipping", SKIPPING),
         sound("keys", KEYS),
         sound("wide", WIDE),
+        sound("tied", TIED),
         sound("deep", DEEP),
         sound("handed", HANDED),
         sound("again", AGAIN),

@@ -759,7 +759,7 @@ impl<'a> Form<'a> {
     /// Numbers that the optimizer keeps of each number of a weight.
     fn states(&self, train: &Train, w: &Weight) -> u128 {
         let shape: Vec<u64> = w.dims.iter().map(|&d| self.lowered.module.size(d)).collect();
-        let rule = Rule { decay: 0.0, factor: 1.0, matrix: matrix(train, w, &shape) };
+        let rule = Rule { decay: 0.0, factor: 1.0, eps: 1.0, matrix: matrix(train, w, &shape) };
         optimizer(train, &rule).states().len() as u128
     }
 

@@ -29,7 +29,7 @@ impl Optimizer for AdamW {
         let (first, second) = (s.given(Input::FirstCorrection), s.given(Input::SecondCorrection));
         let (corrected, variance) = (s.b.mul(m, first), s.b.mul(v, second));
         let root = s.b.unary(Unary::Sqrt, variance);
-        let eps = s.b.constant(self.eps);
+        let eps = s.b.constant(self.eps * rule.eps);
         let root = s.b.add(root, eps);
         let move_by = s.b.div(corrected, root);
         let (w, rate) = (s.weight(), s.rate(rule));

@@ -45,6 +45,8 @@ pub(crate) struct Rule {
     pub decay: f64,
     /// Factor on the learning rate.
     pub factor: f64,
+    /// Factor on AdamW's ε.
+    pub eps: f64,
     /// Rows and columns of its matrices, where the recipe moves whole ones.
     pub matrix: Option<[u64; 2]>,
 }

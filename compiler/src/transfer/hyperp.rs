@@ -2,9 +2,9 @@
 //! Hypersphere Optimization*, 2603.28743): matrices that stay at the Frobenius norm of their first
 //! values, whose rate is an angle.
 //!
-//! With `m`, `d` and `t` the width, the depth and the training tokens over those of the base, an
-//! angle has the factor `d^-1/2 · t^-0.32` and none of width. The output of a component has the
-//! factor `d^-1/2`, as the norm of its last matrix has by default.
+//! With `d` and `t` the depth and the training tokens over those of the base, an angle has the
+//! factor `d^-1/2 · t^-0.32` and none of width. The output of a component has the factor `d^-1/2`,
+//! as the norm of its last matrix has by default.
 //!
 //! Tensors of AdamW follow [`Mup`], times `t^-0.32`. The authors' program gives them the rate of
 //! the matrices at every width.
@@ -18,10 +18,10 @@ const DATA: f64 = -0.32;
 pub(super) struct Hyperp;
 
 impl Rule for Hyperp {
-    fn share(&self, seen: Seen, growth: Growth) -> Share {
+    fn share(&self, seen: &Seen, growth: Growth) -> Share {
         let data = growth.tokens.powf(DATA);
-        if seen.whole {
-            return Share { init: 1.0, rate: data / growth.depth.sqrt() };
+        if seen.whole.is_some() {
+            return Share { rate: data / growth.depth.sqrt(), ..Share::NONE };
         }
         let share = Mup.share(seen, growth);
         Share { rate: share.rate * data, ..share }

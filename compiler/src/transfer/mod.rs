@@ -1,39 +1,39 @@
-//! One learning rate for models of several sizes.
+//! One learning rate for models of several sizes, by the graph of the model here and at the base.
 //!
-//! *In*: a recipe with a `transfer`, a model, and a tensor by what its numbers connect ([`Role`]).
-//! *Out*: a [`Share`]: factors on the deviation of its first values and on its learning rate.
-//! *Promise*: at the size of the base every factor is 1, so that the base is trained bit for bit as
-//! without a rule; a rule is one file.
+//! *In*: a specification whose recipe has a `transfer`, and its lowered model. *Out*: for every
+//! weight a [`Share`]: factors on the deviation of its first values, on its rate and on AdamW's ε.
+//! *Promise*: a weight's fans are products of the sizes of named dimensions that it sums over and
+//! that it makes, here and at the base ([`place`]); at the size of the base every factor is 1, so
+//! that the base is trained bit for bit as without a rule; a rule is one file.
 //!
-//! Widths of components are taken to grow with the hidden size: heads in number, intermediate
-//! sizes, all at one head size. The number of experts does not grow.
+//! Multipliers of branches and of the head are in first values and rates, so that no reader of a
+//! model has to know them; those of attentions and of tied heads are keys of the model
+//! ([`Spec::carry`]).
 
+mod completep;
 mod hyperp;
 mod mup;
+mod place;
+mod spectral;
+mod standard;
+mod table;
 
-use crate::architecture::Architecture;
+pub use table::{Line, Multiplier, Table, Warning, table};
+
+use crate::CompileError;
+use crate::architecture::{Architecture, Work};
 use crate::bind::{Adapted, Factor, Owner, Part};
-use crate::compiled::Init;
-use crate::lower::Weight;
+use crate::compiled::{Init, TensorKind};
+use crate::ir::{Dim, Module};
+use crate::lower::{Lowered, Shape, Weight, lower};
+use crate::optim::matrix;
+use dreamc_dsl::Spec;
 use dreamc_dsl::define::graph::Purpose;
-use dreamc_dsl::spec::{Train, TransferRule};
+use dreamc_dsl::spec::{Item, Stream, Train, Transfer, TransferRule};
+use place::Use;
+use std::collections::HashMap;
 
-/// Widths that the numbers of a tensor connect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    /// From a size that stays to the width: the embedding.
-    Input,
-    /// From width to width.
-    Hidden,
-    /// From the width to a size that stays: the head, routers.
-    Output,
-    /// Between sizes that stay.
-    Small,
-    /// One number for each of the width, or fewer: gains, biases.
-    Vector,
-}
-
-/// Where a tensor is.
+/// The place of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// Outside the layers' components.
@@ -44,68 +44,269 @@ enum Place {
     End,
 }
 
+/// A size here and at the base.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Fan {
+    here: f64,
+    base: f64,
+}
+
+impl Fan {
+    fn ratio(self) -> f64 {
+        self.here / self.base
+    }
+}
+
 /// A tensor as rules look at it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Seen {
-    role: Role,
+    of: Use,
+    /// Numbers that a sum of it is of, and how many such sums there are.
+    fan_in: Fan,
+    fan_out: Fan,
     place: Place,
-    /// Whether the optimizer moves its whole matrices.
-    whole: bool,
+    /// Whether passes of a loop apply it.
+    looped: bool,
+    /// Whether what components add is averaged, and not summed.
+    averaged: bool,
+    /// Whether it makes logits.
+    head: bool,
+    /// Whether it begins as a constant.
+    constant: bool,
+    /// Where the optimizer moves its whole matrices, how much longer its step is for their shape.
+    whole: Option<f64>,
 }
 
 /// How much larger than the base a run is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Growth {
     width: f64,
+    /// Applications of layers; those with the passes of the base; passes.
     depth: f64,
+    layers: f64,
+    passes: f64,
     tokens: f64,
 }
 
 /// Factors of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Share {
-    /// On the standard deviation of its first values, over the default's.
-    pub init: f64,
+    /// On the deviation of its first values at the base; absent where those of here stay.
+    pub init: Option<f64>,
     /// On its learning rate. Weight decay keeps its product with the rate.
     pub rate: f64,
+    /// On AdamW's ε.
+    pub eps: f64,
+}
+
+impl Share {
+    /// No factor.
+    pub const NONE: Share = Share { init: None, rate: 1.0, eps: 1.0 };
 }
 
 /// A rule.
 trait Rule {
-    fn share(&self, seen: Seen, growth: Growth) -> Share;
+    fn share(&self, seen: &Seen, growth: Growth) -> Share;
 }
 
-/// The factors of a tensor; 1 without a rule.
-pub(crate) fn share(train: &Train, a: &Architecture, w: &Weight, whole: bool) -> Share {
-    let Some(t) = train.transfer else { return Share { init: 1.0, rate: 1.0 } };
-    let over = |here: u64, base: u64| here as f64 / base.max(1) as f64;
-    let tokens = train.steps * train.batch * train.sequence.unwrap_or(a.model.context);
-    let growth = Growth {
-        width: over(a.model.hidden, t.width),
-        depth: over(a.depth, t.depth),
-        tokens: t.tokens.map_or(1.0, |base| over(tokens, base)),
-    };
-    let rule: &dyn Rule = match t.rule {
+fn rule(rule: TransferRule) -> &'static dyn Rule {
+    match rule {
         TransferRule::Mup => &mup::Mup,
+        TransferRule::Completep => &completep::Completep,
+        TransferRule::Spectral => &spectral::Spectral,
+        TransferRule::Standard => &standard::Standard,
         TransferRule::Hyperp => &hyperp::Hyperp,
-    };
-    rule.share(Seen { role: role(w), place: place(w), whole }, growth)
-}
-
-/// How a tensor begins under its factor.
-pub(crate) fn begins(init: Init, share: Share) -> Init {
-    match init {
-        Init::Normal(deviation) => Init::Normal(deviation * share.init),
-        Init::Constant(_)
-        | Init::Identity { .. }
-        | Init::Pick { .. }
-        | Init::Uniform(..)
-        | Init::LogUniform(..)
-        | Init::InverseSoftplusUniform(..) => init,
     }
 }
 
-fn place(w: &Weight) -> Place {
+/// The factors of the weights of a model.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rates {
+    /// By body, none outside, and name.
+    of: HashMap<(Option<usize>, String), (Share, Init)>,
+}
+
+impl Rates {
+    /// Those of a specification; none without a rule, and none at the base.
+    pub fn of(spec: &Spec, a: &Architecture, lowered: &Lowered) -> Result<Rates, CompileError> {
+        let Some(transfer) = &spec.train.transfer else { return Ok(Rates::default()) };
+        let compared = Compared::new(spec, transfer, a)?;
+        if compared.growth == Growth::NONE && compared.model == spec.model {
+            return Ok(Rates::default());
+        }
+        let mut rates = Rates::default();
+        for (body, w) in weights(lowered) {
+            let (seen, init) = compared.seen(spec, a, lowered, body, w)?;
+            let share = rule(transfer.rule).share(&seen, compared.growth);
+            rates.of.insert((body, w.name.clone()), (share, init));
+        }
+        Ok(rates)
+    }
+
+    /// The factors of a weight.
+    pub fn share(&self, body: Option<usize>, name: &str) -> Share {
+        self.of.get(&(body, name.to_string())).map_or(Share::NONE, |(share, _)| *share)
+    }
+
+    /// How a tensor begins that would begin so.
+    pub fn begins(&self, body: Option<usize>, w: &Weight, unit_offset: bool, init: Init) -> Init {
+        let Some((share, base)) = self.of.get(&(body, w.name.clone())) else { return init };
+        begins(init, *base, w, unit_offset, *share)
+    }
+}
+
+/// First values by the factor on those of the base. The gain of a norm behind a component ends it.
+fn begins(init: Init, base: Init, w: &Weight, unit_offset: bool, share: Share) -> Init {
+    let Some(by) = share.init else { return init };
+    match (init, base) {
+        (Init::Normal(_), Init::Normal(deviation)) => Init::Normal(deviation * by),
+        (Init::Constant(gain), _) if w.part == Part::PostNorm => {
+            let one = if unit_offset { 1.0 } else { 0.0 };
+            Init::Constant((gain + one) * by - one)
+        }
+        (
+            Init::Normal(_)
+            | Init::Constant(_)
+            | Init::Identity { .. }
+            | Init::Pick { .. }
+            | Init::Uniform(..)
+            | Init::LogUniform(..)
+            | Init::InverseSoftplusUniform(..),
+            _,
+        ) => init,
+    }
+}
+
+/// All weights that are trained or could be, with their body.
+fn weights(lowered: &Lowered) -> impl Iterator<Item = (Option<usize>, &Weight)> {
+    let bodies = lowered.weights.iter().enumerate();
+    let bodies = bodies.flat_map(|(b, all)| all.iter().map(move |w| (Some(b), w)));
+    let globals = lowered.globals.iter().map(|w| (None, w));
+    globals.chain(bodies).filter(|(_, w)| w.kind != TensorKind::Balance)
+}
+
+impl Growth {
+    const NONE: Growth = Growth { width: 1.0, depth: 1.0, layers: 1.0, passes: 1.0, tokens: 1.0 };
+
+    fn of(spec: &Spec, transfer: &Transfer, a: &Architecture) -> Growth {
+        let over = |here: u64, base: u64| here as f64 / base.max(1) as f64;
+        let train: &Train = &spec.train;
+        let tokens = train.steps * train.batch * train.sequence.unwrap_or(a.model.context);
+        let passes = transfer.passes.map_or(1.0, |base| over(passes(&spec.model.body), base));
+        let looped = a.bodies.iter().filter(|b| matches!(b.work, Work::Layer(_)) && b.recurrent.is_some());
+        let looped: u64 = looped.map(|b| b.applications).sum();
+        let without = (a.depth - looped.min(a.depth)) as f64 + looped as f64 / passes;
+        Growth {
+            width: over(a.model.hidden, transfer.width),
+            depth: over(a.depth, transfer.depth),
+            layers: without / transfer.depth.max(1) as f64,
+            passes,
+            tokens: transfer.tokens.map_or(1.0, |base| over(tokens, base)),
+        }
+    }
+}
+
+/// Passes of the outermost loop; 1 where there is none.
+pub fn passes(body: &[Item]) -> u64 {
+    let each = body.iter().map(|item| match item {
+        Item::Recur { count, .. } => *count,
+        Item::Repeat { items, .. } => passes(items),
+        Item::Layer(_) | Item::Statement(_) => 1,
+    });
+    each.max().unwrap_or(1)
+}
+
+/// The model at the base.
+struct Compared {
+    model: dreamc_dsl::spec::Model,
+    lowered: Lowered,
+    growth: Growth,
+}
+
+impl Compared {
+    fn new(spec: &Spec, transfer: &Transfer, a: &Architecture) -> Result<Compared, CompileError> {
+        let base = transfer.base(&spec.model);
+        let mut at_base = Architecture::new(&base.model, None)?;
+        at_base.depth = transfer.depth;
+        let lowered = lower(&at_base, Shape::default())?;
+        Ok(Compared { model: base.model, lowered, growth: Growth::of(spec, transfer, a) })
+    }
+
+    /// A weight at the base.
+    fn at_base(&self, body: Option<usize>, w: &Weight) -> Result<&Weight, CompileError> {
+        let all = match body {
+            Some(b) => self.lowered.weights.get(b).map_or(&[][..], |all| &all[..]),
+            None => &self.lowered.globals[..],
+        };
+        let found = all.iter().find(|own| own.name == w.name && own.dims.len() == w.dims.len());
+        found.ok_or_else(|| CompileError::Base(w.name.clone()))
+    }
+
+    /// A weight as rules look at it, and how it begins at the base.
+    fn seen(
+        &self,
+        spec: &Spec,
+        a: &Architecture,
+        lowered: &Lowered,
+        body: Option<usize>,
+        w: &Weight,
+    ) -> Result<(Seen, Init), CompileError> {
+        let base = self.at_base(body, w)?;
+        let of = used(a, lowered, body, w);
+        let here = &lowered.module;
+        let fan = |dims: &[Dim]| Fan {
+            here: elements(here, dims),
+            base: dims.iter().map(|d| self.size(here, *d)).product(),
+        };
+        let (fan_in, fan_out) = match &of {
+            Use::Product { over, each, .. } => (fan(over), fan(each)),
+            Use::Lookup { each } => (fan(&[]), fan(each)),
+            Use::Factor | Use::Term | Use::Taps | Use::Unknown(_) | Use::Unread => (fan(&[]), fan(&w.dims)),
+        };
+        let shape = |w: &Weight, m: &Module| w.dims.iter().map(|&d| m.size(d)).collect::<Vec<u64>>();
+        let tall = |size: [u64; 2]| (size[0] as f64 / size[1].max(1) as f64).max(1.0).sqrt();
+        let whole = matrix(&spec.train, w, &shape(w, here));
+        let of_base = matrix(&spec.train, w, &shape(base, &self.lowered.module));
+        let whole = whole.map(|size| tall(size) / of_base.map_or(1.0, tall));
+        let looped = body.is_some_and(|b| a.bodies[b].recurrent.is_some());
+        let seen = Seen {
+            of,
+            fan_in,
+            fan_out,
+            place: place(a, w),
+            looped,
+            averaged: matches!(a.model.stream, Stream::Attend { .. }),
+            head: w.kind == TensorKind::Head,
+            constant: !matches!(w.init, Init::Normal(_)),
+            whole,
+        };
+        Ok((seen, base.init))
+    }
+
+    /// The size of a dimension at the base, by its name.
+    fn size(&self, here: &Module, dim: Dim) -> f64 {
+        self.lowered.module.dims.get(here.name(dim)).copied().unwrap_or(here.size(dim)) as f64
+    }
+}
+
+fn elements(m: &Module, dims: &[Dim]) -> f64 {
+    dims.iter().map(|&d| m.size(d) as f64).product()
+}
+
+/// The use of a weight, in the functions that read it.
+fn used(a: &Architecture, lowered: &Lowered, body: Option<usize>, w: &Weight) -> Use {
+    let functions = lowered.module.functions.values();
+    let one = matches!(w.init, Init::Constant(x) if x != 0.0);
+    match body {
+        None => place::of(functions, &w.name, one),
+        Some(leader) => {
+            let own = |name: &str| a.bodies.iter().any(|b| b.name == name && b.leader == leader);
+            place::of(functions.filter(|f| own(&f.name)), &w.name, one)
+        }
+    }
+}
+
+fn place(a: &Architecture, w: &Weight) -> Place {
     let inside = match w.owner {
         Owner::Component(_) | Owner::Skip(_) => true,
         Owner::Embedding
@@ -122,8 +323,21 @@ fn place(w: &Weight) -> Place {
         | Owner::Members
         | Owner::Choice => false,
     };
-    let end = matches!(
-        w.part,
+    if !inside {
+        return Place::Stream;
+    }
+    let normed = match w.owner {
+        Owner::Component(i) => a.model.components.get_index(i as usize).is_some_and(|(_, c)| c.norms().1),
+        _ => false,
+    };
+    let ends = if normed { w.part == Part::PostNorm } else { ends(w.part) };
+    if ends { Place::End } else { Place::Branch }
+}
+
+/// Whether a tensor is the last before the output of its component.
+fn ends(part: Part) -> bool {
+    matches!(
+        part,
         Part::Out
             | Part::OutShared
             | Part::OutBias
@@ -136,117 +350,5 @@ fn place(w: &Weight) -> Place {
                 Adapted::Out | Adapted::Down | Adapted::SharedDown | Adapted::Own(_, Purpose::Output),
                 Factor::B
             )
-    );
-    match (inside, end) {
-        (false, _) => Place::Stream,
-        (true, false) => Place::Branch,
-        (true, true) => Place::End,
-    }
-}
-
-fn role(w: &Weight) -> Role {
-    match w.part {
-        Part::Table if w.owner == Owner::Embedding => Role::Input,
-        Part::PassEmbedding | Part::Low(_, Factor::B) | Part::Adapter(_, Factor::B) => Role::Input,
-        Part::Qkv
-        | Part::QkvShared
-        | Part::Out
-        | Part::OutShared
-        | Part::Gate
-        | Part::Up
-        | Part::Down
-        | Part::SharedGate
-        | Part::SharedUp
-        | Part::SharedDown
-        | Part::QueryDown
-        | Part::QueryUp
-        | Part::KvDown
-        | Part::KvUp
-        | Part::Linear
-        | Part::Own(_, Purpose::Matrix | Purpose::Output) => Role::Hidden,
-        // A norm stands behind them, so that their size is that of first values at every width.
-        Part::RouterQuery => Role::Hidden,
-        // A matrix of the stream, or a number for each application.
-        Part::Mix => if w.dims.len() > 1 { Role::Hidden } else { Role::Vector },
-        Part::Table
-        | Part::SharedWeight
-        | Part::Router
-        | Part::PredictorUp
-        | Part::LaneAlphaWeight
-        | Part::LaneBetaWeight
-        | Part::LaneMixWeight
-        | Part::LastLanes
-        | Part::ReadQuery
-        | Part::ExitGate
-        | Part::ChoiceTable
-        | Part::Low(_, Factor::A)
-        | Part::Adapter(_, Factor::A) => Role::Output,
-        Part::RouterKeys | Part::PredictorDown => Role::Small,
-        Part::Norm
-        | Part::PostNorm
-        | Part::FinalNorm
-        | Part::ResidualNorm
-        | Part::QueryNorm
-        | Part::KeyNorm
-        | Part::QueryDownNorm
-        | Part::KvDownNorm
-        | Part::QkvBias
-        | Part::QueryBias
-        | Part::KeyBias
-        | Part::OutBias
-        | Part::GateBias
-        | Part::UpBias
-        | Part::DownBias
-        | Part::LogitBias
-        | Part::Sink
-        | Part::RouterQueryNorm
-        | Part::RouterKeyNorm
-        | Part::RouterBias
-        | Part::Scale
-        | Part::Offset
-        | Part::Residual
-        | Part::Gain
-        | Part::Lambda
-        | Part::Mu
-        | Part::Delta
-        | Part::Decay
-        | Part::LaneAlpha
-        | Part::LaneBeta
-        | Part::LaneMix
-        | Part::LaneAlphaScale
-        | Part::LaneBetaScale
-        | Part::LaneBias
-        | Part::LaneScale
-        | Part::LastLaneBias
-        | Part::LastLaneScale
-        | Part::ReadNorm
-        | Part::ExitBias
-        | Part::ChoiceBias
-        | Part::Own(_, Purpose::Bias | Purpose::Gain | Purpose::Filter | Purpose::Own)
-        // States, which no weight is.
-        | Part::RouterCounts
-        | Part::FirstValues
-        | Part::DepthKeys
-        | Part::DepthValues
-        | Part::PassKeys
-        | Part::PassValues
-        | Part::HandedKeys
-        | Part::HandedValues
-        | Part::Keys
-        | Part::Values
-        | Part::Latents
-        | Part::Cached
-        | Part::Text(_)
-        | Part::Pooled
-        | Part::Stream
-        | Part::Sources
-        | Part::Left
-        | Part::ChoiceCounts
-        | Part::ChoiceLast
-        | Part::ChoiceGate
-        | Part::ChoiceStart
-        | Part::Members
-        | Part::Kept(_)
-        | Part::Behind(_) => Role::Vector,
-    }
+    )
 }

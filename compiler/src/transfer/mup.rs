@@ -2,43 +2,61 @@
 //! table 3, the columns of Adam) and Depth-µP over the depth (Yang et al., *Tensor Programs VI*,
 //! 2310.02244).
 //!
-//! With `m` and `d` the width and the depth over those of the base:
+//! With `m` a weight's fan in over that at the base and `n` its fan out over that:
 //!
 //! | numbers | deviation of first values | rate |
 //! |---|---|---|
-//! | from a size that stays to the width | `1` | `1` |
-//! | from width to width | `m^-1/2` | `m^-1` |
-//! | from the width to a size that stays | `m^-1` | `m^-1` |
-//! | gains, biases | `1` | `1` |
+//! | from a size that stays: embeddings | `1` | `1` |
+//! | between sizes that grow | `m^-1/2` | `m^-1` |
+//! | to a size that stays: the head, routers | `m^-1` | `m^-1` |
+//! | gains, biases, filters | `1` | `1` |
 //!
-//! Defaults fall with `m^-1/2` everywhere; the factor here is the rest. The head's multiplier
-//! of table 8 is in its first values and its rate, which is the same for optimizers that do not
-//! look at the size of gradients. A matrix that Muon moves as a whole has no factor of width, or
-//! `m^-1/2` where its output stays: the orthogonal step has singular values of 1 at every size.
+//! The head's multiplier of table 8 is in its first values and its rate, which is the same for
+//! optimizers that do not look at the size of gradients. A step that Muon takes as a whole has
+//! singular values of its own factor `√max(1, rows/columns)`, and should have `√(n/m)`.
 //!
-//! Depth-µP multiplies what a component adds by `d^-1/2` and rates in components by `d^-1/2`. The
-//! multiplier is in the last matrix: its first values have it by default, its rate is `d^-1`.
+//! Depth-µP multiplies what a component adds by `l^-1/2` and rates in components by `l^-1/2`, for
+//! `l` times as many layers. Passes of a loop add the same again: `p` times as many have the factor
+//! `1/p` and no change of rates (2606.18524). The multiplier is in the last matrix, its first
+//! values and its rate.
 
-use super::{Growth, Place, Role, Rule, Seen, Share};
+use super::{Growth, Place, Rule, Seen, Share, Use};
 
 pub(super) struct Mup;
 
 impl Rule for Mup {
-    fn share(&self, Seen { role, place, whole }: Seen, growth: Growth) -> Share {
-        let (m, d) = (growth.width, growth.depth);
-        let (init, rate) = match role {
-            Role::Input | Role::Small => (m.sqrt(), 1.0),
-            Role::Hidden if whole => (1.0, 1.0),
-            Role::Hidden => (1.0, 1.0 / m),
-            Role::Output if whole => (1.0 / m.sqrt(), 1.0 / m.sqrt()),
-            Role::Output => (1.0 / m.sqrt(), 1.0 / m),
-            Role::Vector => (1.0, 1.0),
-        };
-        let depth = match place {
-            Place::Stream => 1.0,
-            Place::Branch => 1.0 / d.sqrt(),
-            Place::End => 1.0 / d,
-        };
-        Share { init, rate: rate * depth }
+    fn share(&self, seen: &Seen, growth: Growth) -> Share {
+        depth(0.5, seen, growth, width(seen))
+    }
+}
+
+/// The factors of width.
+pub(super) fn width(seen: &Seen) -> Share {
+    let m = seen.fan_in.ratio();
+    let n = seen.fan_out.ratio();
+    let (init, rate) = match seen.of {
+        Use::Product { normed: false, .. } if n == 1.0 && m != 1.0 => (1.0 / m, 1.0 / m),
+        Use::Product { .. } => (m.powf(-0.5), 1.0 / m),
+        Use::Lookup { .. } | Use::Factor | Use::Term | Use::Taps | Use::Unread => (1.0, 1.0),
+        Use::Unknown(_) => return Share::NONE,
+    };
+    let rate = seen.whole.map_or(rate, |own| (n / m).sqrt() / own);
+    Share { init: Some(init), rate, eps: 1.0 }
+}
+
+/// The same with the factors of depth, where what is added falls with the power `alpha` of the
+/// layers.
+pub(super) fn depth(alpha: f64, seen: &Seen, growth: Growth, width: Share) -> Share {
+    // A weighted mean of sources keeps its size however many there are.
+    if seen.place == Place::Stream || seen.averaged {
+        return width;
+    }
+    let passes = if seen.looped { growth.passes } else { 1.0 };
+    let adds = growth.layers.powf(-alpha) / passes;
+    // Applications of all layers add terms to a change that agree.
+    let rate = width.rate / (growth.layers * passes * adds);
+    match seen.place {
+        Place::End => Share { init: width.init.map(|init| init * adds), rate: rate * adds, ..width },
+        Place::Stream | Place::Branch => Share { rate, ..width },
     }
 }

@@ -90,8 +90,6 @@ struct Known {
     drawn: bool,
     /// How many passes have weights, where those of the outermost `recur` have their own.
     passes: Option<u64>,
-    /// Whether the head is the embedding matrix.
-    tied: bool,
     /// Steps that are trained, where they are written and right.
     steps: Option<u64>,
 }
@@ -153,7 +151,7 @@ impl Checker {
         let matching = self.section(&group, "match").map(|group| self.matching(&group));
         self.unused_lets(&group);
         self.unused_definitions();
-        let spec = Spec {
+        let mut spec = Spec {
             weights: weights?,
             transplant: flip(transplant)?,
             model: model?,
@@ -163,6 +161,12 @@ impl Checker {
             matching: flip(matching)?,
             sources: SourceMap::default(),
         };
+        let bad = spec.train.transfer.as_ref().and_then(|transfer| transfer.bad(&spec.model));
+        if let Some(bad) = bad {
+            self.error_at("bad-base", &format!("train.transfer.{}", bad.field), bad.message, bad.help);
+            return None;
+        }
+        spec.carry();
         Some(spec)
     }
 

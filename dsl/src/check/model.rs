@@ -18,7 +18,6 @@ impl Checker {
             (self.int(group, "vocab"), self.int(group, "hidden"), self.int(group, "context"));
         (self.known.vocab, self.known.context) = (vocab, context);
         let tie = self.bool(group, "tie");
-        self.known.tied = tie == Some(true);
         let embed_scale = self.embed_scale(group);
         let logit_softcap = self.real_or_none(group, "logit_softcap");
         let logit_scale = self.real_or_none(group, "logit_scale");

@@ -2,12 +2,13 @@
 
 use super::body::MAX_APPLICATIONS;
 use super::{Checker, Group, flip};
-use crate::ast::ValueKind;
+use crate::ast::{Value, ValueKind};
 use crate::keys::{self, Type};
 use crate::number;
 use crate::source::Span;
 use crate::spec::*;
 use crate::task::{Facts, Knob};
+use indexmap::IndexMap;
 
 impl Checker {
     pub(super) fn data(&mut self, group: &Group) -> Option<Data> {
@@ -375,6 +376,8 @@ impl Checker {
         let rule = self.word(group, "rule").map(transfer_rule);
         let (width, depth) = (self.int(group, "width"), self.int(group, "depth"));
         let tokens = if self.has(group, "tokens") { self.int(group, "tokens").map(Some) } else { Some(None) };
+        let passes = if self.has(group, "passes") { self.int(group, "passes").map(Some) } else { Some(None) };
+        let sizes = self.sizes_at_base(group);
         let rule = rule.flatten()?;
         if let Some(optimizer) = optimizer {
             self.transferable(&group.path("rule"), rule, optimizer);
@@ -384,29 +387,79 @@ impl Checker {
                 let help = "write the training tokens of the run whose rate this is";
                 self.error("missing-key", group.at, "`tokens` is missing in transfer", help);
             }
-            (TransferRule::Mup, Some(Some(_))) => {
-                let message = "`tokens` does not go with `mup`, which looks at width and depth alone";
+            (
+                TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral | TransferRule::Standard,
+                Some(Some(_)),
+            ) => {
+                let message = format!(
+                    "`tokens` does not go with `{}`, which looks at width and depth alone",
+                    rule.word()
+                );
                 self.error_at("unknown-key", &group.path("tokens"), message, "take it away");
             }
-            (TransferRule::Mup | TransferRule::Hyperp, _) => {}
+            (
+                TransferRule::Mup
+                | TransferRule::Completep
+                | TransferRule::Spectral
+                | TransferRule::Standard
+                | TransferRule::Hyperp,
+                _,
+            ) => {}
         }
-        if self.known.tied {
-            let message = "one table is the input and the head, whose rates the rule scales differently";
-            self.error_at("unreached", &group.path("rule"), message, "write `tie: false` in `model`");
+        if passes.flatten().is_some() && self.known.recurrent == Some(false) {
+            let help = "take it away, or write a `recur` in the body";
+            self.error_at("unreached", &group.path("passes"), "the body has no `recur`", help);
         }
-        Some(Transfer { rule, width: width?, depth: depth?, tokens: tokens? })
+        let (passes, tokens) = (passes?, tokens?);
+        Some(Transfer { rule, width: width?, depth: depth?, passes, tokens, sizes: sizes? })
+    }
+
+    /// Sizes of components by path.
+    fn sizes_at_base(&mut self, group: &Group) -> Option<IndexMap<String, u64>> {
+        let mut found = Some(IndexMap::new());
+        let map = match self.written(group, "sizes") {
+            None => return found,
+            Some(Value { kind: ValueKind::Map(map), .. }) => map,
+            Some(value) => {
+                self.wrong_type("sizes", &Self::kind(group, "sizes"), value);
+                return None;
+            }
+        };
+        self.once(map);
+        for item in &map.items {
+            let (key, value) = (&item.node.key, &item.node.value);
+            self.sources.fields.insert(format!("{}.{}", group.path("sizes"), key.text), key.span);
+            let number = self.number(&key.text, &keys::SIZE, value);
+            let size = number.as_ref().and_then(|n| u64::try_from(n.whole()?).ok()).filter(|size| *size > 0);
+            if number.is_some() && size.is_none() {
+                self.wrong_type(&key.text, &keys::SIZE, value);
+            }
+            found = found.zip(size).map(|(mut all, size)| {
+                all.insert(key.text.clone(), size);
+                all
+            });
+        }
+        found
     }
 
     /// Refuses a rule that says nothing about the recipe's optimizer.
     pub(super) fn transferable(&mut self, field: &str, rule: TransferRule, optimizer: OptimizerKind) {
         let (message, help) = match (rule, optimizer) {
-            (TransferRule::Mup, OptimizerKind::MuonH(_)) => {
-                ("`mup` says nothing about matrices of a fixed norm", "write `hyperp`, or another optimizer")
-            }
+            (
+                TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral,
+                OptimizerKind::MuonH(_),
+            ) => (
+                format!("`{}` says nothing about matrices of a fixed norm", rule.word()),
+                "write `hyperp`, or another optimizer",
+            ),
             (TransferRule::Hyperp, OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Muon(_)) => {
-                ("`hyperp` is about matrices of a fixed norm", "write `optimizer: muonh`, or `mup`")
+                ("`hyperp` is about matrices of a fixed norm".into(), "write `optimizer: muonh`, or `mup`")
             }
-            (TransferRule::Mup, OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Muon(_))
+            (
+                TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral,
+                OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Muon(_),
+            )
+            | (TransferRule::Standard, _)
             | (TransferRule::Hyperp, OptimizerKind::MuonH(_)) => return,
         };
         self.error_at("unreached", field, message, help);
@@ -698,9 +751,5 @@ impl Checker {
 
 /// The rule of a word; `None` for `none`.
 pub(super) fn transfer_rule(word: &str) -> Option<TransferRule> {
-    match word {
-        "mup" => Some(TransferRule::Mup),
-        "hyperp" => Some(TransferRule::Hyperp),
-        _ => None,
-    }
+    TransferRule::ALL.into_iter().find(|rule| rule.word() == word)
 }

@@ -305,7 +305,7 @@ impl Checker {
     }
 
     /// Refuses a name that a person gave twice: of two lists one would be lost.
-    fn once(&mut self, map: &Map) {
+    pub(super) fn once(&mut self, map: &Map) {
         let mut seen = HashSet::new();
         for key in map.items.iter().map(|item| &item.node.key).filter(|key| !seen.insert(&key.text)) {
             self.error(

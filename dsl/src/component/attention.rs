@@ -652,12 +652,12 @@ impl Described for Attention {
         }
     }
 
-    fn widen(&mut self, k: u64) {
-        self.heads *= k;
-        self.kv_heads *= k;
+    fn widths(&mut self) -> Vec<(&'static str, &mut u64)> {
+        let mut widths = vec![("heads", &mut self.heads), ("kv_heads", &mut self.kv_heads)];
         if let Some(latent) = &mut self.latent {
-            latent.query = latent.query.map(|n| n * k);
-            latent.kv *= k;
+            widths.extend(latent.query.as_mut().map(|size| ("latent.query", size)));
+            widths.push(("latent.kv", &mut latent.kv));
         }
+        widths
     }
 }

@@ -163,12 +163,8 @@ impl Described for Defined {
 
     fn settle(&mut self, _: u64) {}
 
-    fn widen(&mut self, k: u64) {
-        for setting in self.settings.values_mut() {
-            if let Setting::Size(size) = setting {
-                *size *= k;
-            }
-        }
+    fn widths(&mut self) -> Vec<(&'static str, &mut u64)> {
+        vec![]
     }
 }
 

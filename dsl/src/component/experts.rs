@@ -239,7 +239,7 @@ impl Described for Experts {
         self.router.unbalance();
     }
 
-    fn widen(&mut self, k: u64) {
-        self.intermediate *= k;
+    fn widths(&mut self) -> Vec<(&'static str, &mut u64)> {
+        vec![("intermediate", &mut self.intermediate)]
     }
 }

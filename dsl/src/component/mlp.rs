@@ -175,7 +175,7 @@ impl Described for Mlp {
         self.intermediate = self.intermediate.max(least);
     }
 
-    fn widen(&mut self, k: u64) {
-        self.intermediate *= k;
+    fn widths(&mut self) -> Vec<(&'static str, &mut u64)> {
+        vec![("intermediate", &mut self.intermediate)]
     }
 }

@@ -175,8 +175,9 @@ pub trait Described {
     /// numbers of two widths compare.
     fn settle(&mut self, least: u64);
 
-    /// Makes it `k` times as wide.
-    fn widen(&mut self, k: u64);
+    /// Its sizes that grow in proportion to the hidden size, where nothing else is said, by their
+    /// paths. Those of a definition follow from the hidden size by arithmetic, or stay.
+    fn widths(&mut self) -> Vec<(&'static str, &mut u64)>;
 }
 
 /// A component answers as its kind.

@@ -1,29 +1,38 @@
-//! Sizes of activations do not follow the width: the coordinate check of muP (Yang et al.,
-//! *Tensor Programs V*, 2203.03466, appendix D.1).
+//! Sizes of activations do not follow the size of the model: the coordinate check of muP (Yang et
+//! al., *Tensor Programs V*, 2203.03466, appendix D.1), over the width and over the depth.
 //!
 //! *In*: a subject whose recipe has a `transfer`. The model is taken at four widths, with the least
-//! as the base: hidden and intermediate sizes and numbers of heads grow together. Each takes five
-//! steps from its own first values on the subject's batch. *Out*: for the stream at every depth
-//! and for the logits, the slope of the logarithm of their size over that of the width.
+//! as the base: hidden and intermediate sizes and numbers of heads grow together; and at four
+//! depths. Each takes five steps from its own first values on the subject's batch. *Out*: for what
+//! every component gives, for the stream and for the logits, the slope of the logarithm of their
+//! size over that of the model's ([`Slope`]), and of a component that is off the weight whose move
+//! makes it so. The proof `coordinates` looks at widths alone, and at the moves of every tensor.
 //!
 //! Choices of routers would jump: every expert is chosen, and nothing skips.
 
 use super::steps::Law;
-use super::subject::{self, Subject};
+use super::subject::Subject;
 use super::{Checks, Place, Proof, VerifyError, transfer, widen};
+use crate::analysis::probe::Probing;
 use crate::model::{Model, Scale};
+use crate::statistics::student_quantile;
 use crate::train::schedule;
-use dreamc_compiler::compiled::{Entry, Init};
+use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::compiled::{Init, TensorKind};
+use dreamc_compiler::probe::Probe;
 use dreamc_compiler::{Compiled, Options};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Expr, Item, Precision, Schedule};
+use dreamc_dsl::spec::{Component, Expr, Item, Precision, Schedule, Stream, TransferRule};
 use indexmap::IndexMap;
+use serde::Serialize;
 
 /// Sizes of streams and logits do not follow the width.
 pub struct Coordinates;
 
 /// Widths over that of the subject.
 const WIDER: [u64; 4] = [2, 4, 8, 16];
+/// Depths over that of the subject.
+const DEEPER: [u64; 4] = [1, 2, 4, 8];
 /// The least hidden and intermediate sizes of a subject.
 const LEAST: [u64; 2] = [8, 4];
 /// Models of each width.
@@ -51,54 +60,270 @@ impl Proof for Coordinates {
     }
 
     fn how(&self) -> &'static str {
-        "slopes of streams and logits over four widths, at the start and in how far five steps move them, under the recipe's \
-         `transfer`; of every tensor the deviation of its first values and its first move against the table of the rule"
+        "slopes of components, streams and logits over four widths, at the start and in how far five steps move them, under the \
+         recipe's `transfer`; of every tensor the deviation of its first values and its first move against the table of the rule"
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
         let Some(base) = base(s) else { return Ok(Some("the recipe has no `transfer`".into())) };
-        let mut sizes = vec![];
-        for k in WIDER {
-            sizes.push(measured(s, &widened(&base, k))?);
-        }
+        let shapes = transfer::shapes(&widened(&base, WIDER[0]), &options(s), s.pipeline)?;
         let mut first: IndexMap<String, f64> = IndexMap::new();
         for (i, k) in WIDER.into_iter().enumerate() {
             let spec = widened(&base, k);
             let compiled = s.pipeline.compile(&spec, &options(s))?;
             let m = k as f64 / WIDER[0] as f64;
             for t in &compiled.tensors {
-                if let (Some(power), Init::Normal(deviation)) = (transfer::deviation(&spec, t), t.init) {
+                if let (Some(by), Init::Normal(deviation)) = (transfer::deviation(&spec, &shapes, t), t.init)
+                {
                     let at_base = *first.entry(t.name.clone()).or_insert(deviation);
-                    let e = (deviation / (at_base * m.powf(power)) - 1.0).abs();
+                    let e = (deviation / (at_base * by) - 1.0).abs();
                     let what = format!("deviation of first values of {} at {m} times the width", t.name);
                     checks.check(what, e, 1e-9, Place::of_tensor(&t.name));
                 }
             }
             if i < MOVED {
-                moves(s, &spec, compiled, m, checks)?;
+                moves(s, &spec, &shapes, compiled, m, checks)?;
             }
         }
-        let depths = sizes.iter().map(|(streams, _)| streams.len()).min().unwrap_or(0);
-        let places = (0..depths).map(|l| (format!("the stream behind {l} layers"), 0.0, Some(l)));
-        // First logits are sums of numbers whose deviation falls with the width.
-        for (what, first, l) in places.chain([("the logits".to_string(), -0.5, None)]) {
-            let at = |pick: fn(&Moved) -> f64| {
-                sizes.iter().map(move |(streams, logits)| pick(l.map_or(logits, |l| &streams[l])))
-            };
-            let mut see = |what: String, expected: f64, sizes: Vec<f64>| {
-                if let Some(slope) = slope(&sizes) {
-                    checks.check(what, (slope - expected).abs(), SLOPE, Place::default());
-                }
-            };
-            see(format!("slope of {what} at the start"), first, at(|m| m.first).collect());
-            see(format!("slope of the movement of {what}"), 0.0, at(|m| m.by).collect());
+        // No factor is no promise.
+        if matches!(base.train.transfer.as_ref().map(|t| t.rule), Some(TransferRule::Standard)) {
+            return Ok(None);
+        }
+        for axis in axes(&base).into_iter().filter(|axis| *axis != Axis::Depth) {
+            for line in over(s, &base, axis)? {
+                let what = format!("slope of {} {}, {}", line.of, line.when(), axis.title());
+                checks.check(what, (line.slope.slope - line.expected).abs(), SLOPE, Place::default());
+            }
         }
         Ok(None)
     }
 }
 
+/// The size of the model that grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Axis {
+    /// All widths together, heads in number.
+    Width,
+    /// All widths together, heads in size.
+    Heads,
+    /// Applications of layers; of a model that has all of them in a loop, its passes.
+    Depth,
+}
+
+impl Axis {
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Axis::Width => "width",
+            Axis::Heads => "heads",
+            Axis::Depth => "depth",
+        }
+    }
+
+    /// Its heading.
+    pub fn title(self) -> &'static str {
+        match self {
+            Axis::Width => "over widths",
+            Axis::Heads => "over widths, by the size of heads",
+            Axis::Depth => "over depths",
+        }
+    }
+
+    /// Sizes over the subject's.
+    fn scales(self) -> [u64; 4] {
+        match self {
+            Axis::Width | Axis::Heads => WIDER,
+            Axis::Depth => DEEPER,
+        }
+    }
+
+    /// The subject at one of them.
+    fn sized(self, base: &Spec, k: u64) -> Spec {
+        match self {
+            Axis::Width => widened(base, k),
+            Axis::Heads => larger_heads(base, k),
+            Axis::Depth => deepened(&widened(base, WIDER[0]), k),
+        }
+    }
+}
+
+/// A slope with its interval of 95 %.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Slope {
+    /// Of the logarithm of sizes over that of the model's size.
+    pub slope: f64,
+    /// The lower end of the interval.
+    pub low: f64,
+    /// The upper.
+    pub high: f64,
+}
+
+/// How what a part gives follows the size of the model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Line {
+    /// The part: `sa.out`, over all layers; `layers.1.out`, a stream; `logits`.
+    pub of: String,
+    /// The size that grows.
+    pub over: Axis,
+    /// How far it was moved, or its size at the start.
+    pub moved: bool,
+    /// Root mean squares at the four sizes, means over seeds.
+    pub sizes: Vec<f64>,
+    /// Their slope.
+    pub slope: Slope,
+    /// The slope that the rule gives it.
+    pub expected: f64,
+    /// Whether it has that slope.
+    pub flat: bool,
+    /// Where it has not: the weight whose move has the slope that is furthest off.
+    pub weight: Option<String>,
+}
+
+impl Line {
+    /// The time of it, for people.
+    pub fn when(&self) -> &'static str {
+        if self.moved { "in how far it moves" } else { "at the start" }
+    }
+}
+
+/// The check of a specification.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The rule's word.
+    pub rule: &'static str,
+    /// Hidden sizes.
+    pub widths: Vec<u64>,
+    /// Layer applications.
+    pub depths: Vec<u64>,
+    /// How far a slope may be off.
+    pub tolerance: f64,
+    /// The slopes.
+    pub lines: Vec<Line>,
+}
+
+impl Report {
+    /// Whether all slopes are those of the rule.
+    pub fn holds(&self) -> bool {
+        self.lines.iter().all(|line| line.flat)
+    }
+}
+
+/// Measures a subject over widths and depths; `None` without a `transfer`. A part that is off is
+/// looked into for the weight.
+pub fn check(s: &Subject, tell: &mut dyn FnMut(&str)) -> Result<Option<Report>, VerifyError> {
+    let Some(base) = base(s) else { return Ok(None) };
+    let mut lines = vec![];
+    for axis in axes(&base) {
+        tell(axis.word());
+        let mut found = over(s, &base, axis)?;
+        for line in found.iter_mut().filter(|line| !line.flat) {
+            tell(&line.of);
+            line.weight = blamed(s, &base, line)?;
+        }
+        lines.extend(found);
+    }
+    let rule = base.train.transfer.as_ref().map_or("", |t| t.rule.word());
+    let hidden = |k: &u64| Axis::Width.sized(&base, *k).model.hidden;
+    let depth = |k: &u64| Architecture::new(&Axis::Depth.sized(&base, *k).model, None).map_or(0, |a| a.depth);
+    let (widths, depths) = (WIDER.iter().map(hidden).collect(), DEEPER.iter().map(depth).collect());
+    Ok(Some(Report { rule, widths, depths, tolerance: SLOPE, lines }))
+}
+
+/// The sizes of a model that grow.
+fn axes(base: &Spec) -> Vec<Axis> {
+    let heads = base.model.components.values().any(|c| c.attention().is_some());
+    let axes = [Some(Axis::Width), heads.then_some(Axis::Heads), Some(Axis::Depth)];
+    axes.into_iter().flatten().collect()
+}
+
+/// Slopes of all that is measured.
+fn over(s: &Subject, base: &Spec, axis: Axis) -> Result<Vec<Line>, VerifyError> {
+    let mut all = vec![];
+    for k in axis.scales() {
+        all.push(measured(s, &axis.sized(base, k), None)?);
+    }
+    let mut lines = vec![];
+    for of in all[0].keys().filter(|of| all.iter().all(|at| at.contains_key(*of))) {
+        // Other layers stand at the same number of a deeper model.
+        if axis == Axis::Depth && of.starts_with("layers.") {
+            continue;
+        }
+        for moved in [false, true] {
+            let each = |m: &Moved| if moved { m.by } else { m.first };
+            let values: Vec<Vec<f64>> = all.iter().map(|at| at[of].iter().map(each).collect()).collect();
+            let Some(slope) = slope(&axis.scales(), &values) else { continue };
+            let expected = expected(base, axis, of, moved);
+            let sizes = values.iter().map(|v| v.iter().sum::<f64>() / v.len().max(1) as f64).collect();
+            let flat = (slope.slope - expected).abs() <= SLOPE;
+            lines.push(Line {
+                of: of.clone(),
+                over: axis,
+                moved,
+                sizes,
+                slope,
+                expected,
+                flat,
+                weight: None,
+            });
+        }
+    }
+    Ok(lines)
+}
+
+/// The slope that a rule gives: first logits are sums of numbers whose deviation falls with the
+/// width; what a component adds falls with the depth.
+fn expected(base: &Spec, axis: Axis, of: &str, moved: bool) -> f64 {
+    let rule = base.train.transfer.as_ref().map(|t| t.rule);
+    let component = of.strip_suffix(".out").and_then(|name| base.model.components.get(name));
+    let averaged = matches!(base.model.stream, Stream::Attend { .. });
+    match (axis, rule, component) {
+        (
+            Axis::Width | Axis::Heads,
+            Some(TransferRule::Mup | TransferRule::Completep | TransferRule::Hyperp),
+            _,
+        ) => {
+            if of == "logits" && !moved {
+                -0.5
+            } else {
+                0.0
+            }
+        }
+        (Axis::Width | Axis::Heads, Some(TransferRule::Spectral | TransferRule::Standard) | None, _) => 0.0,
+        (Axis::Depth, _, None) => 0.0,
+        (Axis::Depth, ..) if averaged => 0.0,
+        (Axis::Depth, Some(TransferRule::Completep), Some(_)) => -1.0,
+        (Axis::Depth, Some(TransferRule::Spectral | TransferRule::Standard), Some(c)) if c.norms().1 => 0.0,
+        (Axis::Depth, ..) => -0.5,
+    }
+}
+
+/// The weight of a component, or of the model, whose own part of the movement has the slope that is
+/// furthest off.
+fn blamed(s: &Subject, base: &Spec, line: &Line) -> Result<Option<String>, VerifyError> {
+    let component = line.of.split_once('.').map(|(name, _)| name);
+    let component = component.filter(|name| base.model.components.contains_key(*name));
+    let mut all: Vec<IndexMap<String, f64>> = vec![];
+    for k in line.over.scales() {
+        let mut own = IndexMap::new();
+        measured(s, &line.over.sized(base, k), Some((&line.of, &mut own)))?;
+        all.push(own);
+    }
+    let inside = |name: &str| component.is_none_or(|c| name.contains(&format!(".{c}.")));
+    let mut worst: Option<(String, f64)> = None;
+    for name in all[0].keys().filter(|name| inside(name) && all.iter().all(|at| at.contains_key(*name))) {
+        let values: Vec<Vec<f64>> = all.iter().map(|at| vec![at[name]]).collect();
+        let Some(slope) = slope(&line.over.scales(), &values) else { continue };
+        let off = (slope.slope - line.expected).abs();
+        if worst.as_ref().is_none_or(|(_, most)| off > *most) {
+            worst = Some((name.clone(), off));
+        }
+    }
+    Ok(worst.map(|(name, _)| name))
+}
+
 /// Root mean squares of numbers at the start, and of how far they were moved.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Moved {
     first: f64,
     by: f64,
@@ -107,7 +332,7 @@ struct Moved {
 /// The subject at its least width, where nothing is chosen; `None` without a rule.
 fn base(s: &Subject) -> Option<Spec> {
     let mut spec = s.spec.clone();
-    let mut transfer = spec.train.transfer?;
+    let mut transfer = spec.train.transfer.take()?;
     let model = &mut spec.model;
     model.hidden = model.hidden.max(LEAST[0]);
     for component in model.components.values_mut() {
@@ -120,6 +345,7 @@ fn base(s: &Subject) -> Option<Spec> {
     t.weight_decay = 0.0;
     transfer.width = spec.model.hidden * WIDER[0];
     transfer.depth = s.depth();
+    (transfer.sizes, transfer.passes) = (IndexMap::new(), None);
     let sequence = t.sequence.unwrap_or(spec.model.context);
     transfer.tokens = transfer.tokens.map(|_| t.steps * t.batch * sequence);
     t.transfer = Some(transfer);
@@ -155,7 +381,54 @@ fn widened(base: &Spec, k: u64) -> Spec {
     let mut spec = base.clone();
     spec.model.hidden *= k;
     for component in spec.model.components.values_mut() {
-        component.widen(k);
+        component.widths().into_iter().for_each(|(_, size)| *size *= k);
+    }
+    if spec.model.tie {
+        spec.carry();
+    }
+    spec
+}
+
+/// As wide, with larger heads and not more.
+fn larger_heads(base: &Spec, k: u64) -> Spec {
+    let mut spec = base.clone();
+    spec.model.hidden *= k;
+    let mut sizes = IndexMap::new();
+    for (name, component) in &mut spec.model.components {
+        if component.attention().is_some() {
+            let kept = component.widths().into_iter().map(|(size, value)| (format!("{name}.{size}"), *value));
+            sizes.extend(kept.collect::<Vec<_>>());
+        }
+        if let Component::Sequence(a) | Component::Depth(a) = component {
+            sizes.insert(format!("{name}.head_size"), a.head_size * WIDER[0]);
+            (a.head_size, a.scale) = (a.head_size * k, None);
+            continue;
+        }
+        component.widths().into_iter().for_each(|(_, size)| *size *= k);
+    }
+    if let Some(transfer) = &mut spec.train.transfer {
+        transfer.sizes = sizes;
+    }
+    spec.carry();
+    spec
+}
+
+/// With so many times more layers; of a model that has all of them in loops, passes.
+fn deepened(base: &Spec, k: u64) -> Spec {
+    let mut spec = base.clone();
+    let layered = spec.model.body.iter().any(|item| matches!(item, Item::Layer(_) | Item::Repeat { .. }));
+    for item in &mut spec.model.body {
+        match item {
+            Item::Layer(_) if k > 1 => *item = Item::Repeat { count: k, items: vec![item.clone()] },
+            Item::Repeat { count, .. } => *count *= k,
+            Item::Recur { count, .. } if !layered => {
+                if let Some(transfer) = &mut spec.train.transfer {
+                    transfer.passes = Some(*count);
+                }
+                *count *= k;
+            }
+            Item::Layer(_) | Item::Recur { .. } | Item::Statement(_) => {}
+        }
     }
     spec
 }
@@ -169,6 +442,7 @@ fn options(s: &Subject) -> Options {
 fn moves(
     s: &Subject,
     spec: &Spec,
+    shapes: &transfer::Shapes,
     compiled: Compiled,
     m: f64,
     checks: &mut Checks,
@@ -190,9 +464,10 @@ fn moves(
     model.update(&schedule::scalars(&spec.train, 1))?;
     let rate = schedule::learning_rate(&spec.train, 1);
     for (t, g, w) in before {
-        let rate = rate * transfer::rate(spec, s.depth(), &t);
+        let [by, eps] = transfer::factors(spec, s.depth(), shapes, &t);
+        let rate = rate * by;
         let mut states = [w.clone(), vec![0.0; w.len()], vec![0.0; w.len()]];
-        Law { train: &spec.train, step: 1, rate, decay: 0.0 }.apply(&t, &g, &mut states);
+        Law { train: &spec.train, step: 1, rate, decay: 0.0, eps }.apply(&t, &g, &mut states);
         let found = widen(&model.get(&t.name)?);
         let (mut along, mut length) = (0.0, 0.0);
         for ((found, expected), w) in found.iter().zip(&states[0]).zip(&w) {
@@ -207,39 +482,102 @@ fn moves(
     Ok(())
 }
 
-/// Streams and logits of a model, over seeds and steps.
-fn measured(s: &Subject, spec: &Spec) -> Result<(Vec<Moved>, Moved), VerifyError> {
-    let compiled = s.pipeline.compile(spec, &options(s))?;
+/// The parts that are measured.
+const LOOKED: [&str; 5] = ["layers.*.*.out", "layers.*.out", "embed.out", "head.stream", "head.logits"];
+/// Probabilities of attentions, where heads grow.
+const SCORES: &str = "layers.*.*.scores";
+
+/// The name of a part over all layers: `sa.out`; that of a stream keeps its layer.
+fn part(name: &str) -> String {
+    let name = if name == "head.logits" { "logits" } else { name };
+    let inner = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')).map(|(_, inner)| inner);
+    inner.filter(|inner| *inner != "out").unwrap_or(name).to_string()
+}
+
+/// The values of all parts now.
+fn seen(look: &mut Probing, s: &Subject) -> Result<IndexMap<String, Vec<f64>>, VerifyError> {
+    look.model().evaluate(&s.batch)?;
+    let names: Vec<String> = look.captured().map(|probed| probed.point.name.clone()).collect();
+    let mut all: IndexMap<String, Vec<f64>> = IndexMap::new();
+    for name in names {
+        let values = look.value(&name)?;
+        all.entry(part(&name)).or_default().extend(widen(&values));
+    }
+    Ok(all)
+}
+
+/// Which part is looked at, and the share of every weight in its movement.
+type Blame<'a> = Option<(&'a str, &'a mut IndexMap<String, f64>)>;
+
+/// Parts of a model, for each seed: at the start, and the mean over steps of how far they moved.
+fn measured(s: &Subject, spec: &Spec, mut blame: Blame) -> Result<IndexMap<String, Vec<Moved>>, VerifyError> {
+    let training = options(s);
+    let mut captured = LOOKED.map(str::to_string).to_vec();
+    if spec.train.transfer.as_ref().is_some_and(|t| !t.sizes.is_empty()) {
+        captured.push(SCORES.into());
+    }
+    let probe = Probe { captured, patched: vec![] };
+    let looking = Options { train: false, as_trained: true, probe, ..training.clone() };
+    let train = s.pipeline.compile(spec, &training)?;
+    let look = s.pipeline.compile(spec, &looking)?;
     let device = s.cpu(1);
-    let (mut streams, mut logits): (Vec<Moved>, Moved) = Default::default();
-    for seed in 0..SEEDS {
-        let mut model = Model::load(&device, compiled.clone())?;
+    let mut found: IndexMap<String, Vec<Moved>> = IndexMap::new();
+    let seeds = if blame.is_some() { 1 } else { SEEDS };
+    for seed in 0..seeds {
+        let mut model = Model::load(&device, train.clone())?;
         model.initialise(s.seed.wrapping_add(seed))?;
-        let mut before: Vec<Vec<f64>> = vec![];
-        for step in 0..=STEPS {
+        let mut look = Probing::new(Model::load(&device, look.clone())?)?;
+        copy(&model, &mut look)?;
+        let before = seen(&mut look, s)?;
+        let began = if blame.is_some() { trained(&model)? } else { vec![] };
+        let sizes = before.iter().map(|(name, x)| (name, rms(x.iter().copied())));
+        let mut moved: IndexMap<&String, Moved> =
+            sizes.map(|(name, first)| (name, Moved { first, by: 0.0 })).collect();
+        for step in 0..STEPS {
             model.begin_step()?;
             let scale = Scale { loss: 1.0 / s.batch.learned().max(1) as f32, auxiliary: 1.0 };
             model.backward(&s.batch, scale, None)?;
-            let mut now = subject::streams(&mut model, Entry::Whole)?;
-            now.push(widen(&model.all_logits()?));
-            if step == 0 {
-                streams.resize(now.len() - 1, Moved::default());
-                before.clone_from(&now);
-            }
-            for (i, (now, before)) in now.iter().zip(&before).enumerate() {
-                let of = streams.get_mut(i).unwrap_or(&mut logits);
-                if step == 0 {
-                    of.first += rms(now.iter().copied()) / SEEDS as f64;
-                } else {
-                    let moved = now.iter().zip(before).map(|(a, b)| a - b);
-                    of.by += rms(moved) / (SEEDS * STEPS) as f64;
-                }
-            }
             model.norm()?;
             model.update(&schedule::scalars(&spec.train, step + 1))?;
+            copy(&model, &mut look)?;
+            for (name, now) in seen(&mut look, s)? {
+                if let (Some(moved), Some(before)) = (moved.get_mut(&name), before.get(&name)) {
+                    moved.by += rms(now.iter().zip(before).map(|(a, b)| a - b)) / STEPS as f64;
+                }
+            }
+        }
+        for (name, moved) in moved {
+            found.entry(name.clone()).or_default().push(moved);
+        }
+        if let Some((of, shares)) = &mut blame {
+            let now = seen(&mut look, s)?;
+            for (name, values) in began {
+                look.model().set(&name, &values)?;
+                let without = seen(&mut look, s)?;
+                let own = model.get(&name)?;
+                look.model().set(&name, &own)?;
+                if let (Some(a), Some(b)) = (now.get(*of), without.get(*of)) {
+                    shares.insert(name, rms(a.iter().zip(b).map(|(a, b)| a - b)));
+                }
+            }
         }
     }
-    Ok((streams, logits))
+    Ok(found)
+}
+
+/// Gives a model that is looked into the weights of one that trains.
+fn copy(model: &Model, look: &mut Probing) -> Result<(), VerifyError> {
+    for t in &model.compiled().tensors {
+        look.model().set(&t.name, &model.get(&t.name)?)?;
+    }
+    Ok(())
+}
+
+/// Tensors that are trained, as they are.
+fn trained(model: &Model) -> Result<Vec<(String, Vec<f32>)>, VerifyError> {
+    let tensors = model.compiled().tensors.iter();
+    let trained = tensors.filter(|t| t.gradient.is_some() && t.kind != TensorKind::Balance);
+    trained.map(|t| Ok((t.name.clone(), model.get(&t.name)?))).collect()
 }
 
 fn rms(x: impl Iterator<Item = f64>) -> f64 {
@@ -247,16 +585,22 @@ fn rms(x: impl Iterator<Item = f64>) -> f64 {
     (sum / f64::max(n, 1.0)).sqrt()
 }
 
-/// Of the logarithm of sizes over that of widths; `None` where there is nothing.
-fn slope(sizes: &[f64]) -> Option<f64> {
-    if sizes.iter().any(|size| *size < 1e-9) {
+/// Of the logarithm of sizes, some for each scale, over that of scales; `None` where there is
+/// nothing.
+fn slope(scales: &[u64; 4], values: &[Vec<f64>]) -> Option<Slope> {
+    if values.iter().flatten().any(|size| *size < 1e-9 || !size.is_finite()) {
         return None;
     }
-    let n = sizes.len() as f64;
-    let x: Vec<f64> = WIDER.iter().map(|&k| (k as f64).ln()).collect();
-    let (mx, my) = (x.iter().sum::<f64>() / n, sizes.iter().map(|s| s.ln()).sum::<f64>() / n);
-    let (top, bottom) = x.iter().zip(sizes).fold((0.0, 0.0), |(top, bottom), (x, size)| {
-        (top + (x - mx) * (size.ln() - my), bottom + (x - mx) * (x - mx))
-    });
-    Some(top / bottom)
+    let each = |(k, each): (&u64, &Vec<f64>)| {
+        let x = (*k as f64).ln();
+        each.iter().map(|v| (x, v.ln())).collect::<Vec<_>>()
+    };
+    let pairs: Vec<(f64, f64)> = scales.iter().zip(values).flat_map(each).collect();
+    let n = pairs.len() as f64;
+    let (mx, my) = (pairs.iter().map(|p| p.0).sum::<f64>() / n, pairs.iter().map(|p| p.1).sum::<f64>() / n);
+    let across = pairs.iter().map(|(x, _)| (x - mx) * (x - mx)).sum::<f64>();
+    let slope = pairs.iter().map(|(x, y)| (x - mx) * (y - my)).sum::<f64>() / across;
+    let left = pairs.iter().map(|(x, y)| (y - my - slope * (x - mx)).powi(2)).sum::<f64>();
+    let half = student_quantile(0.975, n - 2.0) * (left / (n - 2.0) / across).sqrt();
+    Some(Slope { slope, low: slope - half, high: slope + half })
 }

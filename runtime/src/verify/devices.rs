@@ -195,6 +195,7 @@ fn optimizer(s: &Subject, model: &mut Model, checks: &mut Checks) -> Result<(), 
         expected.insert(&t.name, [w.clone(), vec![0.0; w.len()], vec![0.0; w.len()]]);
     }
     model.drop_step()?;
+    let base = transfer::shapes(&s.spec, &s.options(), s.pipeline)?;
     for step in 1..=2u64 {
         model.begin_step()?;
         model.backward(
@@ -232,9 +233,9 @@ fn optimizer(s: &Subject, model: &mut Model, checks: &mut Checks) -> Result<(), 
             let began = all[0].clone();
             let mut unsure = vec![];
             if let Some(g) = gradients.get(t.name.as_str()) {
-                let (decay, rate) = recipe(s, t);
+                let (decay, rate, eps) = recipe(s, &base, t);
                 let clipped: Vec<f64> = g.iter().map(|g| g * clip).collect();
-                let law = Law { train, step: step as i32, rate: lr * rate, decay };
+                let law = Law { train, step: step as i32, rate: lr * rate, decay, eps };
                 unsure = law.apply(t, &clipped, all);
             } else if let (Some(n), Some(law)) = (counts.get(t.name.as_str()), balance(s, t)) {
                 balanced(&mut all[0], n, law);
@@ -271,8 +272,8 @@ fn optimizer(s: &Subject, model: &mut Model, checks: &mut Checks) -> Result<(), 
     s.fill(model)
 }
 
-/// Weight decay and factor on the learning rate.
-fn recipe(s: &Subject, t: &Tensor) -> (f64, f64) {
+/// Weight decay, and the factors on the learning rate and on AdamW's ε.
+fn recipe(s: &Subject, base: &transfer::Shapes, t: &Tensor) -> (f64, f64, f64) {
     let train = &s.spec.train;
     let matrix = t.shape.len() >= 2
         && t.kind != TensorKind::Steady
@@ -284,8 +285,8 @@ fn recipe(s: &Subject, t: &Tensor) -> (f64, f64) {
             chosen = (group.weight_decay.unwrap_or(chosen.0), group.learning_rate);
         }
     }
-    let share = transfer::rate(&s.spec, s.depth(), t);
-    (chosen.0 / share, chosen.1 * share)
+    let [share, eps] = transfer::factors(&s.spec, s.depth(), base, t);
+    (chosen.0 / share, chosen.1 * share, eps)
 }
 
 /// The balancing of a bias.

@@ -14,7 +14,7 @@
 //! its place).
 
 pub mod blame;
-mod coordinates;
+pub mod coordinates;
 mod counts;
 mod decoding;
 mod devices;
@@ -58,6 +58,9 @@ pub enum VerifyError {
     /// A program fails.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// A value inside the model.
+    #[error(transparent)]
+    Probe(#[from] crate::analysis::probe::ProbeError),
     /// The interpreter refuses.
     #[error(transparent)]
     Oracle(#[from] OracleError),

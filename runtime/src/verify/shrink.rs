@@ -20,6 +20,7 @@
 
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::*;
+use indexmap::IndexMap;
 
 /// Tokens of a sequence.
 pub const SEQUENCE: u64 = 9;
@@ -193,6 +194,10 @@ fn recipe(spec: &mut Spec, outer: u64) {
         train.weight_decay = train.weight_decay.max(0.1);
     }
     train.patience = None;
+    // The base has the sizes of what is left in proportion.
+    if let Some(transfer) = &mut train.transfer {
+        (transfer.sizes, transfer.passes) = (IndexMap::new(), None);
+    }
     train.parallel = Parallel::default();
     train.evaluate = Evaluate { every: 0, batches: 1 };
     train.checkpoint = Checkpoint { every: 3, minutes: 0.0, keep: 4, keep_every: 0, best: false };

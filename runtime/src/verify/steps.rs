@@ -15,6 +15,8 @@ pub(super) struct Law<'a> {
     pub rate: f64,
     /// Its weight decay.
     pub decay: f64,
+    /// Its factor on AdamW's ε.
+    pub eps: f64,
 }
 
 impl Law<'_> {
@@ -38,7 +40,7 @@ impl Law<'_> {
         for i in 0..w.len() {
             m[i] = b1 * m[i] + (1.0 - b1) * g[i];
             v[i] = b2 * v[i] + (1.0 - b2) * g[i] * g[i];
-            let step = (m[i] / correct(b1)) / ((v[i] / correct(b2)).sqrt() + self.train.eps);
+            let step = (m[i] / correct(b1)) / ((v[i] / correct(b2)).sqrt() + self.eps * self.train.eps);
             w[i] -= self.rate * (step + self.decay * w[i]);
         }
     }

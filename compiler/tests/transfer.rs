@@ -1,0 +1,163 @@
+//! Factors of weights by their place in the graph: at the base, for every part of the language, and
+//! by hand.
+
+use dreamc_compiler::compiled::Init;
+use dreamc_compiler::transfer::{Line, Table, table};
+use dreamc_compiler::{Options, compile};
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::{Transfer, TransferRule};
+use indexmap::IndexMap;
+
+/// Models of the golden files, which have every part of the language.
+fn goldens() -> Vec<(String, Spec)> {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens");
+    let mut found = vec![];
+    for entry in std::fs::read_dir(folder).unwrap().flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|e| e == "yaml") {
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            found.push((name, dreamc_dsl::load(&path, &[]).unwrap().0));
+        }
+    }
+    assert!(found.len() > 30, "{}", found.len());
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found
+}
+
+fn deviations(spec: &Spec) -> IndexMap<String, f64> {
+    let compiled = compile(spec, &Options { train: true, ..Options::default() }).unwrap();
+    let each = compiled.tensors.into_iter().filter_map(|t| match t.init {
+        Init::Normal(deviation) => Some((t.name, deviation)),
+        _ => None,
+    });
+    each.collect()
+}
+
+fn transfer(rule: TransferRule, spec: &Spec, depth: u64) -> Transfer {
+    Transfer { rule, width: spec.model.hidden, depth, passes: None, tokens: None, sizes: IndexMap::new() }
+}
+
+fn depth(spec: &Spec) -> u64 {
+    dreamc_compiler::architecture::Architecture::new(&spec.model, None).unwrap().depth
+}
+
+fn line<'t>(table: &'t Table, weight: &str) -> &'t Line {
+    table.lines.iter().find(|line| line.weight == weight).unwrap()
+}
+
+/// Every component, wiring, loop, skip and definition of the golden files: each weight has a role,
+/// and at the base every factor is 1.
+#[test]
+fn every_weight_has_a_role_and_no_factor_at_the_base() {
+    let (mut seen, mut roles) = (0, std::collections::BTreeSet::new());
+    for (name, spec) in goldens() {
+        for rule in [TransferRule::Mup, TransferRule::Completep, TransferRule::Spectral] {
+            let mut spec = spec.clone();
+            spec.train.transfer = Some(transfer(rule, &spec, depth(&spec)));
+            let table = table(&spec).unwrap();
+            for line in &table.lines {
+                assert_ne!(line.role, "unknown", "{name} {line:?}");
+                let all = [line.init, line.rate, line.decay, line.eps];
+                assert_eq!(all.map(f64::to_bits), [1f64; 4].map(f64::to_bits), "{name} {line:?}");
+                roles.insert(line.role);
+                seen += 1;
+            }
+            let mut plain = spec.clone();
+            plain.train.transfer = None;
+            assert_eq!(deviations(&spec), deviations(&plain), "{name}");
+        }
+    }
+    assert!(seen > 1000, "{seen}");
+    for role in ["bias", "fixed", "gain", "hidden", "input", "output", "scale"] {
+        assert!(roles.contains(role), "{role}: {roles:?}");
+    }
+}
+
+/// Twice the width and the layers of models of every kind: roles decide, and components that end
+/// nothing are named.
+#[test]
+fn factors_follow_the_roles_at_twice_the_size() {
+    let mut wider = 0;
+    for (name, spec) in goldens() {
+        let mut wide = spec.clone();
+        wide.train.transfer = Some(transfer(TransferRule::Mup, &spec, depth(&spec)));
+        wide.model.hidden *= 2;
+        for component in wide.model.components.values_mut() {
+            component.widths().into_iter().for_each(|(_, size)| *size *= 2);
+        }
+        // A few have sizes that do not fit twice the width.
+        let Ok(table) = table(&wide) else { continue };
+        wider += 1;
+        for line in &table.lines {
+            let of = |role| line.role == role;
+            let once = line.fan_in[0] == 2 * line.fan_in[1];
+            let number = line.optimizer == Some("adamw");
+            assert!(!(of("output") && once && number) || line.rate == 0.5, "{name} {line:?}");
+            assert!(!(of("hidden") && once && number) || line.rate == 0.5, "{name} {line:?}");
+            assert!(!(of("input") || of("gain") || of("bias")) || line.rate == 1.0, "{name} {line:?}");
+        }
+        if !wide.model.tie {
+            assert_eq!(line(&table, "head.weight").role, "output", "{name}");
+        }
+        assert_eq!(line(&table, "embed.weight").role, "input", "{name}");
+    }
+    assert!(wider > 25, "{wider}");
+}
+
+/// Depth, passes of a loop, sources, norms behind components, tied heads and sizes of heads.
+#[test]
+fn branches_loops_and_multipliers_have_factors_of_their_own() {
+    let read = |text: &str| -> Result<Spec, String> {
+        let ast = dreamc_dsl::parse("m.yaml", text, dreamc_dsl::Spelling::Yaml).unwrap();
+        dreamc_dsl::check(&ast, &[]).map(|(spec, _)| spec).map_err(|e| e.to_string())
+    };
+    let model = |keys: &str, body: &str, transfer: &str| {
+        format!(
+            "model: {{name: m, vocab: 9, hidden: 16, context: 8{keys}, components: {{sa: {{sequence: {{heads: 2, kv_heads: 2, head_size: \
+             16}}}}, mlp: {{mlp: {{intermediate: 32}}}}, after: {{mlp: {{intermediate: 8, post_norm: true}}}}}}, body: {body}}}\n\
+             train: {{transfer: {transfer}}}\n"
+        )
+    };
+    let layers = "[{repeat: 8, layers: [\"sa > mlp > after\"]}]";
+    let found = |text: String| table(&read(&text).unwrap()).unwrap();
+    let mup = found(model("", layers, "{rule: mup, width: 16, depth: 2}"));
+    assert_eq!(line(&mup, "layers.0.mlp.up.weight").rate, 0.5);
+    assert_eq!(line(&mup, "layers.0.mlp.down.weight").rate, 0.25);
+    // A norm behind it takes the size of the last matrix away: its gain ends the branch.
+    assert_eq!(line(&mup, "layers.0.after.down.weight").rate, 0.5);
+    let gain = line(&mup, "layers.0.after.post_norm.weight");
+    assert_eq!((gain.init, gain.rate), (0.5, 0.25));
+    let complete = found(model("", layers, "{rule: completep, width: 8, depth: 2}"));
+    let up = line(&complete, "layers.0.mlp.up.weight");
+    assert_eq!((up.rate, up.decay, up.eps), (0.5, 2.0, 0.125));
+    let down = line(&complete, "layers.0.mlp.down.weight");
+    assert_eq!((down.rate, down.eps), (0.125, 0.5));
+    // Outputs of a loop are divided by its passes; its weights keep the rate of their layers.
+    let looped = found(model(
+        "",
+        "[{recur: 8, layers: [\"sa > mlp > after\"]}]",
+        "{rule: mup, width: 16, depth: 2, passes: 2}",
+    ));
+    assert_eq!(line(&looped, "layers.0.mlp.up.weight").rate, 1.0);
+    assert_eq!(line(&looped, "layers.0.mlp.down.weight").rate, 0.25);
+    let averaged = found(model(", stream: {attend: {block: 1}}", layers, "{rule: mup, width: 16, depth: 2}"));
+    assert_eq!(line(&averaged, "layers.0.mlp.down.weight").rate, 1.0);
+    // Multipliers are keys of the model, which export and every other program read.
+    let heads = model("", layers, "{rule: mup, width: 16, depth: 8, sizes: {sa.head_size: 4}}");
+    assert_eq!(read(&heads).unwrap().model.components["sa"].attention().unwrap().scale, Some(2.0 / 16.0));
+    let tied = model(", tie: true", layers, "{rule: mup, width: 8, depth: 8}");
+    assert_eq!(read(&tied).unwrap().model.logit_scale, Some(0.5));
+    for (transfer, part) in [
+        ("{rule: mup, width: 16, depth: 8, sizes: {sa.size: 4}}", "the model has no size `sa.size`"),
+        (
+            "{rule: mup, width: 4, depth: 8, sizes: {sa.heads: 3}}",
+            "`sa.kv_heads` is 2 at a hidden size of 16",
+        ),
+        ("{rule: mup, width: 3, depth: 8}", "no whole number in proportion at 3"),
+        ("{rule: mup, width: 8, depth: 8, sizes: {sa.heads: 3, sa.kv_heads: 2}}", "the base breaks a rule"),
+        ("{rule: mup, width: 8, depth: 8, passes: 2}", "the body has no `recur`"),
+    ] {
+        let error = read(&model("", layers, transfer)).unwrap_err();
+        assert!(error.contains(part) && error.contains("m.yaml:2"), "{transfer}: {error}");
+    }
+}

@@ -1,0 +1,205 @@
+//! One rate at several sizes: the rule, the base, and the model at the base.
+//!
+//! *In*: a model and a [`Transfer`]. *Out*: the model whose rate it is ([`Transfer::base`]), and
+//! the multipliers that the rule puts into the model itself ([`Spec::carry`]): the scale of
+//! attentions, and of logits that read the embedding. Factors of weights are the compiler's.
+//!
+//! *Promise*: sizes of components that are not listed are in proportion to the hidden size; those
+//! of definitions follow from it by their own arithmetic, or stay.
+
+use crate::spec::{Component, Model, Spec};
+use indexmap::IndexMap;
+use serde::Serialize;
+
+/// One rate at several sizes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Transfer {
+    /// The rule.
+    pub rule: TransferRule,
+    /// Hidden size of the base.
+    pub width: u64,
+    /// Layer applications of the base.
+    pub depth: u64,
+    /// Passes of the base's loop; as many as here where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passes: Option<u64>,
+    /// Training tokens of the base, where the rule looks at them.
+    pub tokens: Option<u64>,
+    /// Sizes of components at the base, by path.
+    #[serde(skip_serializing_if = "IndexMap::is_empty")]
+    pub sizes: IndexMap<String, u64>,
+}
+
+/// How a rate goes from size to size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TransferRule {
+    /// Maximal Update Parametrization (2203.03466), with Depth-µP (2310.02244).
+    Mup,
+    /// The same with branches in proportion to one over the depth (2505.01618).
+    Completep,
+    /// The spectral condition (2310.17813) over the width.
+    Spectral,
+    /// No factor at all.
+    Standard,
+    /// Hypersphere Parameterization (2603.28743).
+    Hyperp,
+}
+
+impl TransferRule {
+    /// All of them, in the order of the language.
+    pub const ALL: [TransferRule; 5] = [
+        TransferRule::Mup,
+        TransferRule::Completep,
+        TransferRule::Spectral,
+        TransferRule::Standard,
+        TransferRule::Hyperp,
+    ];
+
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        match self {
+            TransferRule::Mup => "mup",
+            TransferRule::Completep => "completep",
+            TransferRule::Spectral => "spectral",
+            TransferRule::Standard => "standard",
+            TransferRule::Hyperp => "hyperp",
+        }
+    }
+}
+
+/// The model at the base.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Base {
+    /// It.
+    pub model: Model,
+    /// Sizes that are no whole number in proportion to the hidden size, by path, with what they are
+    /// here; all sizes of their components stay.
+    pub uneven: Vec<(String, u64)>,
+    /// Listed sizes that the model does not have.
+    pub unknown: Vec<String>,
+}
+
+/// A reason for which a model has no such base.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadBase {
+    /// The field of `transfer` that says so.
+    pub field: String,
+    /// The mistake.
+    pub message: String,
+    /// A way out.
+    pub help: String,
+}
+
+impl Transfer {
+    /// The model whose rate it is. Layers are those here: the depth is a number of its own.
+    pub fn base(&self, model: &Model) -> Base {
+        let mut base = Base { model: model.clone(), uneven: vec![], unknown: vec![] };
+        base.model.hidden = self.width;
+        let at_base = |size: u64| {
+            let all = u128::from(size) * u128::from(self.width);
+            let even = all % u128::from(model.hidden.max(1)) == 0;
+            even.then(|| (all / u128::from(model.hidden.max(1))) as u64).filter(|size| *size > 0)
+        };
+        for (name, component) in &mut base.model.components {
+            let listed = |size: &str| self.sizes.contains_key(&format!("{name}.{size}"));
+            let grow = |widths: &mut Vec<(&'static str, &mut u64)>| widths.retain(|(size, _)| !listed(size));
+            let mut widths = component.widths();
+            grow(&mut widths);
+            let uneven = widths.iter().filter(|(_, size)| at_base(**size).is_none());
+            let uneven: Vec<_> = uneven.map(|(size, here)| (format!("{name}.{size}"), **here)).collect();
+            if uneven.is_empty() {
+                for (_, size) in widths {
+                    *size = at_base(*size).unwrap_or(*size);
+                }
+            }
+            base.uneven.extend(uneven);
+        }
+        for (path, size) in &self.sizes {
+            match size_of(&mut base.model, path) {
+                Some(own) => *own = *size,
+                None => base.unknown.push(path.clone()),
+            }
+        }
+        base
+    }
+
+    /// The first reason for which a model has no such base.
+    pub fn bad(&self, model: &Model) -> Option<BadBase> {
+        let base = self.base(model);
+        if let Some(path) = base.unknown.first() {
+            let known = known_sizes(model).join("`, `");
+            let help = if known.is_empty() { "take it away".into() } else { format!("it has `{known}`") };
+            let message = format!("the model has no size `{path}`");
+            return Some(BadBase { field: format!("sizes.{path}"), message, help });
+        }
+        if let Some((path, here)) = base.uneven.first() {
+            let message = format!(
+                "`{path}` is {here} at a hidden size of {}: no whole number in proportion at {}",
+                model.hidden, self.width
+            );
+            let help = format!("write the size of the base: `sizes: {{{path}: …}}`");
+            return Some(BadBase { field: "width".into(), message, help });
+        }
+        let broken = base.model.components.iter();
+        let broken = broken.filter_map(|(name, c)| Some((name, c.broken(&base.model)?))).next();
+        if let Some((name, rule)) = broken {
+            let listed = self.sizes.keys().find(|path| path.starts_with(&format!("{name}.")));
+            let field = listed.map_or("width".into(), |path| format!("sizes.{path}"));
+            let message = format!("the base breaks a rule of the language: `{name}`: {rule}");
+            let help = "write sizes with which the base could be trained".into();
+            return Some(BadBase { field, message, help });
+        }
+        None
+    }
+}
+
+/// The size of a component behind a path.
+fn size_of<'m>(model: &'m mut Model, path: &str) -> Option<&'m mut u64> {
+    let (name, size) = path.split_once('.')?;
+    let component = model.components.get_mut(name)?;
+    // The two lists borrow alike: which has it is asked first.
+    if component.widths().iter().any(|(own, _)| *own == size) {
+        return component.widths().into_iter().find(|(own, _)| *own == size).map(|(_, value)| value);
+    }
+    component.sizes().into_iter().find(|(own, _)| *own == size)?.1
+}
+
+/// Paths of the sizes that a base may list.
+fn known_sizes(model: &Model) -> Vec<String> {
+    let mut found = vec![];
+    for (name, component) in &mut model.components.clone() {
+        let mut own: Vec<String> =
+            component.widths().iter().map(|(size, _)| format!("{name}.{size}")).collect();
+        let sizes = component.sizes().into_iter().filter(|(_, size)| size.is_some());
+        own.extend(sizes.map(|(size, _)| format!("{name}.{size}")));
+        own.sort();
+        own.dedup();
+        found.extend(own);
+    }
+    found
+}
+
+impl Spec {
+    /// Puts the multipliers that the recipe's rule has into the model, where it says none: the
+    /// scale of an attention whose heads are of another size than the base's is `sqrt(b)/d` for `b`
+    /// there and `d` here, that of logits that read the embedding one over how much wider the model
+    /// is.
+    pub fn carry(&mut self) {
+        let Some(transfer) = &self.train.transfer else { return };
+        if transfer.rule == TransferRule::Standard {
+            return;
+        }
+        let base = transfer.base(&self.model).model;
+        if self.model.tie && self.model.logit_scale.is_none() && base.hidden != self.model.hidden {
+            self.model.logit_scale = Some(base.hidden as f64 / self.model.hidden as f64);
+        }
+        for (name, component) in &mut self.model.components {
+            let Some(there) = base.components.get(name).and_then(|c| c.attention()) else { continue };
+            let (Component::Sequence(here) | Component::Depth(here)) = component else { continue };
+            if here.scale.is_none() && here.head_size != there.head_size {
+                here.scale = Some((there.head_size as f64).sqrt() / here.head_size as f64);
+            }
+        }
+    }
+}

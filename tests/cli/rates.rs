@@ -1,0 +1,57 @@
+//! Rates that carry from size to size, as people and programs see them.
+
+use crate::support::sandbox::Sandbox;
+
+const MODEL: &str = "model:\n  name: rates\n  vocab: 24\n  hidden: 32\n  context: 16\n  components:\n    sa: {sequence: {heads: 2, \
+                     kv_heads: 1, head_size: 16}}\n    mlp: {mlp: {intermediate: 48}}\n  body: [{repeat: 2, layers: [\"sa > mlp\"]}]\n\
+                     data: {task: permutation, max_steps: 2}\ntrain: {steps: 3, batch: 2, transfer: {rule: mup, width: 16, depth: 1, sizes: \
+                     {sa.heads: 2, sa.kv_heads: 1, sa.head_size: 4}}}\n";
+
+#[test]
+fn rates_are_printed_with_their_reasons() {
+    let sandbox = Sandbox::with(&[("model.yaml", MODEL)]);
+    let out = sandbox.good(&["show", "model.yaml", "--rates"]);
+    for part in [
+        "mup, rate",
+        "width ×2, layers ×2",
+        "layers.0.mlp.down.weight",
+        "ends a branch: layers ×2",
+        "sa.scale",
+        "1/d for heads",
+    ] {
+        assert!(out.contains(part), "{part}\n{out}");
+    }
+    let json: serde_json::Value =
+        serde_json::from_str(&sandbox.good(&["show", "model.yaml", "--rates", "--json"])).unwrap();
+    let lines = json["lines"].as_array().unwrap();
+    let line = |name: &str| lines.iter().find(|line| line["weight"] == name).unwrap();
+    assert_eq!((&line("head.weight")["role"], &line("head.weight")["rate"]), (&"output".into(), &0.5.into()));
+    assert_eq!(line("embed.weight")["rate"], 1.0);
+    // The model is printed with its multiplier, and reads back as the same.
+    let shown = sandbox.good(&["show", "model.yaml"]);
+    assert!(shown.contains("scale: 0.125") && shown.contains("sizes: {sa.heads: 2"), "{shown}");
+    sandbox.write("again.yaml", &shown);
+    assert_eq!(sandbox.good(&["show", "again.yaml"]), shown);
+    let dream = sandbox.good(&["show", "model.yaml", "--to", "dream"]);
+    sandbox.write("again.dream", &dream);
+    assert_eq!(sandbox.good(&["show", "again.dream"]), shown);
+}
+
+#[test]
+fn transfers_are_checked_and_bad_bases_refused_at_their_token() {
+    let sandbox = Sandbox::with(&[("model.yaml", MODEL)]);
+    let out = sandbox.good(&["check-transfer", "model.yaml"]);
+    for part in ["over widths", "by the size of heads", "over depths", "sa.out", "logits", "flat"] {
+        assert!(out.contains(part), "{part}\n{out}");
+    }
+    let rule = |set: &str| sandbox.bad(&["check-transfer", "model.yaml", "--set", set]);
+    // One rate for all sizes: the line that is off names a weight.
+    let output = sandbox.run(&["check-transfer", "model.yaml", "--set", "train.transfer.rule=standard"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("NOT FLAT: ") && said.contains(".weight"), "{said}");
+    let (code, error) = rule("train.transfer={rule: mup, width: 5, depth: 1}");
+    assert!(code == 1 && error.contains("no whole number in proportion at 5"), "{error}");
+    let (code, error) = rule("train.transfer={rule: mup, width: 16, depth: 1, sizes: {sa.layers: 2}}");
+    assert!(code == 1 && error.contains("the model has no size `sa.layers`"), "{error}");
+}
