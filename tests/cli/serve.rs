@@ -363,7 +363,8 @@ fn clients_that_leave_free_their_rows_and_others_wait_or_are_refused() {
     assert_eq!(too_many.status, 400, "{}", too_many.body);
     drop(begun);
     drop(waiting);
-    // A text that waits takes a free row before it is found gone: no text runs for good once none waits.
+    // A text that waits takes a free row before it is found gone: no text runs for good once none
+    // waits.
     server.wait_for("dreamc_texts_waiting", 0.0);
     server.wait_for("dreamc_texts_running", 0.0);
     assert!(server.metric("dreamc_texts_gone_total") >= 4.0);

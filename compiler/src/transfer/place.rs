@@ -5,7 +5,8 @@
 //! name of a weight or of a dimension; what carries numbers along (reshapes, casts, sums with other
 //! weights, products of two weights) is followed.
 
-use crate::ir::{Binary, Binding, Dim, Function, Node, Op, Value};
+use crate::ir::{Binary, Binding, Dim, Dims, Function, Node, Op, Value};
+use smallvec::smallvec;
 
 /// The use of a weight where it meets tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,14 +14,14 @@ pub(crate) enum Use {
     /// A row of it is looked up.
     Lookup {
         /// Dimensions of a row.
-        each: Vec<Dim>,
+        each: Dims,
     },
     /// Sums of products.
     Product {
         /// Its dimensions that are summed over.
-        over: Vec<Dim>,
+        over: Dims,
         /// Those of which there is such a sum each.
-        each: Vec<Dim>,
+        each: Dims,
         /// Whether a norm follows, for which the size of these sums is nothing.
         normed: bool,
     },
@@ -97,9 +98,9 @@ impl Walk<'_> {
             all.into_iter().find(|u| *u != Use::Unread).unwrap_or(Use::Unread)
         };
         let others_still = node.inputs.iter().all(|i| self.still[i.index()]);
-        let product = |over: &[Dim], each: Vec<Dim>| {
-            let summed: Vec<Dim> = dims.iter().copied().filter(|d| over.contains(d)).collect();
-            let summed = if summed.is_empty() { inner.to_vec() } else { summed };
+        let product = |over: &[Dim], each: Dims| {
+            let summed: Dims = dims.iter().copied().filter(|d| over.contains(d)).collect();
+            let summed = if summed.is_empty() { Dims::from_slice(inner) } else { summed };
             Use::Product { over: summed, each, normed: self.normed(node.first) }
         };
         let without = |over: &[Dim]| self.f.ty(v).without(over);
@@ -132,8 +133,8 @@ impl Walk<'_> {
             Op::ByHead(b) => {
                 product(&[b.over], dims.iter().copied().skip(1).filter(|d| *d != b.over).collect())
             }
-            Op::HeadLoss(_) => product(&dims[1..], dims[..1].to_vec()),
-            Op::ReadSources(_) => product(dims, vec![]),
+            Op::HeadLoss(_) => product(&dims[1..], dims[..1].into()),
+            Op::ReadSources(_) => product(dims, smallvec![]),
             Op::Embed | Op::Pick => Use::Lookup { each: dims.iter().copied().skip(1).collect() },
             Op::Conv(_) => Use::Taps,
             // Sinks, balancing biases, and numbers of decay.
