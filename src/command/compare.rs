@@ -30,13 +30,13 @@ A-against-B.suite.yaml.
 
 Examples:
   dreamc compare examples/reasoning.suite.yaml
-  dreamc compare la.yaml dr.yaml --seeds 3                              make the suite, and run it
+  dreamc compare la.yaml dr.yaml --seeds 3                               make the suite, and run it
   dreamc compare my.suite.yaml --out runs/mine --jobs 2
-  dreamc compare my.suite.yaml --dry-run                                match and check, train nothing
-  dreamc compare examples/ladder-task.suite.yaml --dry-run --rate 1e12  what cells and tuning cost
-  dreamc compare my.suite.yaml --worker                                 one of several, on any machines
-  dreamc compare my.suite.yaml --slurm 16 --device cuda > suite.sbatch     a job array of 16 workers
-  dreamc compare my.suite.yaml --set train.steps=100 --out runs/short   a short one first")]
+  dreamc compare my.suite.yaml --dry-run                                 match and check, train nothing
+  dreamc compare examples/ladder-task.suite.yaml --dry-run --rate 1e12   what cells and tuning cost
+  dreamc compare my.suite.yaml --worker                                  one of several, on any machines
+  dreamc compare my.suite.yaml --slurm 16 --device cuda > suite.sbatch   a job array of 16 workers
+  dreamc compare my.suite.yaml --set train.steps=100 --out runs/short    a short one first")]
 pub struct Arguments {
     /// The suite, YAML or .dream; or specifications, the baseline first
     #[arg(value_name = "SUITE", required = true)]

@@ -2,7 +2,7 @@
 
 use crate::support::sandbox::Sandbox;
 
-const MODEL: &str = "model:\n  name: rates\n  vocab: 24\n  hidden: 32\n  context: 16\n  components:\n    sa: {sequence: {heads: 2, \
+const MODEL: &str = "model:\n  name: rates\n  vocab: 256\n  hidden: 32\n  context: 16\n  components:\n    sa: {sequence: {heads: 2, \
                      kv_heads: 1, head_size: 16}}\n    mlp: {mlp: {intermediate: 48}}\n  body: [{repeat: 2, layers: [\"sa > mlp\"]}]\n\
                      data: {task: permutation, max_steps: 2}\ntrain: {steps: 3, batch: 2, transfer: {rule: mup, width: 16, depth: 1, sizes: \
                      {sa.heads: 2, sa.kv_heads: 1, sa.head_size: 4}}}\n";

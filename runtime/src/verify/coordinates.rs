@@ -272,7 +272,8 @@ fn over(s: &Subject, base: &Spec, axis: Axis) -> Result<Vec<Line>, VerifyError> 
 }
 
 /// The slope that a rule gives: first logits are sums of numbers whose deviation falls with the
-/// width; what a component adds falls with the depth.
+/// width; what a component adds falls with the depth, and with the number of passes, which add
+/// alike.
 fn expected(base: &Spec, axis: Axis, of: &str, moved: bool) -> f64 {
     let rule = base.train.transfer.as_ref().map(|t| t.rule);
     let component = of.strip_suffix(".out").and_then(|name| base.model.components.get(name));
@@ -293,6 +294,7 @@ fn expected(base: &Spec, axis: Axis, of: &str, moved: bool) -> f64 {
         (Axis::Depth, _, None) => 0.0,
         (Axis::Depth, ..) if averaged => 0.0,
         (Axis::Depth, Some(TransferRule::Completep), Some(_)) => -1.0,
+        (Axis::Depth, Some(TransferRule::Mup | TransferRule::Hyperp), Some(_)) if !layered(base) => -1.0,
         (Axis::Depth, Some(TransferRule::Spectral | TransferRule::Standard), Some(c)) if c.norms().1 => 0.0,
         (Axis::Depth, ..) => -0.5,
     }
@@ -334,6 +336,9 @@ fn base(s: &Subject) -> Option<Spec> {
     let mut spec = s.spec.clone();
     let mut transfer = spec.train.transfer.take()?;
     let model = &mut spec.model;
+    if model.tie && model.hidden == transfer.width {
+        model.logit_scale.get_or_insert(1.0);
+    }
     model.hidden = model.hidden.max(LEAST[0]);
     for component in model.components.values_mut() {
         component.settle(LEAST[1]);
@@ -383,10 +388,17 @@ fn widened(base: &Spec, k: u64) -> Spec {
     for component in spec.model.components.values_mut() {
         component.widths().into_iter().for_each(|(_, size)| *size *= k);
     }
-    if spec.model.tie {
-        spec.carry();
-    }
+    tied(&mut spec, k);
     spec
+}
+
+/// Logits of a head that is the embedding carry their scale to a width. One that is missing, where
+/// the subject is no base, stays missing.
+fn tied(spec: &mut Spec, k: u64) {
+    let rule = spec.train.transfer.as_ref().map(|t| t.rule);
+    if spec.model.tie && rule != Some(TransferRule::Standard) {
+        spec.model.logit_scale.iter_mut().for_each(|scale| *scale *= WIDER[0] as f64 / k as f64);
+    }
 }
 
 /// As wide, with larger heads and not more.
@@ -409,14 +421,19 @@ fn larger_heads(base: &Spec, k: u64) -> Spec {
     if let Some(transfer) = &mut spec.train.transfer {
         transfer.sizes = sizes;
     }
+    tied(&mut spec, k);
     spec.carry();
     spec
 }
 
+/// Whether a layer stands outside loops, so that layers grow in number and not passes.
+fn layered(base: &Spec) -> bool {
+    base.model.body.iter().any(|item| matches!(item, Item::Layer(_) | Item::Repeat { .. }))
+}
+
 /// With so many times more layers; of a model that has all of them in loops, passes.
 fn deepened(base: &Spec, k: u64) -> Spec {
-    let mut spec = base.clone();
-    let layered = spec.model.body.iter().any(|item| matches!(item, Item::Layer(_) | Item::Repeat { .. }));
+    let (mut spec, layered) = (base.clone(), layered(base));
     for item in &mut spec.model.body {
         match item {
             Item::Layer(_) if k > 1 => *item = Item::Repeat { count: k, items: vec![item.clone()] },
