@@ -1213,7 +1213,7 @@ fn faults() -> Vec<Fault> {
                     return false;
                 }
                 let dims = f.ty(positions).dims.clone();
-                let zeros = insert(m, f, at, Op::Zeros(Zeros(dims.into())), vec![])[0];
+                let zeros = insert(m, f, at, Op::Zeros(Zeros(dims)), vec![])[0];
                 let none = insert(m, f, at + 1, Op::Decide(Decide { inclusive: false }), vec![zeros])[0];
                 let last =
                     insert(m, f, at + 2, Op::KeepInts(KeepInts { otherwise: 99 }), vec![positions, none])[0];

@@ -150,6 +150,14 @@ pub(super) fn deviation(spec: &Spec, base: &Shapes, t: &Tensor) -> Option<f64> {
     // sphere keeps what it began with, which is the default.
     let hidden = t.part == Part::RouterQuery || rule == TransferRule::Hyperp && whole(&spec.train, t);
     let stays = stays(t) && !hidden;
+    // The spectral rule looks at the sizes themselves, whatever stands behind.
+    if (rule, t.part) == (TransferRule::Spectral, Part::RouterQuery) {
+        let by = |shape: &[u64]| match shape {
+            [.., o, i] => (*i as f64).powf(-0.5) * (*o as f64 / *i as f64).sqrt().min(1.0),
+            _ => 1.0,
+        };
+        return base.get(&t.name).map(|shape| by(&t.shape) / by(shape));
+    }
     Some(match (rule, sums_over_width(t) || hidden, stays) {
         (TransferRule::Standard, ..) | (TransferRule::Spectral, _, true) => return None,
         (_, false, _) => 1.0,
