@@ -290,8 +290,8 @@ fn expected(base: &Spec, axis: Axis, of: &str, moved: bool) -> f64 {
                 0.0
             }
         }
-        // Its deviations follow the sizes themselves: a head that is narrower than the vocabulary is
-        // long has no factor.
+        // Its deviations follow the sizes themselves: a head that is narrower than the vocabulary
+        // is long has no factor.
         (Axis::Width | Axis::Heads, Some(TransferRule::Spectral), _) if of == "logits" && !moved => {
             let size = |k: u64| (base.model.vocab as f64 / (base.model.hidden * k) as f64).sqrt().min(1.0);
             let sizes: Vec<Vec<f64>> = axis.scales().iter().map(|k| vec![size(*k)]).collect();

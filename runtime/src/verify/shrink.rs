@@ -194,8 +194,8 @@ fn recipe(spec: &mut Spec, outer: u64) {
         train.weight_decay = train.weight_decay.max(0.1);
     }
     train.patience = None;
-    // The base has the sizes of what is left in proportion; where these are no whole numbers, what is
-    // left is the base.
+    // The base has the sizes of what is left in proportion; where these are no whole numbers, what
+    // is left is the base.
     if let Some(transfer) = &mut train.transfer {
         (transfer.sizes, transfer.passes) = (IndexMap::new(), None);
         if transfer.bad(&spec.model).is_some() {
