@@ -230,8 +230,7 @@ impl<'g> Extractor<'g> {
         self.descend(&mut found, &all, &mut seen, &mut left);
         // Once more with all that rules made: what pays only with another move is there now, and
         // trials of moves that stand apart from it hold.
-        let mut eager = found.clone();
-        eager.settle(moves, &mut left);
+        let mut eager = found.settled(moves, &mut left);
         self.descend(&mut eager, &all, &mut seen, &mut left);
         if eager.total().seconds < found.total().seconds { eager } else { found }.into_selection()
     }

@@ -394,21 +394,23 @@ impl<'x> Standing<'x> {
         self.selection
     }
 
-    /// Takes moves that turn in no circle, whatever they cost; uses up `left`.
-    pub fn settle(&mut self, moves: &[Vec<(usize, usize)>], left: &mut usize) {
-        let before = self.clone();
+    /// This with all moves that turn in no circle, whatever they cost; uses up `left`. Trials of
+    /// moves hold in both.
+    pub fn settled(&self, moves: &[Vec<(usize, usize)>], left: &mut usize) -> Self {
+        let mut s = self.clone();
         for to in moves {
-            let sound = self.set(to) && *left > 0;
+            let sound = s.set(to) && *left > 0;
             if sound {
-                self.settle_heights();
-                self.forget();
+                s.settle_heights();
+                s.forget();
             } else {
-                self.take_back();
+                s.take_back();
             }
-            *left = left.saturating_sub(self.trial.work);
+            *left = left.saturating_sub(s.trial.work);
         }
-        self.renew();
-        self.grow_older_than(&before);
+        s.renew();
+        s.grow_older_than(self);
+        s
     }
 
     /// Marks all that differs from an earlier selection, as [`grow_older`](Self::grow_older) does

@@ -342,7 +342,7 @@ fn moves_left_out_are_worth_nothing() {
             for round in 0..5 {
                 if round == 3 {
                     // As the search does: what was tried before holds where this changed nothing.
-                    now.settle(&explored.moves(&x), &mut usize::MAX.clone());
+                    now = now.settled(&explored.moves(&x), &mut usize::MAX.clone());
                 }
                 for (to, seen) in all.iter().zip(&mut seen) {
                     if seen.as_ref().is_some_and(|seen| now.is_as(seen)) {
