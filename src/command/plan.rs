@@ -291,8 +291,7 @@ fn offer(
     let (shard_name, rows) = (if shard { "optimizer" } else { "none" }, spec.train.batch / accumulate);
     let large = |memory| TooLarge { shard: shard_name, rows, memory };
     let (prepared, mut memory) = match self::prepared(&spec, machine, asked, 0) {
-        Err(Failure::Error(e)) if matches!(e.downcast_ref(), Some(TrainError::Recipe(why)) if why.contains("train.memory")) =>
-        {
+        Err(Failure::Error(e)) if matches!(e.downcast_ref(), Some(TrainError::Memory(_))) => {
             return Ok(Err(large(0)));
         }
         found => found?,

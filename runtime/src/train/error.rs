@@ -73,6 +73,9 @@ pub enum TrainError {
     /// The recipe asks for what cannot be done.
     #[error("{0}")]
     Recipe(String),
+    /// Training does not fit into `train.memory`, however much is computed again.
+    #[error("{0}")]
+    Memory(String),
     /// A run is to be continued with something else than it began with.
     #[error(
         "{what} changed since the checkpoint was written; `--allow-changes` goes on all the same:\n{difference}"

@@ -318,7 +318,7 @@ pub fn prepare(
     }
     let (all, report) = match made {
         Err(CompileError::Memory { most, least }) => {
-            return refuse(too_large(spec, device, (most, least), &list, ranks));
+            return Err(TrainError::Memory(too_large(spec, device, (most, least), &list, ranks)));
         }
         made => made?,
     };
