@@ -11,6 +11,7 @@ use super::task::{Problem, Problems};
 use super::tokenizer::Measured;
 use super::{DataError, Tokenizer};
 use crate::rng::{Permutation, Philox};
+use dreamc_dsl::spec::Task;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,6 +30,9 @@ pub struct Example {
     pub learn: usize,
     /// The ranges of tokens that loss is taken on, where it is not on all from the first.
     pub asked: Vec<Range<usize>>,
+    /// Of each token from [`Example::learn`] on, the others that are right after the same beginning;
+    /// empty where one text is right.
+    pub others: Vec<Vec<i32>>,
 }
 
 impl Example {
@@ -135,7 +139,13 @@ impl Examples {
                 let place = shard.document(part.at(i))?;
                 let tokens = shard.tokens(place.start..place.end)?;
                 let bytes = shard.bytes(place.start..place.end)?;
-                Ok(Example { tokens, bytes, learn: (place.learn - place.start) as usize, asked: vec![] })
+                Ok(Example {
+                    tokens,
+                    bytes,
+                    learn: (place.learn - place.start) as usize,
+                    asked: vec![],
+                    others: vec![],
+                })
             }
             Examples::Problems { problems, tokenizer } => of_problem(tokenizer, &problems.at(i)?),
         }
@@ -147,7 +157,7 @@ pub fn example(tokenizer: &Tokenizer, prompt: &str, answer: &str) -> Result<Exam
     let (Measured { ids, mut bytes }, learn) = tokenizer.measure_pair(prompt, answer)?;
     bytes.push(0);
     let tokens = ids.into_iter().chain([tokenizer.end()]).map(|t| t as i32).collect();
-    Ok(Example { tokens, bytes, learn, asked: vec![] })
+    Ok(Example { tokens, bytes, learn, asked: vec![], others: vec![] })
 }
 
 /// The tokens of a problem. A token is learned where some of its bytes are asked.
@@ -172,6 +182,28 @@ pub fn of_problem(tokenizer: &Tokenizer, problem: &Problem) -> Result<Example, D
         }
     }
     example.learn = example.asked.first().map_or(example.learn, |first| first.start);
+    Ok(example)
+}
+
+/// The tokens of a problem, with the others that are right in their place. A character that shares a
+/// token with another, or takes several, has none.
+pub fn judged(tokenizer: &Tokenizer, task: &Task, problem: &Problem) -> Result<Example, DataError> {
+    let mut example = of_problem(tokenizer, problem)?;
+    let others = problem.others(task);
+    if others.is_empty() {
+        return Ok(example);
+    }
+    let mut at = 0;
+    for &bytes in &example.bytes[example.learn..] {
+        let mut right = vec![];
+        for other in others.get(at).filter(|_| bytes == 1).into_iter().flatten() {
+            if let [token] = tokenizer.encode(&other.to_string())?[..] {
+                right.push(token as i32);
+            }
+        }
+        example.others.push(right);
+        at += bytes as usize;
+    }
     Ok(example)
 }
 

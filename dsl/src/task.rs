@@ -156,6 +156,9 @@ tasks! {
     Mano, "mano", "2512.17351",
         "Mano of Physics of Language Models 4.1: the value of an expression of `steps` operators modulo `size`, operators first",
         steps ("operators", 1..=MOST_STEPS, 10), size ("the modulus", 2..=26, 23);
+    Lano, "lano", "2512.17351",
+        "Lano of Physics of Language Models 4.1: a text of the authors' grammar `cfg3f`, of `steps` levels of rules; right is every text that the grammar has",
+        steps ("levels of rules", 1..=6, 4), size ("symbols of a level", 3..=3, 3);
 }
 
 impl Facts {

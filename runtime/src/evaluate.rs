@@ -203,7 +203,8 @@ pub fn share(difficulties: &[Difficulty]) -> Option<f64> {
 ///
 /// Greedy decoding writes the right answer exactly when, the right answer being fed, every one of
 /// its tokens and the end token are the likeliest: up to the first wrong token both see the same
-/// text. So one forward pass scores a problem.
+/// text. So one forward pass scores a problem. Where several texts are right, a token is judged
+/// after the text that was drawn.
 pub fn exact_match(
     model: &mut Model,
     tokenizer: &Tokenizer,
@@ -220,7 +221,7 @@ pub fn exact_match(
         // However many are asked for, so many are in memory.
         while left.peek().is_some() {
             let asked = left.by_ref().take(SCORED_AT_ONCE);
-            let asked = asked.map(|p| examples::of_problem(tokenizer, &p));
+            let asked = asked.map(|p| examples::judged(tokenizer, task, &p));
             let asked = asked.collect::<Result<Vec<_>, _>>()?;
             of.right += greedy_matches(model, tokenizer, mask, &asked)?.iter().sum::<u64>();
             of.asked += asked.iter().map(|e| e.answers().count() as u64).sum::<u64>();
@@ -272,12 +273,22 @@ pub fn greedy_matches(
             let example = &asked[number];
             let likeliest = |i: usize| {
                 let at = (first + i) * vocab;
-                argmax(&logits[at..at + vocab]) == example.tokens[i] as usize
+                argmax(&logits[at..at + vocab]) as i32
             };
-            right[number] = example.answers().filter(|answer| answer.clone().all(likeliest)).count() as u64;
+            right[number] = right_answers(example, &likeliest);
         }
     }
     Ok(right)
+}
+
+/// How many answers of an example are right, where `likeliest` is the token found at each place.
+fn right_answers(example: &Example, likeliest: &dyn Fn(usize) -> i32) -> u64 {
+    let is_right = |i: usize| {
+        let found = likeliest(i);
+        let others = example.others.get(i - example.learn);
+        found == example.tokens[i] || others.is_some_and(|others| others.contains(&found))
+    };
+    example.answers().filter(|answer| answer.clone().all(is_right)).count() as u64
 }
 
 /// The largest; the lowest of equals. Not-a-number is never the largest.
@@ -399,6 +410,18 @@ mod tests {
         let right = 0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln();
         assert!((divergence(&p, &q) - right).abs() < 1e-7);
         assert_eq!(divergence(&p, &p), 0.0);
+    }
+
+    #[test]
+    fn an_answer_is_right_where_another_token_is_right_in_its_place() {
+        let others = vec![vec![7], vec![]];
+        let one =
+            Example { tokens: vec![1, 2, 3, 4], bytes: vec![1; 4], learn: 1, asked: vec![1..3], others };
+        let found = |tokens: [i32; 4]| right_answers(&one, &|i| tokens[i]);
+        assert_eq!([found([0, 2, 3, 0]), found([0, 7, 3, 0]), found([0, 2, 7, 0])], [1, 1, 0]);
+        let plain = Example { asked: vec![], others: vec![], ..one.clone() };
+        let found = |tokens: [i32; 4]| right_answers(&plain, &|i| tokens[i]);
+        assert_eq!([found([0, 2, 3, 4]), found([0, 2, 3, 0]), found([0, 7, 3, 4])], [1, 0, 0]);
     }
 
     #[test]

@@ -105,6 +105,7 @@ mod flip_flop;
 mod group;
 mod hops;
 mod induction;
+mod lano;
 mod mano;
 mod memorization;
 mod modular;
@@ -143,6 +144,7 @@ tasks! {
     Brevo => brevo, brevo::problem;
     Capo => capo, capo::problem;
     Mano => mano, mano::problem;
+    Lano => lano, lano::problem;
 }
 
 /// A problem and its answer.
@@ -150,7 +152,7 @@ tasks! {
 pub struct Problem {
     /// The prompt, up to where the answer begins.
     pub prompt: String,
-    /// The one right continuation.
+    /// A right continuation; the only one but for [`Problem::others`].
     pub answer: String,
     /// The parts of the answer that are asked, in bytes, where the rest is given: each is an answer
     /// of its own. Empty where all of it is asked, and its end.
@@ -164,6 +166,15 @@ impl Problem {
     pub fn answers(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         let whole = self.asked.is_empty().then_some(0..self.answer.len());
         whole.into_iter().chain(self.asked.iter().cloned())
+    }
+
+    /// Of each character of the answer, the others that are right after the same beginning; empty
+    /// where one answer is right.
+    pub fn others(&self, task: &Task) -> Vec<Vec<char>> {
+        match task.kind {
+            TaskKind::Lano => lano::others(self),
+            _ => vec![],
+        }
     }
 
     /// The text before its last answer, and that answer.

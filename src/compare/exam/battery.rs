@@ -61,6 +61,7 @@ pub fn setting(kind: TaskKind) -> Setting {
         TaskKind::Brevo => of("breadth of reasoning", [3, 10], &[12, 14], 26, None),
         TaskKind::Capo => of("memory of facts", [1, 3], &[], 64, None),
         TaskKind::Mano => of("arithmetic", [1, 5], &[6, 8], 23, None),
+        TaskKind::Lano => of("grammar", [2, 4], &[5], 3, None),
     }
 }
 
