@@ -5,11 +5,11 @@
     python benches/gpu/bench.py --out results --call 2      # how fast is it
     python benches/gpu/bench.py --out results --call 3      # against what
 
-The first asks Hopper's own kernels first, under a limit, since what waits for ever shows there; then a memory and a race checker, the
+The first proves every kernel in processes of its own (`dreamc doctor --gpu`), then asks Hopper's own kernels, under a limit, since what waits for ever shows there; then a memory and a race checker, the
 calibration of the PTX device, losses of a small model on cpu and cuda, and every gradient of a model of real width in bf16 with
 Hopper's kernels, with those of every GPU, and with naive ones. The second times LA-16 and DR+DA-16 and profiles the kernels that take
-most. The third times what the newer paths are worth and PyTorch, same model, same number of tokens in a batch, same precision; then what is
-left. Without `--call` they run one after another. `results.json` and `report.md` are written anew after each part, so whatever ends this
+most. The third times what the newer paths are worth and PyTorch, same model, same number of tokens in a batch, same precision, and decoding
+by vLLM; then what is left. `first-contact` is all of it in half an hour. Without `--call` they run one after another. `results.json` and `report.md` are written anew after each part, so whatever ends this
 script, what it did until then is there; a part that fails, or takes longer than its limit, does not stop the others; after `--minutes` no
 part begins, and the same call goes on with those that are not done, those that failed last. Parts whose means are missing (no GPU, no PyTorch, no cargo, no
 checker) are named with the reason.
@@ -125,6 +125,8 @@ def parts(a):
 
     needs = ["gpu"] if a.tests else ["cargo", "gpu"]
     yield 1, "versions", ["sh", "-c", f"nvidia-smi; {dreamc} --version; {sys.executable} -V"], ["gpu"], 30
+    # In processes of its own with a watchdog: whatever a kernel does to the GPU, the next part begins.
+    yield 1, "doctor", [dreamc, "doctor", "--gpu", "--json"], ["gpu"], 240
     hopper = "a_gpu_does_the_same_with_hoppers_own_ptx"
     yield 1, "hopper", of_tests(hopper), needs, 60
     if a.tests:
@@ -164,6 +166,12 @@ def parts(a):
             yield 3, f"{'torch' if compiled else 'eager'}_{model}", rate, ["gpu", "torch"], a.each
     for model, _, _ in models:
         yield 3, f"written_{model}", bench[model] + ["--steps", "1"], ["gpu"], a.each
+    for name in a.decoded:
+        spec = str(ROOT / "examples/published" / f"{name}.yaml")
+        decode = [dreamc, "bench", spec, "--decode", "--device", "cuda", "--json", "--tokens", str(a.written)]
+        yield 3, f"decoded_{name}", decode, ["gpu"], a.each
+        other = [sys.executable, str(HERE / "decode.py"), "--dreamc", dreamc, "--spec", spec, "--work", str(a.work)]
+        yield 3, f"vllm_{name}", other + ["--tokens", str(a.written)], ["gpu", "vllm"], a.each
     yield 3, "all_train_alike", of_tests("all_examples_train_alike", "--ignored"), needs, a.each
     if not a.tests:
         cargo = ["cargo", "test", "--release", "-q"]
@@ -237,11 +245,11 @@ def missing(needs):
     for tool in ("compute-sanitizer", "ncu"):
         if tool in needs and not shutil.which(tool):
             return f"no {tool}"
-    if "torch" in needs:
-        import importlib.util
+    import importlib.util
 
-        if importlib.util.find_spec("torch") is None:
-            return "no PyTorch"
+    for module, said in (("torch", "PyTorch"), ("vllm", "vLLM")):
+        if module in needs and importlib.util.find_spec(module) is None:
+            return f"no {said}"
     return None
 
 
@@ -318,12 +326,33 @@ def by_library(model, launches):
     return [f"\ncuBLASLt computes {len(taken)} of {len(able)} plain products of {model}, {100 * share:.0f} % of their time."]
 
 
+def proved(results):
+    """What `dreamc doctor --gpu` found: kernels that are not right, and those furthest below the roofline."""
+    found = results.get("doctor", {}).get("json")
+    if not found:
+        return []
+    lines = [f"\n`dreamc doctor --gpu`: {found['kernels']} kernels on {found['device']}, driver {found['driver']}, NVRTC {found['nvrtc']}; {found['wrong']} wrong."]
+    wrong = [line for line in found["lines"] if not line["right"]]
+    slow = sorted((k for k in found["lines"] if k["right"] and k.get("share") and k["rung"] != "naive"), key=lambda k: k["share"])
+    for title, kernels in (("wrong", wrong), ("furthest below the roofline", slow[:10])):
+        if not kernels:
+            continue
+        lines += ["", f"| {title} | model | rung | shape | µs | roofline | error | found |", "|---|---|---|---|---|---|---|---|"]
+        for k in kernels:
+            numbers = [k.get("seconds") and f"{k['seconds'] * 1e6:.1f}", k.get("share") and f"{100 * k['share']:.0f} %"]
+            numbers.append(f"{k['error']:.1e}" if "error" in k else None)
+            cells = [k["kernel"], k["model"], k["rung"], k["shape"], *numbers, k.get("why", k["outcome"])]
+            lines.append("| " + " | ".join("" if c is None else " ".join(str(c).split()).replace("|", "/") for c in cells) + " |")
+    return lines
+
+
 def report(results, name):
     """Markdown from what the parts gave."""
     lines = [f"# {name or 'no GPU'}", "", "| part | result |", "|---|---|"]
     for key, r in results.items():
         state = f"skipped: {r['skipped']}" if r["skipped"] else "ok" if r["code"] == 0 else f"failed ({r['code']})"
         lines.append(f"| {key} | {state} |")
+    lines += proved(results)
     cpu = results.get("losses_cpu", {}).get("losses", [])
     for device in ("ptx", "cuda"):
         there = results.get(f"losses_{device}", {}).get("losses", [])
@@ -356,8 +385,11 @@ def report(results, name):
             if who == "dreamc":
                 all_of_it = sum(k["seconds"] for k in j["training"]["launches"]) or 1
                 for k in j["training"]["launches"][:20]:
-                    flop_rate = f"{k['flops'] / k['seconds'] / 1e12:.1f}" if k["flops"] and k["seconds"] else ""
-                    kernels.append((model, k["origin"], k["kernel"], k["count"], k["seconds"] * 1e3, k["seconds"] / all_of_it, flop_rate, who_of(k)))
+                    flop_rate = k["flops"] / k["seconds"] if k["flops"] and k["seconds"] else None
+                    reached = f"{flop_rate / 1e12:.1f}" if flop_rate else ""
+                    of_peak = f"{100 * flop_rate / peak(name):.0f} %" if flop_rate and peak(name) else ""
+                    times = (k["count"], k["seconds"] * 1e3, k["seconds"] / all_of_it)
+                    kernels.append((model, k["origin"], k["kernel"], *times, reached, of_peak, who_of(k)))
                 lines += by_library(model, j["training"]["launches"])
                 ceiling = (j.get("ceiling") or {}).get("bf16")
                 if ceiling:
@@ -368,9 +400,18 @@ def report(results, name):
             shown = "" if share is None else f"{100 * share:.1f} %"
             lines.append(f"| {model} | {who} | {rate:,.0f} | {shown} | {used} | {written} |")
     if kernels:
-        lines += ["", "| model | launch | kernel | times | ms | share | TFLOP/s | by |", "|---|---|---|---|---|---|---|---|"]
-        for model, origin, kernel, times, ms, share, rate, by in kernels:
-            lines.append(f"| {model} | {origin} | {kernel} | {times} | {ms:.3f} | {100 * share:.1f} % | {rate} | {by} |")
+        lines += ["", "| model | launch | kernel | times | ms | share | TFLOP/s | of the peak | by |", "|---|---|---|---|---|---|---|---|---|"]
+        for model, origin, kernel, times, ms, share, rate, of_peak, by in kernels:
+            lines.append(f"| {model} | {origin} | {kernel} | {times} | {ms:.3f} | {100 * share:.1f} % | {rate} | {of_peak} | {by} |")
+    written = []
+    for who, key in (("dreamc", "decoded_"), ("vLLM", "vllm_")):
+        for part in (part for part in results if part.startswith(key)):
+            said = results[part].get("json") or {}
+            for found in filter(None, map(said.get, ("decoding", "decoding_eight"))):
+                written.append((part[len(key) :], who, found["sequences"], found["tokens_per_second"]))
+    if written:
+        lines += ["", "| model | written by | texts at once | tokens/s |", "|---|---|---|---|"]
+        lines += [f"| {model} | {who} | {texts} | {rate:,.0f} |" for model, who, texts, rate in sorted(written)]
     return "\n".join(lines) + "\n"
 
 
@@ -381,6 +422,8 @@ def arguments(argv=None):
     a.add_argument("--dreamc", type=pathlib.Path, default=ROOT / "target/release/dreamc")
     a.add_argument("--tests", type=pathlib.Path, help="folder with the test executable `gpu`, where there is no cargo")
     a.add_argument("--models", type=lambda s: s.split(","), default=list(MODELS), help="of examples/, with commas")
+    a.add_argument("--decoded", type=lambda s: s.split(","), default=["llama-3.2-1b"], help="of examples/published/, with commas: vLLM has their class")
+    a.add_argument("--written", type=int, default=128, help="tokens that they write")
     a.add_argument("--batch", type=int, help="sequences in a step, the same for both; up to 8 by default, as many as fit")
     a.add_argument("--sequence", type=int, default=4096)
     a.add_argument("--steps", type=int, default=10)

@@ -7,10 +7,13 @@ import json
 import math
 import pathlib
 import struct
+import subprocess
+import sys
 import tempfile
 import unittest
 
 import bench
+import decode
 
 
 class Bench(unittest.TestCase):
@@ -32,7 +35,8 @@ class Bench(unittest.TestCase):
         self.assertEqual([call for call, *_ in parts], sorted(call for call, *_ in parts))
         # What may wait for ever is asked first of a GPU, and not for long.
         first = next(p for p in parts if p[1] == "hopper")
-        self.assertEqual([p[1] for p in parts if p[0] == 1][:2], ["versions", "hopper"])
+        self.assertEqual([p[1] for p in parts if p[0] == 1][2], "hopper")
+        self.assertEqual([p[1] for p in parts if p[0] == 1][:2], ["versions", "doctor"])
         self.assertEqual(first[4], 60)
         self.assertTrue(all(call == 3 for call, name, *_ in parts if name.startswith(("torch", "eager", "floor", "launched"))))
 
@@ -129,6 +133,35 @@ class Bench(unittest.TestCase):
         results = {"done": {"code": 0}, "failed": {"code": 124}, "skipped": {"skipped": "no time left"}}
         self.assertEqual([p[1] for p in bench.untried_first(chosen, results)], ["skipped", "new", "failed"])
 
+    def test_the_page_says_what_doctor_found(self):
+        line = {"model": "quickstart", "kernel": "product", "shape": "16 x 16", "origin": "q", "launch": 1}
+        ran = {"outcome": "ran", "error": 1e-6, "bound": 1e-3, "buffer": "q", "seconds": 2e-6}
+        lines = [line | ran | {"rung": "warpgroups", "right": True, "share": 0.25}, line | ran | {"rung": "naive", "right": True, "share": 0.01}]
+        lines.append(line | {"rung": "plain", "right": False, "share": None, "outcome": "faults", "why": "an illegal | address\nwas met"})
+        found = {"device": "a card", "driver": "13.0", "nvrtc": "13.0", "kernels": 3, "wrong": 1, "lines": lines}
+        text = bench.report({"doctor": {"skipped": None, "code": 1, "json": found}}, "a card")
+        self.assertIn("3 kernels on a card, driver 13.0, NVRTC 13.0; 1 wrong.", text)
+        self.assertIn("| product | quickstart | plain | 16 x 16 |  |  |  | an illegal / address was met |", text)
+        self.assertIn("| product | quickstart | warpgroups | 16 x 16 | 2.0 | 25 % | 1.0e-06 | ran |", text)
+        self.assertNotIn("| naive |", text)
+
+    def test_decoding_stands_beside_vllms(self):
+        found = [{"sequences": 1, "tokens_per_second": 1234.0}, {"sequences": 8, "tokens_per_second": 9000.4}]
+        results = {f"{key}_llama-3.2-1b": {"skipped": None, "code": 0, "json": dict(zip(("decoding", "decoding_eight"), found))} for key in ("vllm", "decoded")}
+        text = bench.report(results, "")
+        for who in ("dreamc", "vLLM"):
+            self.assertIn(f"| llama-3.2-1b | {who} | 8 | 9,000 |", text)
+        names = [name for _, name, _, needs, _ in self.parts() if "vllm" in needs]
+        self.assertEqual(names, ["vllm_llama-3.2-1b"])
+        self.assertEqual(decode.rate(0.5, 1.5, 8, 129), 1024)
+
+    def test_first_contact_is_all_calls_in_half_an_hour(self):
+        script = bench.HERE / "first-contact"
+        out = subprocess.run([sys.executable, str(script), "--plan"], capture_output=True, text=True, check=True).stdout
+        order = [line.split(": ")[1] for line in out.splitlines() if line.split(": ")[0] in bench.CALLS]
+        places = [order.index(name) for name in ("doctor", "calibration", "dreamc_la-16", "torch_la-16", "decoded_llama-3.2-1b", "vllm_llama-3.2-1b")]
+        self.assertEqual(places, sorted(places))
+
     def test_the_table(self):
         training = {"tokens_per_second": 1e5, "memory": {"total": 2e9}, "launches": []}
         training["launches"] = [{"origin": "head", "kernel": "product", "count": 2, "seconds": 1e-3, "flops": 5e11}]
@@ -150,9 +183,9 @@ class Bench(unittest.TestCase):
         self.assertIn("| la-16 | dreamc | 100,000 | 30.3 % | 2.0 | 70 |", text)
         self.assertIn("| la-16 | torch | 50,000 | 15.2 % | 3.0 |  |", text)
         self.assertIn("| la-16 | generated | 90,000 | 27.3 % | 2.0 |  |", text)
-        self.assertIn("| la-16 | head | product | 2 | 1.000 | 71.4 % | 500.0 |  |", text)
-        self.assertIn("| la-16 | q | product | 1 | 0.300 | 21.4 % |  | cuBLASLt: 3.0 µs, generated 4.0 µs |", text)
-        self.assertIn("| 7.1 % |  | generated: 1.0 µs, library 2.0 µs |", text)
+        self.assertIn("| la-16 | head | product | 2 | 1.000 | 71.4 % | 500.0 | 51 % |  |", text)
+        self.assertIn("| la-16 | q | product | 1 | 0.300 | 21.4 % |  |  | cuBLASLt: 3.0 µs, generated 4.0 µs |", text)
+        self.assertIn("| 7.1 % |  |  | generated: 1.0 µs, library 2.0 µs |", text)
         self.assertIn("cuBLASLt computes 1 of 2 plain products of la-16, 75 % of their time.", text)
         self.assertIn("600 TFLOP/s", text)
         self.assertIn("Gradients by Hopper's kernels against those of every GPU: 2.0e-03 apart at most (gradients.q).", text)

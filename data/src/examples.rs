@@ -30,8 +30,8 @@ pub struct Example {
     pub learn: usize,
     /// The ranges of tokens that loss is taken on, where it is not on all from the first.
     pub asked: Vec<Range<usize>>,
-    /// Of each token from [`Example::learn`] on, the others that are right after the same beginning;
-    /// empty where one text is right.
+    /// Of each token from [`Example::learn`] on, the others that are right after the same
+    /// beginning; empty where one text is right.
     pub others: Vec<Vec<i32>>,
 }
 
@@ -185,8 +185,8 @@ pub fn of_problem(tokenizer: &Tokenizer, problem: &Problem) -> Result<Example, D
     Ok(example)
 }
 
-/// The tokens of a problem, with the others that are right in their place. A character that shares a
-/// token with another, or takes several, has none.
+/// The tokens of a problem, with the others that are right in their place. A character that shares
+/// a token with another, or takes several, has none.
 pub fn judged(tokenizer: &Tokenizer, task: &Task, problem: &Problem) -> Result<Example, DataError> {
     let mut example = of_problem(tokenizer, problem)?;
     let others = problem.others(task);

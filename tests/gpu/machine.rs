@@ -144,8 +144,8 @@ fn facts_of_generated_texts_are_those_of_their_constants() {
         .collect();
     assert!(rows.len() > 40, "{} row kernels", rows.len());
     // The largest kernels back have 6, 7 and 11 barriers for each of their rows
-    // (`docs/dev/cuda.md`): two of them go through 64 rows in a block, and wait once more for the
-    // sums of all.
+    // (`docs/dev/cuda-notebook.md`): two of them go through 64 rows in a block, and wait once more
+    // for the sums of all.
     for barriers in [6.0 * 64.0 + 1.0, 11.0] {
         assert!(rows.iter().any(|t| t.barriers == barriers), "{barriers}: {rows:?}");
     }
@@ -271,7 +271,7 @@ fn more_blocks_at_once_are_no_slower_and_more_steps_no_faster() {
 #[test]
 fn the_sum_of_the_largest_example_is_what_the_page_says() {
     let found = step(h200(), &as_it_is);
-    let page = std::fs::read_to_string(root("docs/dev/cuda.md")).unwrap();
+    let page = std::fs::read_to_string(root("docs/dev/cuda-notebook.md")).unwrap();
     let line = page.lines().find(|line| line.starts_with("| all |")).expect("the table has a sum");
     let number = |cell: &str| -> f64 {
         let digits = cell.trim().split(':').next().unwrap().replace(',', "");

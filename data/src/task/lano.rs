@@ -165,7 +165,7 @@ mod tests {
         rules[symbol].iter().flat_map(of).collect()
     }
 
-    /// What may follow is what follows in one of all texts with the same beginning.
+    /// The right symbols are those that follow in one of all texts with the same beginning.
     #[test]
     fn others_are_those_that_some_text_goes_on_with() {
         let task = Task::new(TaskKind::Lano, 2, 3);
