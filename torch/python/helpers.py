@@ -98,7 +98,7 @@ def attention(q, k, v, scale, seen=None):
     return o.transpose(1, 2)
 
 
-def scored_attention(q, k, v, scale, seen, score=None, mask=None, positions=None):
+def scored_attention(q, k, v, scale, seen, score=None, mask=None, positions=None, dropout=0.0):
     """Attention with a score and a mask of each pair; the result, and the log of the softmax's sum."""
     each = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(each, 2), v.repeat_interleave(each, 2)
@@ -117,7 +117,7 @@ def scored_attention(q, k, v, scale, seen, score=None, mask=None, positions=None
     lse = s.logsumexp(-1)
     p = torch.where(seen, torch.exp(s - lse[..., None]), 0)
     lse = torch.where(seen.any(-1).expand(lse.shape), lse, -math.inf)
-    return torch.einsum("bhij,bjhd->bihd", p, v), lse.transpose(1, 2)
+    return torch.einsum("bhij,bjhd->bihd", F.dropout(p, dropout), v), lse.transpose(1, 2)
 
 
 def at_query(x):

@@ -20,7 +20,7 @@ mod tree;
 
 use dreamc_compiler::CompileError;
 use dreamc_compiler::architecture::{Architecture, skips};
-use dreamc_compiler::ir::{Dim, Dims, Function, Node, Op, Value};
+use dreamc_compiler::ir::{Attention, Dim, Dims, Function, Node, Op, Value};
 use dreamc_compiler::lower::{Shape, lower};
 use dreamc_dsl::spec::{Model, SkipRule};
 use layer::{Class, Source};
@@ -71,9 +71,9 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
     };
     let sequence = model.context.clamp(2, 1 << 16);
     let mut lowered = lower(&architecture, shape(3, sequence))?;
-    lowered.module.functions.values_mut().for_each(put_back);
+    lowered.module.functions.values_mut().for_each(simplify);
     let mut other = lower(&architecture, shape(2, sequence / 2))?;
-    other.module.functions.values_mut().for_each(put_back);
+    other.module.functions.values_mut().for_each(simplify);
     let dims = lowered.module.dims.clone();
     let sizes = other.module.dims.clone();
     // Of a share of the tokens there may be as many of both.
@@ -142,6 +142,23 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
 /// The dimension of the tokens that a choice of them gives.
 fn share(node: &Node) -> Option<Dim> {
     if let Op::TopTokens(top) = &node.op { Some(top.k) } else { None }
+}
+
+/// Puts what a module says in another way than the compiler into its words.
+fn simplify(f: &mut Function) {
+    put_back(f);
+    undrawn(f);
+}
+
+/// PyTorch draws for dropout by itself: attention loses that operand.
+fn undrawn(f: &mut Function) {
+    for node in &mut f.nodes {
+        if let Op::Attention(a) = &node.op
+            && a.dropout.is_some()
+        {
+            node.inputs.remove(Attention::MASK + a.draws());
+        }
+    }
 }
 
 /// A row of a cache that is taken and put back is read: the cache is what it was.

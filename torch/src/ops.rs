@@ -283,10 +283,7 @@ fn by_head(body: &Body, at: &At, over: Dim, part: Dim, first: u64, x: &[Expr]) -
 
 /// By PyTorch's own attention where that says the same, by scores otherwise.
 fn attention(at: &At, a: &Attention, x: &[Expr]) -> Result<Made, TorchError> {
-    if a.dropout.is_some() {
-        return refused("dropout of attention's weights");
-    }
-    let (masks, reads) = x[Attention::MASK..].split_at(a.masks());
+    let (masks, reads) = x[Attention::MASK..].split_at(a.draws());
     let (positions, segments) = a.mask_operands();
     let positions = positions.map(|[q, k]| Expr::name(format!("({}, {})", masks[q].text(), masks[k].text())));
     let mut seen = vec![x[0].clone(), x[1].clone()];
@@ -296,7 +293,11 @@ fn attention(at: &At, a: &Attention, x: &[Expr]) -> Result<Made, TorchError> {
     let plain = seen.len() == 2;
     let seen = Expr::call("causal", seen);
     let mut args: Vec<Expr> = x[..3].iter().cloned().chain([Expr::number(a.scale)]).collect();
-    let by_scores = a.softcap.is_some() || a.program.is_some() || a.mask == Mask::Positions || at.is_read(1);
+    let by_scores = a.softcap.is_some()
+        || a.program.is_some()
+        || a.mask == Mask::Positions
+        || at.is_read(1)
+        || a.dropout.is_some();
     if !by_scores {
         args.extend((!plain).then_some(seen));
         return Ok(Made::Expr(Expr::call("attention", args)));
@@ -312,6 +313,10 @@ fn attention(at: &At, a: &Attention, x: &[Expr]) -> Result<Made, TorchError> {
         args.push(Expr::keyword("mask", Expr::Lambda("i, j, head", Box::new(mask))));
     }
     args.extend(positions.map(|p| Expr::keyword("positions", p)));
+    // PyTorch draws, and none are dropped where the module evaluates.
+    args.extend(
+        a.dropout.map(|p| Expr::keyword("dropout", Expr::name(format!("{p} if self.training else 0.0")))),
+    );
     let call = Expr::call("scored_attention", args);
     Ok(Made::Expr(if at.is_read(1) { call } else { call.index("0") }))
 }
