@@ -318,6 +318,8 @@ class Context:
     depth: int = 0
     depths: int = 1
     passing: int = 0
+    vocab: int = 1
+    ids: object = None  # of the tokens [b, t]; zeros where there are none
     stop: object = jax.lax.stop_gradient
     earlier: dict = field(default_factory=dict)  # value's name -> of this component's last application
     others: dict = field(default_factory=dict)  # component's name -> {value's name: of its last application}
@@ -569,6 +571,13 @@ class Evaluation:
 
     def of_weight(self, call):
         return self.weight("weight", self.written(call.dims), self.beginning(call), "own")
+
+    def of_embedding(self, call):
+        dims = self.written(call.dims)
+        self.sizes["vocab of tokens"] = self.context.vocab
+        table = self.weight("weight", ["vocab of tokens", *dims], self.beginning(call), "own").array[(0,) * self.axes]
+        ids = jnp.zeros(self.tokens, int) if self.context.ids is None else self.context.ids
+        return Value(tuple(dims), table[ids])
 
     def of_places(self, call):
         dim = call.values[0]

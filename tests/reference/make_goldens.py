@@ -420,6 +420,14 @@ CASES |= {
             }
             return linear(a, [hidden]) + linear(b, [hidden]) + linear(o * k, [hidden]) + linear(m, [hidden])
         """),
+    "define_ids": zoo("define-ids", ["own: {mixer: {heads: 2}}", "two: {reader: {}}", sequence()], ['"own > sa"', '"two > own"']) + define(
+        "mixer", "{heads: 2, size: 3}", """
+            v = embedding([heads, size], normal 0.5) * sigmoid(linear(x, [heads]))
+            s = shift(embedding([size], normal 0.5))
+            return linear(v + s, [hidden])
+        """) + define("reader", "{}", """
+            return sigmoid(x) * embedding([hidden], normal 0.5) + linear(own.v, [hidden])
+        """).removeprefix("define:\n"),
     "define_depths": zoo("define-depths", ["own: {mixer: {heads: 2}}", "two: {reader: {}}", sequence(", projection: none")], [
         '"own > two"', '{recur: 3, lora: 2, layers: ["sa > own", "(two | own) > sa"]}',
     ]) + define("mixer", "{heads: 2, size: 4}", """

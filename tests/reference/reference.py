@@ -512,7 +512,7 @@ class Model:
                 shapes[adapted.replace("lora_a", "lora_b")] = (lora.passes, shape[0], lora.lora)
             return jnp.zeros(shape)
 
-        context = definitions.Context(others=self.values_of_others())
+        context = definitions.Context(vocab=self.vocab, others=self.values_of_others())
         definitions.Evaluation(c["bound"], ask, context).run(jnp.zeros((1, 1, self.hidden)))
 
     def values_of_others(self):
@@ -521,7 +521,7 @@ class Model:
         class Others(dict):
             def __missing__(others, name):
                 ask = lambda path, purpose, shape, init: jnp.zeros(shape)
-                one = definitions.Evaluation(self.components[name]["bound"], ask, definitions.Context(others=others))
+                one = definitions.Evaluation(self.components[name]["bound"], ask, definitions.Context(vocab=self.vocab, others=others))
                 one.run(jnp.zeros((1, 1, self.hidden)))
                 others[name] = one.names
                 return one.names
@@ -666,6 +666,7 @@ class Forward:
 
     def run(self, ids):
         m = self.model
+        self.ids = ids
         x = self.w["embed.weight"][ids] * m.embed_scale
         self.history = [x]
         self.depth = 0  # layer applications so far
@@ -1023,7 +1024,7 @@ class Forward:
 
         context = definitions.Context(
             depth=l, depths=self.model.depth, passing=self.passes[-1] if self.passes else 0, stop=self.stop,
-            earlier=self.defined.get(name, {}), others=self.defined, along_depth=self.along_depth.setdefault(name, {}),
+            vocab=self.model.vocab, ids=self.ids, earlier=self.defined.get(name, {}), others=self.defined, along_depth=self.along_depth.setdefault(name, {}),
         )  # fmt: skip
         evaluation = definitions.Evaluation(c["bound"], ask, context)
         y = evaluation.run(x_hat)
