@@ -26,6 +26,7 @@ mod tests;
 use super::{Backend, Call, Value, Work};
 use crate::device::executor::{self, Collective, Listed, Place, Program};
 use crate::device::{Choice, DeviceError, Group, Session};
+use crate::notice::notice;
 use crate::nvrtc::{self, Nvrtc};
 use dreamc_compiler::codegen::{Argument, Base, HEADERS, Limits, Matrices, Source, Variant, generate};
 use dreamc_compiler::ir::DType;
@@ -745,12 +746,26 @@ fn tensor_map(address: u64, stride: u64, m: Matrices) -> TensorMap {
 pub(super) fn headers() -> &'static [(&'static str, &'static str)] {
     static FOUND: std::sync::OnceLock<Vec<(&'static str, &'static str)>> = std::sync::OnceLock::new();
     FOUND.get_or_init(|| {
-        let folder = std::env::var_os("DREAMC_KERNELS").map(std::path::PathBuf::from);
-        let other = |name: &str| std::fs::read_to_string(folder.as_ref()?.join(name)).ok();
-        let block = |&(name, text): &(&'static str, &'static str)| match other(name) {
-            Some(other) => (name, &*other.leak()),
-            None => (name, text),
+        let Some(folder) = std::env::var_os("DREAMC_KERNELS").map(std::path::PathBuf::from) else {
+            return HEADERS.to_vec();
         };
-        HEADERS.iter().map(block).collect()
+        let mut taken = vec![];
+        let block = |&(name, text): &(&'static str, &'static str)| match std::fs::read_to_string(folder.join(name)) {
+            Ok(other) => {
+                taken.push(name);
+                (name, &*other.leak())
+            }
+            Err(_) => (name, text),
+        };
+        let all: Vec<(&'static str, &'static str)> = HEADERS.iter().map(block).collect();
+        let place = folder.display();
+        match taken.is_empty() {
+            true => notice(&format!(
+                "DREAMC_KERNELS: {place} has no block of a kernel that can be read, such as {}; the program's own are used",
+                HEADERS.first().map_or("product.cuh", |(name, _)| name)
+            )),
+            false => notice(&format!("kernels are made of {} of {place}", taken.join(", "))),
+        }
+        all
     })
 }

@@ -58,7 +58,7 @@ impl Trust {
 
     /// The trust that a plan has earned; proves what nobody has proved.
     pub(crate) fn earn(meeting: &Meeting, plan: &Plan) -> Trust {
-        let wanted = std::env::var_os("DREAMC_PROVE").is_some_and(|v| v == "1");
+        let wanted = std::env::var_os("DREAMC_PROVE").is_none_or(|v| v != "0");
         let (Some(prover), true) = (PROVER.get(), wanted && meeting.compiler.keeps()) else {
             return Trust::default();
         };
