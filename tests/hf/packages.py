@@ -172,6 +172,8 @@ FAULTS = [
     ("alpha[turn], beta[turn], mix[turn]", "alpha[0], beta[0], mix[0]"),
     ("part = at.part & (at.last_turn >= at.turn)", "part = at.part & (at.last_turn > at.turn)"),
     ("at.start + at.gate * x", "at.gate * x"),
+    ("begins = [0] * b if attention_mask is None else attention_mask[:, :t].long().argmax(-1).tolist()", "begins = [0] * b"),
+    ("noise=noise(places, self.config.hidden_size)", "noise=0.0 * noise(places, self.config.hidden_size)"),
     ("last = (share + self.bias).argmax(-1)", "last = share.argmax(-1)"),
 ]
 

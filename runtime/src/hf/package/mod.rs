@@ -7,10 +7,11 @@
 //! key's name; `tests/hf/packages.py` compares logits and texts with those of dreamc.
 //!
 //! [`layers`] writes the classes of the model's layers, [`template`] the parts that they are made
-//! of (`parts/*.py`), [`card`] the model card.
+//! of (`parts/*.py`), [`card`] the model card. A model with definitions is [`printed`] from the IR.
 
 mod card;
 mod layers;
+mod printed;
 mod template;
 
 use super::HfError;
@@ -21,15 +22,15 @@ use crate::checkpoint::folder;
 use crate::checkpoint::safetensors::Dtype;
 use crate::data::sums;
 use crate::rng::Philox;
-use dreamc_dsl::Spelling;
 use dreamc_dsl::spec::*;
+use dreamc_dsl::{Spec, Spelling};
 use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::path::Path;
 use template::{Parts, expand};
 
 /// The parts of the code, in order, each with the part of a model that needs it.
-const PARTS: [(&str, &str); 28] = [
+const PARTS: [(&str, &str); 27] = [
     ("", include_str!("parts/head.py")),
     ("", include_str!("parts/norm.py")),
     ("matrix", include_str!("parts/matrix.py")),
@@ -52,7 +53,6 @@ const PARTS: [(&str, &str); 28] = [
     ("norm_only", include_str!("parts/norm_score.py")),
     ("predictor", include_str!("parts/predictor.py")),
     ("skip", include_str!("parts/skip.py")),
-    ("noise", include_str!("parts/noise.py")),
     ("stated", include_str!("parts/statement.py")),
     ("loops", include_str!("parts/loop.py")),
     ("lanes", include_str!("parts/lanes.py")),
@@ -68,8 +68,19 @@ const CLASS: &str = "DreamcForCausalLM";
 /// Writes a model as a package, of weights whose embedding is stored in this type.
 pub(super) fn write(model: &Model, dtype: Dtype, to: &Path) -> Result<Exported, HfError> {
     let list = ours(model)?;
-    let mut code = Code::new(&model.spec.model, list.iter().any(|(name, _)| name == "norm.weight"))?;
-    code.noise = Philox::new(model.spec.train.seed, "start").key();
+    let own = model.spec.model.components.values().any(|c| matches!(c.known(), Known::Own));
+    let (modeling, configuration, config, notes) = match own {
+        true => {
+            let note = "its definitions are printed from the specification; the package has no cache, and reads the whole text for every token";
+            let config = config(model, dtype, Map::new());
+            (printed::modeling(model.spec)?, expand(CONFIGURATION, &Parts::new()), config, vec![note.into()])
+        }
+        false => {
+            let code = Code::new(model.spec, list.iter().any(|(name, _)| name == "norm.weight"))?;
+            (code.modeling(), expand(CONFIGURATION, &code.parts), code.config(model, dtype), code.notes)
+        }
+    };
+    let config = pretty(&Value::Object(config))?;
     let parameters: u64 = list
         .iter()
         .filter(|(name, _)| !name.ends_with(".router.bias"))
@@ -77,9 +88,6 @@ pub(super) fn write(model: &Model, dtype: Dtype, to: &Path) -> Result<Exported, 
         .sum();
     let entries: Vec<Theirs> = list.into_iter().map(Theirs::ours).collect();
     let size = size(model, &entries, model.dtype)?;
-    let config = pretty(&Value::Object(code.config(model, dtype)))?;
-    let modeling = code.modeling();
-    let configuration = expand(CONFIGURATION, &code.parts);
     let texts = model.texts()?;
     let card = card::card(model, parameters, dtype);
     let spec = dreamc_dsl::show(model.spec, Spelling::Yaml);
@@ -99,33 +107,61 @@ pub(super) fn write(model: &Model, dtype: Dtype, to: &Path) -> Result<Exported, 
         files.push((name, Box::new(move |out: &mut dyn Write| out.write_all(bytes))));
     }
     folder::write(to, files)?;
-    Ok(Exported {
-        class: CLASS.into(),
-        package: true,
-        tensors: entries.len(),
-        bytes: size,
-        notes: code.notes,
-    })
+    Ok(Exported { class: CLASS.into(), package: true, tensors: entries.len(), bytes: size, notes })
+}
+
+/// The function that draws the numbers that a stream begins with.
+fn noise(spec: &Spec) -> String {
+    let [first, second] = Philox::new(spec.train.seed, "start").key();
+    include_str!("parts/noise.py").replace("@NOISE_KEY@", &format!("{first}, {second}"))
+}
+
+/// `config.json`, with the numbers of components.
+fn config(model: &Model, dtype: Dtype, components: Map<String, Value>) -> Map<String, Value> {
+    let m = &model.spec.model;
+    let value = json!({
+        "architectures": [CLASS],
+        "auto_map": {
+            "AutoConfig": "configuration_dreamc.DreamcConfig",
+            "AutoModelForCausalLM": "modeling_dreamc.DreamcForCausalLM",
+        },
+        "model_type": "dreamc",
+        "vocab_size": m.vocab,
+        "hidden_size": m.hidden,
+        "max_position_embeddings": m.context,
+        // The head of a tied model reads the embedding itself, so that there is nothing to tie.
+        "tie_word_embeddings": false,
+        "torch_dtype": torch(dtype),
+        "components": components,
+    });
+    let Value::Object(mut map) = value else { return Map::new() };
+    if let Some(tokenizer) = model.tokenizer {
+        map.insert("eos_token_id".into(), json!(tokenizer.end()));
+        if tokenizer.begins() {
+            map.insert("bos_token_id".into(), json!(tokenizer.begin()));
+        }
+    }
+    map
 }
 
 /// The code of a model: what it is made of.
 struct Code<'a> {
+    spec: &'a Spec,
     model: &'a dreamc_dsl::spec::Model,
     parts: Parts,
     layers: layers::Layers,
     /// Count of the one outermost `recur`.
     recur: Option<u64>,
     notes: Vec<String>,
-    /// Key of the noise that streams start with.
-    noise: [u32; 2],
 }
 
 impl<'a> Code<'a> {
     /// Finds the parts of a model, or a key that is not generated. `normed` where a norm follows
     /// the body.
-    fn new(model: &'a dreamc_dsl::spec::Model, normed: bool) -> Result<Self, HfError> {
+    fn new(spec: &'a Spec, normed: bool) -> Result<Self, HfError> {
+        let model = &spec.model;
         let layers = layers::Layers::new(model)?;
-        let mut code = Code { model, parts: Parts::new(), layers, recur: None, notes: vec![], noise: [0; 2] };
+        let mut code = Code { spec, model, parts: Parts::new(), layers, recur: None, notes: vec![] };
         // Every field stands here, so that a new one is generated and never forgotten.
         let dreamc_dsl::spec::Model {
             name: _,
@@ -459,6 +495,9 @@ impl<'a> Code<'a> {
         let needed = PARTS.iter().filter(|(part, _)| part.is_empty() || self.parts.contains(part));
         let expanded = needed.map(|(_, text)| expand(text, &self.parts).trim_end().to_string());
         let mut pieces: Vec<String> = expanded.collect();
+        if self.parts.contains("noise") {
+            pieces.push(noise(self.spec).trim_end().to_string());
+        }
         // Layers use the parts before them, and the shared state only by name.
         pieces.extend(self.layers.classes.iter().map(|class| class.trim_end().to_string()));
         pieces.push(expand(MODEL, &self.parts).trim_end().to_string());
@@ -476,7 +515,6 @@ impl<'a> Code<'a> {
         (pieces.join("\n\n\n") + "\n")
             .replace("@TITLE@", &self.model.name)
             .replace("@SKIPPING@", skipping)
-            .replace("@NOISE_KEY@", &format!("{}, {}", self.noise[0], self.noise[1]))
             .replace("@EPS@", &number(self.model.norm.eps))
             .replace("@NO_SPLIT@", &format!("[{names}]"))
             .replace("@LAYERS@", &layers.join("\n"))
@@ -496,33 +534,12 @@ impl<'a> Code<'a> {
         let used = m.components.iter().filter(|(name, _)| self.layers.components.contains(*name));
         let components: Map<String, Value> =
             used.map(|(name, c)| (name.clone(), component_json(c))).collect();
-        let value = json!({
-            "architectures": [CLASS],
-            "auto_map": {
-                "AutoConfig": "configuration_dreamc.DreamcConfig",
-                "AutoModelForCausalLM": "modeling_dreamc.DreamcForCausalLM",
-            },
-            "model_type": "dreamc",
-            "vocab_size": m.vocab,
-            "hidden_size": m.hidden,
-            "max_position_embeddings": m.context,
-            // The head of a tied model reads the embedding itself, so that there is nothing to tie.
-            "tie_word_embeddings": false,
-            "torch_dtype": torch(dtype),
-            "components": components,
-        });
-        let Value::Object(mut map) = value else { return Map::new() };
+        let mut map = config(model, dtype, components);
         if let Some(recur) = self.recur {
             map.insert("recur".into(), json!(recur));
         }
         if let Stream::Lanes { count, .. } = m.stream {
             map.insert("lanes".into(), json!(count));
-        }
-        if let Some(tokenizer) = model.tokenizer {
-            map.insert("eos_token_id".into(), json!(tokenizer.end()));
-            if tokenizer.begins() {
-                map.insert("bos_token_id".into(), json!(tokenizer.begin()));
-            }
         }
         map
     }
