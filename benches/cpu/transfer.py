@@ -53,7 +53,7 @@ def parts(model, width, depth):
         return [sa, ("ea", experts(width))], f'{{recur: {depth}, layers: ["sa > ea"]}}', "", f"passes: {BASE[1]}"
     if model == "dr-da":
         da = ("da", f"{{depth: {{heads: 1, head_size: {HEAD}}}}}")
-        return [sa, da, ("ea", experts(width))], f'{{recur: {depth}, layers: ["(da | sa) > ea"]}}', "", f"passes: {BASE[1]}, sizes: {{da.heads: 1}}"
+        return [sa, da, ("ea", experts(width))], f'{{recur: {depth}, layers: ["(da | sa) > ea"]}}', "", f"passes: {BASE[1]}, sizes: {{da.heads: 1, da.kv_heads: 1}}"
     if model == "moe":
         return [sa, ("ea", experts(width))], f'{{repeat: {depth}, layers: ["sa > ea"]}}', "", ""
     if model == "hyper":
@@ -139,6 +139,8 @@ def train(a, run):
         ledger = json.loads(done.stdout)
         result["loss"] = ledger["validation_loss"]
         result["ledger"] = ledger
+    elif not (folder / "run").is_dir():
+        raise SystemExit(f"{name(run)} was refused: {done.stderr}{done.stdout}")
     else:
         # A run that leaves the numbers is a trial as well, and a loss beyond any.
         result["error"] = done.stderr[-2000:]

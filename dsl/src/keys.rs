@@ -1299,6 +1299,7 @@ pub static OPTIMIZER: Section = Section {
             Type::Word(&[
                 ("adamw", "AdamW (1711.05101, algorithm 2)"),
                 ("lion", "the sign of a mean of gradients (2302.06675, algorithm 2)"),
+                ("sgd", "the gradient, with momentum"),
                 (
                     "muon",
                     "matrices, each expert's by itself, move by the orthogonalised mean of their gradients (Jordan et al., *Muon*, 2024); \
@@ -1317,7 +1318,7 @@ pub static OPTIMIZER: Section = Section {
             "momentum",
             Type::Real(Range::Fraction),
             Value("0.95"),
-            "Decay rate of the mean of `muon` and `muonh`, with Nesterov's look ahead.",
+            "Decay rate of the mean of `muon` and `muonh`, with Nesterov's look ahead; how much of the sum of gradients `sgd` keeps.",
         ),
         key(
             "matrix_rate",
@@ -1369,7 +1370,7 @@ const RULES: [(&str, &str); 5] = [
     ),
     (
         "completep",
-        "the same with branches by `depth^-1` and rates that keep (CompleteP, 2505.01618, table 1); with `adamw`, `lion` or `muon`",
+        "the same with branches by `depth^-1` and rates that keep (CompleteP, 2505.01618, table 1); with `adamw`, `lion`, `sgd` or `muon`",
     ),
     (
         "spectral",
@@ -1636,6 +1637,18 @@ pub static LADDER: Section = Section {
             ]),
             Value("none"),
             "How the rate that was tuned at the smallest cell is used at the others.",
+        ),
+        key(
+            "halving",
+            Type::Optional(&Type::Int { min: 2 }),
+            NONE,
+            "Successive halving: the smallest cell tries all values of the sweep, and of those one in so many, the best, goes on to the next cell,              until one is left. Without `transfer` the cells are those of the smallest size.",
+        ),
+        key(
+            "recheck",
+            Type::Bool,
+            FALSE,
+            "Whether every arm tries half of its rate and twice of it at the first cell of another size, too: the report says what the carried one              lost. One seed each.",
         ),
     ],
 };

@@ -84,6 +84,11 @@ fn lion_takes_the_steps_of_the_reference() {
 }
 
 #[test]
+fn sgd_takes_the_steps_of_the_reference() {
+    ten_steps("sgd", OptimizerKind::Sgd(0.95));
+}
+
+#[test]
 fn muon_takes_the_steps_of_the_reference() {
     ten_steps("muon", OptimizerKind::Muon(Matrices { momentum: 0.95, rate: 2.0 }));
 }
