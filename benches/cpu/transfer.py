@@ -151,11 +151,59 @@ def train(a, run):
 
 
 def results(a):
-    found = {}
+    """Held-out losses and FLOPs of training by model, rule, width, depth and rate; one of each seed."""
+    losses, flops = {}, {}
     for path in sorted(a.out.glob("*/result.json")):
         r = json.loads(path.read_text())
-        found[path.parent.name] = r
-    return found
+        model, rule, width, depth, rate, seed = r["run"]
+        key = (model, "base" if (width, depth) == BASE else rule, width, depth)
+        loss = r.get("loss")
+        losses.setdefault(key, {}).setdefault(rate, {})[seed] = math.inf if loss is None else loss
+        flops[(model, width, depth)] = r.get("ledger", {}).get("executed_flops", 0)
+    return losses, flops
+
+
+def tuned(found):
+    """The best rate and its loss, means over the seeds that all rates have; none where a rate is missing."""
+    if any(rate not in found for rate in RATES):
+        return None
+    seeds = set.intersection(*(set(found[rate]) for rate in RATES))
+    if not seeds:
+        return None
+    means = {rate: statistics.fmean(found[rate][seed] for seed in seeds) for rate in RATES}
+    best = min(RATES, key=means.get)
+    return best, means, len(seeds)
+
+
+def report(a):
+    losses, flops = results(a)
+    of = lambda model, rule, w, d: tuned(losses.get((model, "base" if (w, d) == BASE else rule, w, d), {}))
+    print(f"{sum(len(s) for r in losses.values() for s in r.values())} runs are done.\n")
+    for title, rules, shapes in (
+        ("width", RULES, [(w, BASE[1]) for w in WIDTHS]),
+        ("depth", RULES[:3], [(BASE[0], d) for d in DEPTHS]),
+    ):
+        names = [str(w if title == "width" else d) for w, d in shapes]
+        print(f"| model | rule | best rate at {title} {' | '.join(names)} | lost by the base's rate at {' | '.join(names[1:])} |")
+        print("|---|---|" + "---:|" * (2 * len(shapes) - 1))
+        for model in MODELS:
+            for rule in rules:
+                found = [of(model, rule, w, d) for w, d in shapes]
+                if not any(found[1:]):
+                    continue
+                base = found[0]
+                mark = lambda f: "–" if f is None else f"{f[0]:g}" + ("*" if f[0] in (RATES[0], RATES[-1]) else "")
+                lost = lambda f: "–" if f is None or base is None else f"{f[1][base[0]] - f[1][f[0]]:.3f}"
+                cells = [mark(f) for f in found] + [lost(f) for f in found[1:]]
+                print(f"| {model} | `{rule}` | " + " | ".join(cells) + " |")
+        print()
+    print("| model | FLOPs of tuning at every width | at the base, carried | less by |\n|---|---:|---:|---:|")
+    for model in MODELS:
+        each = [flops.get((model, w, BASE[1])) for w in WIDTHS]
+        done = [f for f in each if f]
+        if each[0] and len(done) > 1:
+            every, base = len(RATES) * sum(done), len(RATES) * each[0]
+            print(f"| {model}, {len(done)} widths | {every:.2e} | {base:.2e} | {every / base:.1f} |")
 
 
 def main():
@@ -172,6 +220,9 @@ def main():
     if a.plan:
         done = sum((a.out / name(r) / "result.json").is_file() for r in wanted)
         print(f"{len(wanted)} runs, {done} of them done")
+        return
+    if a.report:
+        report(a)
         return
     if not (a.out / "chain.txt").is_file():
         chain(a.out / "chain.txt")
