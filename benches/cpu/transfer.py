@@ -25,7 +25,7 @@ import time
 
 RATES = [0.002, 0.004, 0.008, 0.016, 0.032, 0.064]
 RULES = ["standard", "mup", "completep", "spectral"]
-WIDTHS = [16, 32, 64, 128]
+WIDTHS = [16, 32, 48, 64, 128]
 DEPTHS = [2, 4, 8]
 BASE = (16, 2)
 HEAD = 8
@@ -105,9 +105,11 @@ def chain(path):
 
 # What is trained of each seed, one after another: rules, and their shapes.
 STAGES = [
-    (["standard", "mup"], [(w, BASE[1]) for w in WIDTHS[:3]]),
-    (["standard", "mup", "completep"], [(BASE[0], d) for d in DEPTHS[1:]]),
-    (["standard", "mup"], [(WIDTHS[3], BASE[1])]),
+    (["standard", "mup"], [(w, BASE[1]) for w in (16, 32, 64)]),
+    (["standard", "mup", "completep"], [(BASE[0], 4)]),
+    (["standard", "mup"], [(48, BASE[1])]),
+    (["standard", "mup", "completep"], [(BASE[0], 8)]),
+    (["standard", "mup"], [(128, BASE[1])]),
     (["completep", "spectral"], [(w, BASE[1]) for w in WIDTHS[1:]]),
 ]
 

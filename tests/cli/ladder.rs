@@ -163,7 +163,7 @@ fn values_are_halved_and_a_carried_rate_is_tried_again() {
     assert!(again.contains("the carried rate"), "{again}");
     let error = |from: &str, to: &str| {
         sandbox.write("bad.suite.yaml", &suite.replace(from, to));
-        sandbox.error(&["check", "bad.suite.yaml"])
+        sandbox.error(&["compare", "bad.suite.yaml", "--dry-run"])
     };
     let one = error(", large: {h: 32}", "");
     assert!(one.contains("the ladder has one size alone"), "{one}");

@@ -77,8 +77,8 @@ fn what_no_rule_is_known_of_is_a_warning_at_its_token() {
     assert_eq!(compared.matches("warning[no-rule]").count(), 1, "{compared}");
     // A depth that the body does not make, and an optimizer without a rule.
     let depth = "train.transfer={rule: mup, width: 16, depth: 0, sizes: {sa.heads: 2, sa.kv_heads: 1, sa.head_size: 4}}";
-    let (code, error) = sandbox.bad(&["check", "model.yaml", "--set", depth]);
+    let (code, error) = sandbox.bad(&["show", "model.yaml", "--set", depth]);
     assert!(code == 1 && !error.is_empty(), "{error}");
-    let error = sandbox.error(&["check", "model.yaml", "--set", "train.optimizer=muonh"]);
+    let error = sandbox.error(&["show", "model.yaml", "--set", "train.optimizer=muonh"]);
     assert!(error.contains("`mup` has no rule for `muonh`") && error.contains("`sa`"), "{error}");
 }
