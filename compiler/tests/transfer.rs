@@ -245,7 +245,8 @@ fn other_topologies_are_named_and_gradients_have_their_column() {
     assert!(dreamc_compiler::transfer::findings(&spec(&text(3, ""))).is_empty());
     let found = dreamc_compiler::transfer::findings(&spec(&text(4, "")));
     assert!(found.len() == 1 && found[0].message.contains("another topology"), "{found:?}");
-    // Table 3 of 2203.03466: fan out for inputs, 1 for hidden weights, one over the fan in for the head.
+    // Table 3 of 2203.03466: fan out for inputs, 1 for hidden weights, one over the fan in for the
+    // head.
     let sgd = table(&spec(&text(9, ", optimizer: {kind: sgd, momentum: 0.9}"))).unwrap();
     assert_eq!(line(&sgd, "embed.weight").rate, 2.0);
     assert_eq!(line(&sgd, "head.weight").rate, 0.5);

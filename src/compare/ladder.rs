@@ -751,7 +751,7 @@ impl Lost {
     }
 }
 
-/// What carried rates lost, once they were tried again.
+/// Losses of carried rates that were tried again.
 pub fn lost(manifest: &Manifest, folder: &Path) -> Result<Vec<Lost>, Failure> {
     let (Some(recheck), Some(&seed)) = (&manifest.recheck, manifest.seeds.first()) else { return Ok(vec![]) };
     let mut found = vec![];

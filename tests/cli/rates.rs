@@ -56,7 +56,7 @@ fn transfers_are_checked_and_bad_bases_refused_at_their_token() {
     assert!(code == 1 && error.contains("the model has no size `sa.layers`"), "{error}");
 }
 
-/// What no rule is known of is said where people look: by `check` and `train` as a warning at its
+/// A part of which no rule is known is said where people look: by `check` and `train` as a warning at its
 /// token, by `compare` of each arm.
 #[test]
 fn what_no_rule_is_known_of_is_a_warning_at_its_token() {
