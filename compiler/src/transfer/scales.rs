@@ -1,8 +1,8 @@
 //! Sums of products of tokens: scores of attentions, and what definitions sum themselves.
 //!
 //! *In*: the model here and at the base, lowered. *Out*: the components in which such a sum is over
-//! a size that grows, by a scale that is not the rule's. *Promise*: read off the operations, so that
-//! an attention that a definition applies is seen as any other.
+//! a size that grows, by a scale that is not the rule's. *Promise*: read off the operations, so
+//! that an attention that a definition applies is seen as any other.
 
 use crate::build::Marks;
 use crate::ir::{Binary, Dim, Function, Node, Op, Reduce, Value};

@@ -428,15 +428,15 @@ fn reaches(depth: u64, each: &[u64]) -> bool {
     more > 4096 || made[most]
 }
 
-/// Findings of a recipe's `transfer` as diagnostics, each at its token: a base that does not go with
-/// the model is an error, and a part of which no rule is known a warning.
+/// Findings of a recipe's `transfer` as diagnostics, each at its token: a base that does not go
+/// with the model is an error, and a part of which no rule is known a warning.
 pub fn findings(spec: &Spec) -> Vec<Diagnostic> {
     if spec.train.transfer.is_none() {
         return vec![];
     }
     let table = match table(spec) {
         Ok(table) => table,
-        // What the model itself lacks is said by those who compile it.
+        // A model that does not compile is said so by those who compile it.
         Err(CompileError::Base(weight)) => {
             let error = Diagnostic::error("bad-base", CompileError::Base(weight).to_string());
             return vec![

@@ -93,7 +93,9 @@ pub(super) fn write(model: &Model, dtype: Dtype, to: &Path) -> Result<Exported, 
         ("spec.yaml", Box::new(|out: &mut dyn Write| out.write_all(spec.as_bytes()))),
         (
             "model.safetensors",
-            Box::new(|out: &mut dyn Write| write_tensors((model, &Fold::default()), &entries, model.dtype, &metadata, out)),
+            Box::new(|out: &mut dyn Write| {
+                write_tensors((model, &Fold::default()), &entries, model.dtype, &metadata, out)
+            }),
         ),
     ];
     for (name, bytes) in &texts {
