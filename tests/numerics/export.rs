@@ -202,7 +202,7 @@ fn multipliers_that_a_class_lacks_are_folded_into_weights() {
     let at = place.path();
     for (name, norm) in [("normed", "rms"), ("plain", "none")] {
         let text = format!(
-            "model: {{name: m, vocab: 256, hidden: 48, context: 16, tie: true, components: {{sa: {{sequence: {{heads: 2, kv_heads: 1, head_size: 24, \
+            "model: {{name: m, vocab: 256, hidden: 48, context: 32, tie: true, components: {{sa: {{sequence: {{heads: 2, kv_heads: 1, head_size: 24, \
              qk_norm: {norm}}}}}, mlp: {{mlp: {{intermediate: 64}}}}}}, body: [{{repeat: 2, layers: [\"sa > mlp\"]}}]}}\n\
              data: {{task: permutation, max_steps: 2}}\ntrain: {{steps: 4, batch: 2, learning_rate: 1e-2, transfer: {{rule: mup, width: 16, depth: \
              2, sizes: {{sa.heads: 2, sa.kv_heads: 1, sa.head_size: 8, mlp.intermediate: 32}}}}}}\n"

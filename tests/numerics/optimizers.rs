@@ -85,7 +85,8 @@ fn lion_takes_the_steps_of_the_reference() {
 
 #[test]
 fn sgd_takes_the_steps_of_the_reference() {
-    ten_steps("sgd", OptimizerKind::Sgd(0.95));
+    // Its shortest moves are near the rounding of weights of 1.
+    steps_within("sgd", OptimizerKind::Sgd(0.95), Precision::F32, 1e-3);
 }
 
 #[test]

@@ -42,7 +42,9 @@ impl Fold {
             let Component::Sequence(a) = component else { continue };
             let Some(scale) = a.scale.take() else { continue };
             let by = scale * (a.head_size as f64).sqrt();
-            if a.latent.is_some() || a.projection.is_some() {
+            // Of a mixture of projections every one would have to be multiplied.
+            let mixed = format!(".{name}.qkv.shared.");
+            if a.latent.is_some() || tensors.iter().any(|(tensor, _)| tensor.contains(&mixed)) {
                 return None;
             }
             let rows = a.heads * a.head_size;
@@ -52,6 +54,9 @@ impl Fold {
             for (tensor, shape) in tensors {
                 let own = |part: &&&str| tensor.ends_with(&format!(".{name}.{part}"));
                 let Some(part) = parts.iter().find(own) else { continue };
+                if part.ends_with("weight") && part.starts_with("qkv") && shape.len() != 2 {
+                    return None;
+                }
                 let each: u64 = shape.iter().skip(1).product();
                 let all: u64 = shape.iter().product();
                 let range = if part.starts_with("qkv") { 0..(rows * each).min(all) } else { 0..all };
