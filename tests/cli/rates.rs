@@ -60,8 +60,9 @@ fn transfers_are_checked_and_bad_bases_refused_at_their_token() {
 /// at its token, by `compare` of each arm.
 #[test]
 fn what_no_rule_is_known_of_is_a_warning_at_its_token() {
-    let written = MODEL.replace("head_size: 16}", "head_size: 16, scale: 0.3}");
-    let sandbox = Sandbox::with(&[("model.yaml", MODEL), ("written.yaml", &written)]);
+    let model = MODEL.replace("context: 16", "context: 32");
+    let written = model.replace("head_size: 16}", "head_size: 16, scale: 0.3}");
+    let sandbox = Sandbox::with(&[("model.yaml", &model), ("written.yaml", &written)]);
     let checked = sandbox.good(&["check", "written.yaml"]);
     for part in
         ["warning[no-rule]", "`sa.scale`: it is written as 0.3, and is 0.125 by the rule", "written.yaml:7:"]
