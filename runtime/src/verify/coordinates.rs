@@ -280,6 +280,10 @@ fn expected(base: &Spec, axis: Axis, of: &str, moved: bool) -> f64 {
     let rule = base.train.transfer.as_ref().map(|t| t.rule);
     let component = of.strip_suffix(".out").and_then(|name| base.model.components.get(name));
     let averaged = matches!(base.model.stream, Stream::Attend { .. });
+    let carried = rule.is_some_and(|rule| rule != TransferRule::Standard);
+    if axis == Axis::Heads && moved && carried && of.ends_with(".scores") {
+        return SCORES_MOVE;
+    }
     match (axis, rule, component) {
         (
             Axis::Width | Axis::Heads,
@@ -518,6 +522,9 @@ fn moves(
 
 /// The parts that are measured.
 const LOOKED: [&str; 5] = ["layers.*.*.out", "layers.*.out", "embed.out", "head.stream", "head.logits"];
+/// The slope of how far probabilities move. By 1/d first scores fall with the root of the size of
+/// heads, and what training adds to them stays: small models are between.
+const SCORES_MOVE: f64 = -0.25;
 /// Probabilities of attentions, where heads grow.
 const SCORES: &str = "layers.*.*.scores";
 
