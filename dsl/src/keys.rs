@@ -1375,7 +1375,7 @@ const RULES: [(&str, &str); 5] = [
     (
         "spectral",
         "first values by `fan_in^-1/2 · min(1, sqrt(fan_out / fan_in))`, rates by `1 / fan_in` (2310.17813); nothing over the depth; with \
-         `adamw`, `lion` or `muon`",
+         `adamw`, `lion`, `sgd` or `muon`",
     ),
     ("standard", "no factor at all: the rate of the base as it is"),
     (
@@ -1642,13 +1642,15 @@ pub static LADDER: Section = Section {
             "halving",
             Type::Optional(&Type::Int { min: 2 }),
             NONE,
-            "Successive halving: the smallest cell tries all values of the sweep, and of those one in so many, the best, goes on to the next cell,              until one is left. Without `transfer` the cells are those of the smallest size.",
+            "Successive halving: the smallest cell tries all values of the sweep, and of those one in so many, the best, goes on to the next cell, \
+             until one is left. Without `transfer` the cells are those of the smallest size.",
         ),
         key(
             "recheck",
             Type::Bool,
             FALSE,
-            "Whether every arm tries half of its rate and twice of it at the first cell of another size, too: the report says what the carried one              lost. One seed each.",
+            "Whether every arm tries half of its rate and twice of it at the first cell of another size, too: the report says what the carried one \
+             lost. One seed each.",
         ),
     ],
 };
