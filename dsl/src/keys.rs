@@ -1365,8 +1365,8 @@ pub static TRANSFER: Section = Section {
 const RULES: [(&str, &str); 5] = [
     (
         "mup",
-        "Maximal Update Parametrization (2203.03466, table 3) over the width, Depth-µP (2310.02244) over the depth; with `adamw`, `lion` \
-         or `muon`",
+        "Maximal Update Parametrization (2203.03466, table 3) over the width, Depth-µP (2310.02244) over the depth; with `adamw`, `lion`, \
+         `sgd` or `muon`",
     ),
     (
         "completep",
