@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::progress::Progress;
 use clap::Args;
+use dreamc_compiler::transfer;
 use dreamc_dsl::spec::{self, Source, Spec, Tokenizer};
 use dreamc_dsl::{Diagnostics, Severity, SourceMap, Spelling};
 use dreamc_runtime::checkpoint::Checkpoints;
@@ -88,6 +89,7 @@ impl SpecArguments {
         if let Some(file) = data {
             replace_data(&mut spec, file, tokenizer.as_deref())?;
         }
+        warn(&spec.sources, transfer::findings(&spec));
         Ok(spec)
     }
 

@@ -161,3 +161,95 @@ fn branches_loops_and_multipliers_have_factors_of_their_own() {
         assert!(error.contains(part) && error.contains("m.yaml:2"), "{transfer}: {error}");
     }
 }
+
+fn spec(text: &str) -> Spec {
+    let (name, spelling) = match text.starts_with("model:") {
+        true => ("m.yaml", dreamc_dsl::Spelling::Yaml),
+        false => ("m.dream", dreamc_dsl::Spelling::Dream),
+    };
+    let ast = dreamc_dsl::parse(name, text, spelling).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{e}\n{text}")).0
+}
+
+fn defined(define: &str, setting: &str, transfer: &str) -> Spec {
+    spec(&format!(
+        "define own(heads 2, size 8) {{\n{define}\n}}\nmodel m {{\n  vocab 9\n  hidden 16\n  context 8\n  c = own {{ {setting} }}\n  repeat 4 \
+         {{ c }}\n}}\ntrain {{ transfer {{ rule mup  width 16  {transfer} }} }}\n"
+    ))
+}
+
+/// The end of a component is read off the graph: behind a gate, behind a norm's gain.
+#[test]
+fn ends_are_those_of_the_graph() {
+    let init = |define: &str, weight: &str| {
+        let table = table(&defined(define, "", "depth 1")).unwrap();
+        let found = table.lines.iter().find(|l| l.weight == format!("layers.0.c.{weight}"));
+        found.unwrap_or_else(|| panic!("{weight}: {:?}", table.lines)).init
+    };
+    // A gated product that is returned: its matrix, and not its gate's.
+    let gated = "a = silu(linear(x, [size]))\ny = linear(a, [hidden])\ng = sigmoid(linear(x, [hidden]))\nreturn g * y";
+    assert_eq!(init(gated, "y.weight"), 0.5);
+    assert_eq!(init(gated, "g.weight"), 1.0);
+    assert_eq!(init(gated, "a.weight"), 1.0);
+    // Behind a norm its gain.
+    let normed = "y = linear(silu(linear(x, [size])), [hidden])\nz = rms(y, over hidden, gain)\nreturn z";
+    assert_eq!(init(normed, "y.weight"), 1.0);
+    let ended = table(&defined(normed, "", "depth 1")).unwrap();
+    let ended = ended.lines.iter().filter(|l| l.reason.contains("ends a branch")).collect::<Vec<_>>();
+    assert!(ended.len() == 1 && ended[0].role == "gain" && ended[0].init == 0.5, "{ended:?}");
+    // Nothing that has the size of the output: a warning names it, at its token.
+    let bounded = defined("y = linear(x, [hidden])\nreturn tanh(y)", "", "depth 1");
+    let found = dreamc_compiler::transfer::findings(&bounded);
+    assert!(
+        found.iter().any(|d| d.message.contains("no weight is in proportion to what `c` adds")),
+        "{found:?}"
+    );
+    assert!(found.iter().all(|d| d.span.is_some()), "{found:?}");
+}
+
+/// Scales of scores in definitions: `attend` has that of the rule, and a sum of products that a
+/// definition scales itself is named.
+#[test]
+fn definitions_have_the_scale_of_the_rule_or_a_warning() {
+    let of = |last: &str| {
+        let code = format!(
+            "q = linear(x, [heads, size])\nk = linear(x, [heads, size])\nv = linear(x, [heads, size])\n{last}\nreturn linear(y, [hidden])"
+        );
+        defined(&code, "size 32", "depth 4  sizes { c.size 8 }")
+    };
+    let carried = of("y = attend(q, k, v)");
+    let found = table(&carried).unwrap();
+    let scale = found.multipliers.iter().find(|m| m.field == "c.y").unwrap();
+    assert!((scale.value[0] - 8f64.sqrt() / 32.0).abs() < 1e-12, "{scale:?}");
+    assert!(found.warnings.is_empty(), "{:?}", found.warnings);
+    let architecture = dreamc_compiler::architecture::Architecture::new(&carried.model, None).unwrap();
+    let lowered =
+        dreamc_compiler::lower::lower(&architecture, dreamc_compiler::lower::Shape::default()).unwrap();
+    let text = lowered.module.to_string();
+    assert!(text.contains("0.0883883"), "{text}");
+    let written = dreamc_compiler::transfer::findings(&of("y = attend(q, k, v, scale = 0.25)"));
+    assert!(written.iter().any(|d| d.message.contains("it is written as 0.25")), "{written:?}");
+    let own = dreamc_compiler::transfer::findings(&of("y = v * dot(q, k, over size) * rsqrt(size)"));
+    assert!(own.iter().any(|d| d.message.contains("by a scale that it writes itself")), "{own:?}");
+}
+
+/// A base that no number of repeats makes, and the rates of steps in proportion to gradients.
+#[test]
+fn other_topologies_are_named_and_gradients_have_their_column() {
+    let text = |depth: u64, more: &str| {
+        format!(
+            "model: {{name: m, vocab: 9, hidden: 32, context: 8, components: {{sa: {{sequence: {{heads: 4}}}}, mlp: {{mlp: {{intermediate: \
+             64}}}}}}, body: [mlp, {{repeat: 4, layers: [\"sa > mlp\", mlp]}}]}}\ntrain: {{transfer: {{rule: mup, width: 16, depth: {depth}}}{more}}}\n"
+        )
+    };
+    assert!(dreamc_compiler::transfer::findings(&spec(&text(3, ""))).is_empty());
+    let found = dreamc_compiler::transfer::findings(&spec(&text(4, "")));
+    assert!(found.len() == 1 && found[0].message.contains("another topology"), "{found:?}");
+    // Table 3 of 2203.03466: fan out for inputs, 1 for hidden weights, one over the fan in for the
+    // head.
+    let sgd = table(&spec(&text(9, ", optimizer: {kind: sgd, momentum: 0.9}"))).unwrap();
+    assert_eq!(line(&sgd, "embed.weight").rate, 2.0);
+    assert_eq!(line(&sgd, "head.weight").rate, 0.5);
+    assert_eq!(line(&sgd, "layers.1.mlp.up.weight").rate, 1.0);
+    assert_eq!(line(&sgd, "norm.weight").rate, 2.0);
+}

@@ -1299,6 +1299,7 @@ pub static OPTIMIZER: Section = Section {
             Type::Word(&[
                 ("adamw", "AdamW (1711.05101, algorithm 2)"),
                 ("lion", "the sign of a mean of gradients (2302.06675, algorithm 2)"),
+                ("sgd", "the gradient, with momentum"),
                 (
                     "muon",
                     "matrices, each expert's by itself, move by the orthogonalised mean of their gradients (Jordan et al., *Muon*, 2024); \
@@ -1317,7 +1318,7 @@ pub static OPTIMIZER: Section = Section {
             "momentum",
             Type::Real(Range::Fraction),
             Value("0.95"),
-            "Decay rate of the mean of `muon` and `muonh`, with Nesterov's look ahead.",
+            "Decay rate of the mean of `muon` and `muonh`, with Nesterov's look ahead; how much of the sum of gradients `sgd` keeps.",
         ),
         key(
             "matrix_rate",
@@ -1364,17 +1365,17 @@ pub static TRANSFER: Section = Section {
 const RULES: [(&str, &str); 5] = [
     (
         "mup",
-        "Maximal Update Parametrization (2203.03466, table 3) over the width, Depth-µP (2310.02244) over the depth; with `adamw`, `lion` \
-         or `muon`",
+        "Maximal Update Parametrization (2203.03466, table 3) over the width, Depth-µP (2310.02244) over the depth; with `adamw`, `lion`, \
+         `sgd` or `muon`",
     ),
     (
         "completep",
-        "the same with branches by `depth^-1` and rates that keep (CompleteP, 2505.01618, table 1); with `adamw`, `lion` or `muon`",
+        "the same with branches by `depth^-1` and rates that keep (CompleteP, 2505.01618, table 1); with `adamw`, `lion`, `sgd` or `muon`",
     ),
     (
         "spectral",
         "first values by `fan_in^-1/2 · min(1, sqrt(fan_out / fan_in))`, rates by `1 / fan_in` (2310.17813); nothing over the depth; with \
-         `adamw`, `lion` or `muon`",
+         `adamw`, `lion`, `sgd` or `muon`",
     ),
     ("standard", "no factor at all: the rate of the base as it is"),
     (
@@ -1636,6 +1637,20 @@ pub static LADDER: Section = Section {
             ]),
             Value("none"),
             "How the rate that was tuned at the smallest cell is used at the others.",
+        ),
+        key(
+            "halving",
+            Type::Optional(&Type::Int { min: 2 }),
+            NONE,
+            "Successive halving: the smallest cell tries all values of the sweep, and of those one in so many, the best, goes on to the next cell, \
+             until one is left. Without `transfer` the cells are those of the smallest size.",
+        ),
+        key(
+            "recheck",
+            Type::Bool,
+            FALSE,
+            "Whether every arm tries half of its rate and twice of it at the first cell of another size, too: the report says what the carried one \
+             lost. One seed each.",
         ),
     ],
 };

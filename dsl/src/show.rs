@@ -668,6 +668,12 @@ fn optimizer(kind: OptimizerKind) -> Option<ValueKind> {
     let (name, matrices) = match kind {
         OptimizerKind::AdamW => return None,
         OptimizerKind::Lion => return Some(word("lion")),
+        OptimizerKind::Sgd(momentum) => {
+            let mut fields = Fields::inline();
+            fields.put("kind", word("sgd"));
+            fields.put("momentum", real(momentum));
+            return Some(fields.map());
+        }
         OptimizerKind::Muon(matrices) => ("muon", matrices),
         OptimizerKind::MuonH(matrices) => ("muonh", matrices),
     };

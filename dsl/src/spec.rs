@@ -13,7 +13,7 @@ pub use crate::component::{
     Mixes, Mlp, Projection, QkNorm, Setting, Small,
 };
 pub use crate::task::TaskKind;
-pub use crate::transfer::{BadBase, Base, Transfer, TransferRule};
+pub use crate::transfer::{BadBase, Base, Multiplier, Transfer, TransferRule};
 
 /// A whole specification file, defaults filled in. Two are equal where they mean the same, wherever
 /// they came from.
@@ -1099,6 +1099,8 @@ pub enum OptimizerKind {
     AdamW,
     /// The sign of a mean of gradients.
     Lion,
+    /// Sums of gradients that keep so much of themselves.
+    Sgd(f64),
     /// Orthogonalised means for matrices, AdamW for the rest.
     Muon(Matrices),
     /// The same with every matrix at a fixed Frobenius norm.

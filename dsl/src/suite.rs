@@ -79,6 +79,10 @@ pub struct Ladder {
     pub cooldown: Option<f64>,
     /// The rule by which sizes share the rate of the smallest cell.
     pub transfer: Option<TransferRule>,
+    /// Of the values of the sweep that a cell tries, one in so many goes on to the next.
+    pub halving: Option<u64>,
+    /// Whether the carried rate is tried against its half and its double at a larger size.
+    pub recheck: bool,
 }
 
 /// A size of a ladder.

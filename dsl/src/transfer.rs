@@ -180,25 +180,136 @@ fn known_sizes(model: &Model) -> Vec<String> {
     found
 }
 
+/// A multiplier that stands in the model, where every reader of it finds it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Multiplier {
+    /// Its name for people: `sa.scale`, `model.logit_scale`, `gd.y` for the attention that a
+    /// definition calls so.
+    pub field: String,
+    /// The field of the specification that it is of, for its token.
+    pub path: String,
+    /// Its value here.
+    pub here: f64,
+    /// Whether the model says it, so that no rule changes it.
+    written: bool,
+    /// The value at the base.
+    pub base: f64,
+    /// The value that the rule gives it here.
+    pub rule: f64,
+    /// Which it is.
+    of: Of,
+}
+
+/// The place of a multiplier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    /// Logits that read the embedding.
+    Logits,
+    /// A component that is an attention.
+    Attention,
+    /// The attention of that number in a definition.
+    Defined(usize),
+}
+
+impl Multiplier {
+    /// Whether the model has the value of the rule.
+    pub fn fits(&self) -> bool {
+        (self.here - self.rule).abs() <= 1e-12 * self.rule.abs()
+    }
+
+    /// Its reason.
+    pub fn reason(&self) -> &'static str {
+        match self.of {
+            Of::Logits => "logits read the embedding, which has the rate of an input: one over the width",
+            Of::Attention | Of::Defined(_) => "1/d for heads of another size than the base's",
+        }
+    }
+}
+
+/// The factor of scores of heads of a size, which at the base is `1/sqrt(base)`: 1/d.
+fn of_scores(base: u64, here: u64) -> f64 {
+    (base as f64).sqrt() / here as f64
+}
+
+impl Transfer {
+    /// The multipliers that the rule has in a model, with what the model says: the one place that
+    /// knows their values.
+    pub fn multipliers(&self, model: &Model) -> Vec<Multiplier> {
+        let base = self.base(model).model;
+        let standard = self.rule == TransferRule::Standard;
+        let mut found = vec![];
+        if model.tie {
+            let carried = if standard { 1.0 } else { base.hidden as f64 / model.hidden as f64 };
+            found.push(Multiplier {
+                field: "model.logit_scale".into(),
+                path: "model.logit_scale".into(),
+                here: model.logit_scale.unwrap_or(1.0),
+                written: model.logit_scale.is_some(),
+                base: 1.0,
+                rule: carried,
+                of: Of::Logits,
+            });
+        }
+        let default = |size: u64| (size as f64).sqrt().recip();
+        for (name, component) in &model.components {
+            let Some(there) = base.components.get(name) else { continue };
+            let path = format!("model.components.{name}");
+            if let (Some(here), Some(there)) = (component.attention(), there.attention()) {
+                let (b, d) = (there.head_size, here.head_size);
+                found.push(Multiplier {
+                    field: format!("{name}.scale"),
+                    path: format!("{path}.scale"),
+                    here: here.scale.unwrap_or(default(d)),
+                    written: here.scale.is_some(),
+                    base: default(b),
+                    rule: if standard || b == d { here.scale.unwrap_or(default(d)) } else { of_scores(b, d) },
+                    of: Of::Attention,
+                });
+            }
+            let (Component::Defined(here), Component::Defined(there)) = (component, there) else { continue };
+            let (Ok(of_here), Ok(of_base)) = (here.graph(model), there.graph(&base)) else { continue };
+            let pairs = of_here.attentions().into_iter().zip(of_base.attentions());
+            for (number, (a, at_base)) in pairs.enumerate() {
+                let (b, d) = (at_base.size, a.size);
+                found.push(Multiplier {
+                    field: format!("{name}.{}", a.name.unwrap_or_else(|| format!("attend {}", number + 1))),
+                    path: path.clone(),
+                    here: a.scale,
+                    written: a.written,
+                    base: if a.written { at_base.scale } else { default(b) },
+                    rule: if standard || b == d { a.scale } else { of_scores(b, d) },
+                    of: Of::Defined(number),
+                });
+            }
+        }
+        found
+    }
+}
+
 impl Spec {
-    /// Puts the multipliers that the recipe's rule has into the model, where it says none: the
-    /// scale of an attention whose heads are of another size than the base's is `sqrt(b)/d` for `b`
-    /// there and `d` here, that of logits that read the embedding one over how much wider the model
-    /// is.
+    /// Puts the multipliers that the recipe's rule has into the model, where it says none.
     pub fn carry(&mut self) {
         let Some(transfer) = &self.train.transfer else { return };
         if transfer.rule == TransferRule::Standard {
             return;
         }
-        let base = transfer.base(&self.model).model;
-        if self.model.tie && self.model.logit_scale.is_none() && base.hidden != self.model.hidden {
-            self.model.logit_scale = Some(base.hidden as f64 / self.model.hidden as f64);
-        }
-        for (name, component) in &mut self.model.components {
-            let Some(there) = base.components.get(name).and_then(|c| c.attention()) else { continue };
-            let (Component::Sequence(here) | Component::Depth(here)) = component else { continue };
-            if here.scale.is_none() && here.head_size != there.head_size {
-                here.scale = Some((there.head_size as f64).sqrt() / here.head_size as f64);
+        for multiplier in transfer.multipliers(&self.model) {
+            if multiplier.written || multiplier.fits() {
+                continue;
+            }
+            let component = multiplier.path.strip_prefix("model.components.");
+            let component = component.map(|rest| rest.strip_suffix(".scale").unwrap_or(rest));
+            let component = component.and_then(|name| self.model.components.get_mut(name));
+            match (multiplier.of, component) {
+                (Of::Logits, _) => self.model.logit_scale = Some(multiplier.rule),
+                (Of::Attention, Some(Component::Sequence(a) | Component::Depth(a))) => {
+                    a.scale = Some(multiplier.rule);
+                }
+                (Of::Defined(number), Some(Component::Defined(own))) => {
+                    own.scores.resize(own.scores.len().max(number + 1), None);
+                    own.scores[number] = Some(multiplier.rule);
+                }
+                (Of::Attention | Of::Defined(_), _) => {}
             }
         }
     }

@@ -261,8 +261,11 @@ fn rules_of_transfer_go_with_their_optimizers() {
     assert_eq!((tied(&[]), tied(&["model.logit_scale=3"])), (Some(2.0), Some(3.0)));
     for (line, part) in [
         (vec![hyperp], "matrices of a fixed norm"),
-        (vec![mup, "train.optimizer=muonh"], "matrices of a fixed norm"),
-        (vec!["train.transfer={rule: completep, width: 8, depth: 2}", "train.optimizer=muonh"], "fixed norm"),
+        (vec![mup, "train.optimizer=muonh"], "`mup` has no rule for `muonh`, by which the matrices of `a`"),
+        (
+            vec!["train.transfer={rule: completep, width: 8, depth: 2}", "train.optimizer=muonh"],
+            "no rule for `muonh`",
+        ),
         (vec!["train.transfer={rule: mup, width: 3, depth: 2}"], "no whole number in proportion at 3"),
         (vec!["train.transfer={rule: mup, width: 8, depth: 2, sizes: {a.heads: 2}}"], "no size `a.heads`"),
         (vec!["train.transfer={rule: mup, width: 8, depth: 2, sizes: {a.intermediate: 0}}"], "at least 1"),

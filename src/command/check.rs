@@ -127,6 +127,7 @@ fn found(read: Result<(Spec, Vec<Diagnostic>), Diagnostics>, folder: &Path) -> D
     match read {
         Ok((spec, mut found)) => {
             found.extend(files(&spec, folder));
+            found.extend(dreamc_compiler::transfer::findings(&spec));
             Diagnostics::new(spec.sources, found)
         }
         Err(found) => found,

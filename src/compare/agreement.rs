@@ -224,7 +224,7 @@ pub fn put(train: &mut Train, field: &str, value: f64) -> bool {
         "clip" => train.clip = Some(value),
         "optimizer.matrix_rate" => match &mut train.optimizer {
             OptimizerKind::Muon(m) | OptimizerKind::MuonH(m) => m.rate = value,
-            OptimizerKind::AdamW | OptimizerKind::Lion => return false,
+            OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Sgd(_) => return false,
         },
         _ => return false,
     }
@@ -256,6 +256,7 @@ fn optimizer(t: &Train) -> String {
     let name = match t.optimizer {
         OptimizerKind::AdamW => "AdamW".into(),
         OptimizerKind::Lion => "Lion".into(),
+        OptimizerKind::Sgd(momentum) => format!("SGD {momentum}"),
         OptimizerKind::Muon(m) => format!("Muon {} × {} and AdamW", m.momentum, m.rate),
         OptimizerKind::MuonH(m) => format!("MuonH {} × {} and AdamW", m.momentum, m.rate),
     };

@@ -9,6 +9,8 @@
 //! |---|---|
 //! | `ladder.json` | [`Manifest`] |
 //! | `sweep/` | the trials, a comparison whose arms are `{arm}.{field}-{value}` |
+//! | `sweep.{cell}/` | those that go on to another cell by `halving` |
+//! | `recheck.{cell}/` | half and twice of the carried rate, by `recheck` |
 //! | `{size}-trunk/` | with a cooldown: runs of constant rate that the cells of a size branch from |
 //! | `{size}-{budget}/` | a cell: a comparison, see [`super::study`] |
 //! | `runs.csv` | a line for each run at its end, for `dreamc fit` |
@@ -22,14 +24,14 @@ use crate::command::compare::{Arguments, before, disagreements, remedies};
 use crate::failure::{Done, Failure};
 use crate::number::{grouped, many};
 use crate::show::{duration, short, table};
-use crate::spec::{SpecArguments, resolved};
+use crate::spec::{SpecArguments, resolved, warn};
 use crate::{note, say};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::count::{Options, count};
 use dreamc_compiler::fields::{field, sizes};
 use dreamc_compiler::transfer;
 use dreamc_dsl::spec::{Schedule, Transfer, TransferRule};
-use dreamc_dsl::suite::{Size, Suite};
+use dreamc_dsl::suite::{Ladder, Size, Suite};
 use dreamc_runtime::statistics::{Summary, detectable, student_quantile};
 use dreamc_runtime::{bench, files};
 use indexmap::IndexMap;
@@ -64,7 +66,56 @@ pub struct Manifest {
     /// The rule by which cells use the rate of the smallest; empty for none.
     #[serde(default)]
     pub transfer: String,
+    /// Later cells that trials go on to, and which of each arm: its numbers in `trials`.
+    #[serde(default)]
+    pub halved: Vec<Halved>,
+    /// The cell at which carried rates are tried again, once they are known.
+    #[serde(default)]
+    pub recheck: Option<Recheck>,
 }
+
+/// Trials that went on to a cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Halved {
+    /// The cell.
+    pub cell: String,
+    /// Of each arm, numbers of its trials.
+    pub trials: Vec<Vec<usize>>,
+}
+
+impl Halved {
+    /// Its folder in that of the ladder.
+    pub fn folder(&self) -> String {
+        format!("{SWEEP}.{}", self.cell)
+    }
+}
+
+/// Carried rates that are tried again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Recheck {
+    /// The cell.
+    pub cell: String,
+    /// Of each arm the rate that it carries; trials have its half and its double.
+    pub rates: Vec<f64>,
+}
+
+impl Recheck {
+    /// Its folder in that of the ladder.
+    pub fn folder(&self) -> String {
+        format!("recheck.{}", self.cell)
+    }
+
+    /// The trials of an arm, each with its rate.
+    pub fn trials(&self, arm: &str, rate: f64) -> [Trial; 2] {
+        [0.5, 2.0].map(|by| {
+            let values = vec![(RATE.to_string(), rate * by)];
+            Trial { name: format!("{arm}.{}", label(&values)), values }
+        })
+    }
+}
+
+/// The field of the rate.
+pub const RATE: &str = "train.learning_rate";
 
 /// A cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -136,6 +187,16 @@ impl Manifest {
                 weight: trial,
             })
             .collect();
+        let weight_of =
+            |name: &String| self.cells.iter().find(|c| c.name == *name).map_or(1.0, |c| share(c).1);
+        for halved in &self.halved {
+            let own = self.trials.iter().zip(&halved.trials);
+            all.extend(own.flat_map(|(of, left)| left.iter().filter_map(|k| of.get(*k))).map(|t| Listed {
+                name: format!("trial {}, {}", t.name, halved.cell),
+                path: run_folder(&folder.join(halved.folder()), &t.name, seed),
+                weight: weight_of(&halved.cell),
+            }));
+        }
         let mut add = |at: &String, weight: f64| {
             for (arm, seed) in order(&self.arms, &self.seeds) {
                 let path = run_folder(&folder.join(at), arm, seed);
@@ -152,6 +213,15 @@ impl Manifest {
             }
             let (before, budget) = share(cell);
             add(&cell.name, (1.0 - before) * budget);
+        }
+        if let Some(recheck) = &self.recheck {
+            let own = self.arms.iter().zip(&recheck.rates);
+            let own = own.filter(|(arm, _)| !self.stopped.contains(arm));
+            all.extend(own.flat_map(|(arm, rate)| recheck.trials(arm, *rate)).map(|t| Listed {
+                name: format!("recheck {}", t.name),
+                path: run_folder(&folder.join(recheck.folder()), &t.name, seed),
+                weight: weight_of(&recheck.cell),
+            }));
         }
         all
     }
@@ -329,6 +399,52 @@ impl Way<'_> {
         set
     }
 
+    /// The cells at which values of the sweep are tried, by number, each with how many.
+    fn trials(&self, values: usize) -> Vec<(usize, usize)> {
+        let mut found = vec![(0, values)];
+        let Some((ladder, halving)) = self.suite.ladder.as_ref().and_then(|l| Some((l, l.halving?))) else {
+            return found;
+        };
+        let cells = self.cells();
+        let first = cells.first().and_then(|(size, _)| size.clone());
+        let alike = |(_, (size, _)): &(usize, &(Option<Size>, Option<f64>))| {
+            ladder.transfer.is_some() || *size == first
+        };
+        let mut left = values;
+        for (at, _) in cells.iter().enumerate().filter(alike).skip(1) {
+            left = left.div_ceil(halving.max(2) as usize);
+            if left < 2 {
+                break;
+            }
+            found.push((at, left));
+        }
+        found
+    }
+
+    /// How many trials each arm has at each cell, the carried rate's included.
+    fn tries(&self, rungs: &[Rung], values: usize) -> HashMap<String, usize> {
+        let cells = self.cells();
+        let again = self.rechecks(&cells).map(|at| (at, 2));
+        let all = self.trials(values).into_iter().chain(again);
+        // Rungs of trunks stand between those of cells.
+        let mut names =
+            rungs.iter().map(|rung| &rung.cell.name).filter(|name| self.known.contains_key(*name));
+        let names: Vec<&String> = names.by_ref().collect();
+        let mut found = HashMap::new();
+        for (at, n) in all {
+            if let Some(name) = names.get(at) {
+                *found.entry((*name).clone()).or_insert(0) += n;
+            }
+        }
+        found
+    }
+
+    /// The number of the cell at which carried rates are tried again.
+    fn rechecks(&self, cells: &[(Option<Size>, Option<f64>)]) -> Option<usize> {
+        let asked = self.suite.ladder.as_ref().is_some_and(|ladder| ladder.recheck);
+        cells.iter().position(|(size, _)| asked && *size != cells[0].0)
+    }
+
     /// The points of the sweep's grid.
     fn grid(&self) -> Vec<Vec<(String, f64)>> {
         let mut grid = vec![vec![]];
@@ -417,6 +533,8 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
             Some(rule) => rule.word(),
         }
         .into(),
+        halved: vec![],
+        recheck: None,
     };
     let mut rungs = vec![];
     for cell in &cells {
@@ -430,13 +548,13 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
     }
     let (arms, all) = (many(names.len() as u128, "arm"), many(cells.len() as u128, "cell"));
     say!("{}: {arms}, {all}, seeds {seeds:?}", manifest.suite)?;
-    say!("{}", costs(&way, &rungs, &manifest.cells[0].name, grid.len())?)?;
+    say!("{}", costs(&way, &rungs, grid.len())?)?;
     for rung in &rungs {
         agree(a, rung)?;
     }
     // A field that no arm has, or a value that none takes, is refused before anything is written.
-    let tried =
-        grid.iter().map(|values| way.rung(&cells[0], &|_| values.clone())).collect::<Result<Vec<_>, _>>()?;
+    grid.iter().try_for_each(|values| way.rung(&cells[0], &|_| values.clone()).map(drop))?;
+    warn_of(&rungs);
     if a.dry_run {
         return Ok(());
     }
@@ -445,24 +563,7 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
     let mut count = Count { done: 0, weights: weights(&manifest, &way.folder) };
     let mut chosen: Chosen = vec![vec![]; names.len()];
     if !grid.is_empty() {
-        let mut trials = way.rung(&cells[0], &|_| vec![])?;
-        trials.arms.clear();
-        for (k, rung) in tried.into_iter().enumerate() {
-            for (i, mut arm) in rung.arms.into_iter().enumerate() {
-                arm.name.clone_from(&manifest.trials[i][k].name);
-                trials.arms.push(arm);
-            }
-        }
-        let sweep = way.folder.join(SWEEP);
-        leave(a, &sweep, &trials)?;
-        train(a, &sweep, &trials.arms, &seeds[..1], &mut count, None)?;
-        for (i, name) in names.iter().enumerate() {
-            let best = choose(&way.suite, &sweep, name, &manifest.trials[i], seeds[0])?;
-            chosen[i].clone_from(&manifest.trials[i][best].values);
-            manifest.chosen[i] = Some(best);
-            say!("{name} goes on with {}", label(&chosen[i]))?;
-        }
-        manifest.write(&way.folder)?;
+        chosen = tune(&mut way, &mut manifest, &mut count)?;
     }
     let mut trunks = HashSet::new();
     for (i, cell) in cells.iter().enumerate() {
@@ -487,6 +588,9 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
             say!("{}: {least}", rung.cell.name)?;
         }
         train(a, &path, &rung.arms[1..], &seeds, &mut count, trunk)?;
+        if way.rechecks(&cells) == Some(i) {
+            recheck(&mut way, cell, &chosen, &mut manifest, &mut count)?;
+        }
         page::page(&study::Study::read(&path)?).write(&path, "report")?;
         if i == 1 && way.suite.ladder.as_ref().is_some_and(|l| l.gate) {
             let two = [&manifest.cells[0].name, &manifest.cells[1].name].map(|c| way.folder.join(c));
@@ -506,6 +610,166 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
     rungs::write(&climb, &way.folder)?;
     say!("\n{}\n", rungs::summary(&climb))?;
     Ok(say!("the report is {}", way.folder.join("report.html").display())?)
+}
+
+/// Says once what the rule of a `transfer` does not know of the arms.
+fn warn_of(rungs: &[Rung]) {
+    let mut said = HashSet::new();
+    for arm in rungs.iter().flat_map(|rung| &rung.arms) {
+        let mut found = transfer::findings(&arm.spec);
+        found.retain(|d| said.insert((arm.name.clone(), d.message.clone())));
+        warn(&arm.spec.sources, found);
+    }
+}
+
+/// Trains the trials of the sweep and chooses one for each arm: at the smallest cell all of them,
+/// at later ones those that are left by `halving`.
+fn tune(way: &mut Way, manifest: &mut Manifest, count: &mut Count) -> Result<Chosen, Failure> {
+    let (cells, grid) = (way.cells(), way.grid());
+    let (names, seed) = (manifest.arms.clone(), manifest.seeds[..1].to_vec());
+    let mut left: Vec<Vec<usize>> = vec![(0..grid.len()).collect(); names.len()];
+    let mut folder = way.folder.join(SWEEP);
+    for (k, (at, _)) in way.trials(grid.len()).into_iter().enumerate() {
+        if k > 0 {
+            let halved = Halved { cell: manifest.cells[at].name.clone(), trials: left.clone() };
+            folder = way.folder.join(halved.folder());
+            manifest.halved.push(halved);
+            manifest.write(&way.folder)?;
+            count.weights = weights(manifest, &way.folder);
+        }
+        let mut trials = way.rung(&cells[at], &|_| vec![])?;
+        trials.arms.clear();
+        for (number, values) in grid.iter().enumerate() {
+            for (i, mut arm) in way.rung(&cells[at], &|_| values.clone())?.arms.into_iter().enumerate() {
+                if left[i].contains(&number) {
+                    arm.name.clone_from(&manifest.trials[i][number].name);
+                    trials.arms.push(arm);
+                }
+            }
+        }
+        leave(way.a, &folder, &trials)?;
+        train(way.a, &folder, &trials.arms, &seed, count, None)?;
+        let Some((_, next)) = way.trials(grid.len()).get(k + 1).copied() else { break };
+        for (i, own) in left.iter_mut().enumerate() {
+            *own = ranked(&folder, &manifest.trials[i], own, seed[0])?;
+            own.truncate(next);
+            own.sort_unstable();
+        }
+    }
+    let mut chosen = vec![];
+    for (i, name) in names.iter().enumerate() {
+        let best = choose(&way.suite, &folder, name, (&manifest.trials[i], &left[i]), seed[0])?;
+        chosen.push(manifest.trials[i][best].values.clone());
+        manifest.chosen[i] = Some(best);
+        say!("{name} goes on with {}", label(&chosen[i]))?;
+    }
+    manifest.write(&way.folder)?;
+    Ok(chosen)
+}
+
+/// Trials that came to an end, the best first.
+fn ranked(folder: &Path, trials: &[Trial], left: &[usize], seed: u64) -> Result<Vec<usize>, Failure> {
+    let mut found: Vec<(usize, f64)> = vec![];
+    for &k in left {
+        found.extend(losses(folder, &trials[k].name, &[seed])?.first().map(|loss| (k, *loss)));
+    }
+    found.sort_by(|a, b| a.1.total_cmp(&b.1));
+    Ok(found.into_iter().map(|(k, _)| k).collect())
+}
+
+/// Tries half and twice of the rate that each arm carries to a cell, and says what it lost.
+fn recheck(
+    way: &mut Way,
+    cell: &(Option<Size>, Option<f64>),
+    chosen: &Chosen,
+    manifest: &mut Manifest,
+    count: &mut Count,
+) -> Done {
+    let mut rung = way.rung(cell, &|arm| chosen[arm].clone())?;
+    let rates: Vec<f64> = rung.arms.iter().map(|arm| arm.spec.train.learning_rate).collect();
+    let found = Recheck { cell: rung.cell.name.clone(), rates };
+    let mut trials = vec![];
+    for by in 0..2 {
+        let other = |arm: usize| {
+            let [trial, twice] = found.trials("", found.rates[arm]);
+            let own = if by == 0 { trial } else { twice };
+            let kept = chosen[arm].iter().filter(|(field, _)| field != RATE).cloned();
+            kept.chain(own.values).collect()
+        };
+        for (i, mut arm) in way.rung(cell, &other)?.arms.into_iter().enumerate() {
+            if !manifest.stopped.contains(&arm.name) {
+                arm.name = found.trials(&arm.name, found.rates[i])[by].name.clone();
+                trials.push(arm);
+            }
+        }
+    }
+    rung.arms = trials;
+    let folder = way.folder.join(found.folder());
+    manifest.recheck = Some(found);
+    manifest.write(&way.folder)?;
+    count.weights = weights(manifest, &way.folder);
+    leave(way.a, &folder, &rung)?;
+    train(way.a, &folder, &rung.arms, &manifest.seeds[..1], count, None)?;
+    for line in lost(manifest, &way.folder)? {
+        say!("{}", line.said())?;
+    }
+    Ok(())
+}
+
+/// A carried rate against its half and its double.
+pub struct Lost {
+    /// The arm.
+    pub arm: String,
+    /// The rate that it carries.
+    pub rate: f64,
+    /// Held-out losses at half of it, at it, and at twice of it; none of a run that has none.
+    pub losses: [Option<f64>; 3],
+}
+
+impl Lost {
+    /// By how much the best of the three is better than the carried rate.
+    pub fn nats(&self) -> Option<f64> {
+        let best = self.losses.iter().flatten().copied().fold(f64::INFINITY, f64::min);
+        self.losses[1].map(|own| own - best)
+    }
+
+    /// In words.
+    pub fn said(&self) -> String {
+        match self.nats() {
+            Some(0.0) => format!(
+                "{}: the carried rate {:e} is the best of three: nothing was lost",
+                self.arm, self.rate
+            ),
+            Some(lost) => {
+                let half = self.losses[0]
+                    .is_some_and(|own| self.losses[1].is_some_and(|carried| carried - own == lost));
+                let better = if half { "half of it" } else { "twice of it" };
+                format!("{}: the carried rate {:e} loses {lost:.4} nats to {better}", self.arm, self.rate)
+            }
+            None => format!("{}: the carried rate {:e} came to no finite loss", self.arm, self.rate),
+        }
+    }
+}
+
+/// Losses of carried rates that were tried again.
+pub fn lost(manifest: &Manifest, folder: &Path) -> Result<Vec<Lost>, Failure> {
+    let (Some(recheck), Some(&seed)) = (&manifest.recheck, manifest.seeds.first()) else { return Ok(vec![]) };
+    let mut found = vec![];
+    for (arm, &rate) in manifest.arms.iter().zip(&recheck.rates) {
+        let own = |at: &str, name: &str| -> Result<Option<f64>, Failure> {
+            Ok(losses(&folder.join(at), name, &[seed])?.first().copied())
+        };
+        let [half, twice] = recheck.trials(arm, rate);
+        let losses = [
+            own(&recheck.folder(), &half.name)?,
+            own(&recheck.cell, arm)?,
+            own(&recheck.folder(), &twice.name)?,
+        ];
+        if losses.iter().any(Option::is_some) {
+            found.push(Lost { arm: arm.clone(), rate, losses });
+        }
+    }
+    Ok(found)
 }
 
 struct Count {
@@ -556,7 +820,9 @@ fn train(
         return Err(Failure::Stopped(signal));
     }
     // A trial at too high a rate may fail: it is the worst of its arm.
-    if !found.failed.is_empty() && !folder.ends_with(SWEEP) {
+    let tries = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let tries = tries == SWEEP || tries.starts_with("sweep.") || tries.starts_with("recheck.");
+    if !found.failed.is_empty() && !tries {
         let names: Vec<&str> = found.failed.iter().map(|(name, _)| name.as_str()).collect();
         return Err(Failure::Error(
             format!("{} failed: {}", many(names.len() as u128, "run"), names.join("; ")).into(),
@@ -607,13 +873,14 @@ fn agree(a: &Arguments, rung: &Rung) -> Done {
 
 /// The grid with its cost: FLOPs as counted, hours at the rate of three steps of each arm at each
 /// size here, or at the one given.
-fn costs(way: &Way, rungs: &[Rung], first: &str, trials: usize) -> Result<String, Failure> {
+fn costs(way: &Way, rungs: &[Rung], trials: usize) -> Result<String, Failure> {
     let device = way.a.device.open()?;
     let rewriting = way.a.rewriting.on(device.as_ref())?;
     let head =
         ["cell", "arm", "parameters", "steps", "tokens", "FLOPs a run", "runs", "hours a run", "trained"];
     let mut rows = vec![head.map(String::from).to_vec()];
     let (mut flops, mut hours, mut runs) = (0.0, 0.0, 0);
+    let tries = way.tries(rungs, trials);
     let mut tuning: IndexMap<String, Tuning> = IndexMap::new();
     let mut rates: HashMap<(Option<String>, String), f64> = HashMap::new();
     for rung in rungs {
@@ -636,7 +903,7 @@ fn costs(way: &Way, rungs: &[Rung], first: &str, trials: usize) -> Result<String
                     found.tokens_per_second
                 }
             };
-            let tried = if rung.cell.name == first { trials } else { 0 };
+            let tried = tries.get(&rung.cell.name).copied().unwrap_or(0);
             let many = way.suite.seeds.len() + tried;
             let weight = way.suite.seeds.len() as f64 + whole * tried as f64;
             let (cost, time) = (each * tokens as f64, tokens as f64 / rate / 3600.0);
@@ -649,7 +916,7 @@ fn costs(way: &Way, rungs: &[Rung], first: &str, trials: usize) -> Result<String
             // Costs of a trunk are in its branches' trials, which are whole runs.
             if way.known.contains_key(&rung.cell.name) {
                 let own = tuning.entry(arm.name.clone()).or_default();
-                own.add(whole * cost, whole * time, rung.cell.name == first);
+                own.add(whole * cost, whole * time, tried);
             }
             rows.push(vec![
                 rung.cell.name.clone(),
@@ -675,48 +942,55 @@ fn costs(way: &Way, rungs: &[Rung], first: &str, trials: usize) -> Result<String
     if trials == 0 {
         return Ok(total);
     }
-    let carried = way.suite.ladder.as_ref().and_then(|ladder| ladder.transfer);
-    Ok(format!("{total}\n\n{}", tuned(&tuning, trials, carried)))
+    Ok(format!("{total}\n\n{}", tuned(&tuning, trials, way.suite.ladder.as_ref())))
 }
 
 /// Costs of tuning an arm.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Tuning {
-    /// FLOPs and hours of one trial at the smallest cell.
-    base: (f64, f64),
-    /// Those of one at every cell.
+    /// Trials at each cell that has any.
+    trials: Vec<usize>,
+    /// FLOPs and hours of all of them.
+    planned: (f64, f64),
+    /// Those of one trial at every cell.
     every: (f64, f64),
 }
 
 impl Tuning {
-    fn add(&mut self, flops: f64, hours: f64, first: bool) {
+    fn add(&mut self, flops: f64, hours: f64, trials: usize) {
         self.every = (self.every.0 + flops, self.every.1 + hours);
-        if first {
-            self.base = (flops, hours);
-        }
+        let n = trials as f64;
+        self.planned = (self.planned.0 + n * flops, self.planned.1 + n * hours);
+        self.trials.extend((trials > 0).then_some(trials));
     }
 }
 
 /// The tuning of each arm as it is planned, and as it would be at every cell.
-fn tuned(tuning: &IndexMap<String, Tuning>, trials: usize, carried: Option<TransferRule>) -> String {
+fn tuned(tuning: &IndexMap<String, Tuning>, trials: usize, ladder: Option<&Ladder>) -> String {
     let head = ["tuning of", "trials", "FLOPs", "hours", "FLOPs at every cell", "hours", "less by"];
     let mut rows = vec![head.map(String::from).to_vec()];
     let n = trials as f64;
     for (arm, own) in tuning {
         rows.push(vec![
             arm.clone(),
-            trials.to_string(),
-            format!("{:.3e}", n * own.base.0),
-            format!("{:.3}", n * own.base.1),
+            own.trials.iter().map(usize::to_string).collect::<Vec<_>>().join(" + "),
+            format!("{:.3e}", own.planned.0),
+            format!("{:.3}", own.planned.1),
             format!("{:.3e}", n * own.every.0),
             format!("{:.3}", n * own.every.1),
-            format!("{:.1}", own.every.0 / own.base.0),
+            format!("{:.1}", n * own.every.0 / own.planned.0),
         ]);
     }
-    let how = match carried {
+    let mut how = match ladder.and_then(|l| l.transfer) {
         Some(rule) => format!("tuned at the first cell and carried by `{}`", rule.word()),
         None => "tuned at the first cell; no rule carries the rate to the others".into(),
     };
+    if let Some(halving) = ladder.and_then(|l| l.halving) {
+        how += &format!("; one trial in {halving} goes on to the next cell");
+    }
+    if ladder.is_some_and(|l| l.recheck) {
+        how += "; two more try the carried rate at another size";
+    }
     format!("{}\n{how}", table(&rows))
 }
 
@@ -754,13 +1028,15 @@ fn behind(folder: &Path, baseline: &str, arm: &str, seeds: &[u64]) -> Result<boo
     Ok(o.mean - b.mean > half)
 }
 
-/// The best trial of an arm.
-fn choose(suite: &Suite, sweep: &Path, arm: &str, trials: &[Trial], seed: u64) -> Result<usize, Failure> {
-    let mut found: Vec<(usize, f64)> = vec![];
-    for (i, trial) in trials.iter().enumerate() {
-        found.extend(losses(sweep, &trial.name, &[seed])?.first().map(|loss| (i, *loss)));
-    }
-    let Some(&(best, _)) = found.iter().min_by(|a, b| a.1.total_cmp(&b.1)) else {
+/// The best trial of an arm, of those that are left.
+fn choose(
+    suite: &Suite,
+    sweep: &Path,
+    arm: &str,
+    (trials, left): (&[Trial], &[usize]),
+    seed: u64,
+) -> Result<usize, Failure> {
+    let Some(&best) = ranked(sweep, trials, left, seed)?.first() else {
         return Err(Failure::Error(format!("{arm}: no trial came to a finite held-out loss").into()));
     };
     for ((field, values), (_, value)) in suite.sweep.iter().zip(&trials[best].values) {

@@ -4,7 +4,7 @@
 //! terminal. *Promise*: only runs at their end count, so that no point stands inside a schedule
 //! that has not decayed; a law that the runs do not determine is a reason, never a number.
 
-use super::ladder::{Manifest, SWEEP, losses, noise};
+use super::ladder::{Lost, Manifest, SWEEP, losses, lost, noise};
 use super::study::{self, ledger, run_folder, spec_file};
 use crate::failure::{Done, Failure};
 use crate::number::{grouped, many};
@@ -34,6 +34,10 @@ pub struct Climb {
     runs: Vec<(usize, Run, Option<u64>)>,
     /// Held-out losses of the trials of each arm.
     trials: Vec<Vec<Option<f64>>>,
+    /// Those of the trials that went on, by cell and arm.
+    halved: Vec<Vec<Vec<Option<f64>>>>,
+    /// Carried rates that were tried again.
+    lost: Vec<Lost>,
     /// The specifications at the first cell.
     specs: Vec<Option<Spec>>,
     /// Fits by arm.
@@ -101,6 +105,20 @@ impl Climb {
             }
             trials.push(found);
         }
+        let loss_of = |at: &str, name: &str| -> Result<Option<f64>, Failure> {
+            Ok(losses(&folder.join(at), name, &manifest.seeds[..1])?.first().copied())
+        };
+        let mut halved = vec![];
+        for cell in &manifest.halved {
+            let arms = manifest.trials.iter().zip(&cell.trials);
+            let of = |(trials, own): (&Vec<_>, &Vec<usize>)| {
+                let each = own.iter().filter_map(|k| trials.get(*k));
+                each.map(|trial: &super::ladder::Trial| loss_of(&cell.folder(), &trial.name))
+                    .collect::<Result<Vec<_>, _>>()
+            };
+            halved.push(arms.map(of).collect::<Result<Vec<_>, _>>()?);
+        }
+        let lost = lost(&manifest, folder)?;
         let mut laws: Vec<Laws> = vec![];
         for arm in &manifest.arms {
             let own: Vec<&Run> = runs.iter().map(|(_, r, _)| r).filter(|r| r.arm == *arm).collect();
@@ -123,7 +141,7 @@ impl Climb {
             loops.then(|| fit(Law::Loop, &both, &Options::default()).map_err(|e| e.to_string()))
         };
         let passes = manifest.arms.iter().map(with_baseline).collect();
-        Ok(Climb { manifest, runs, trials, specs, laws, passes, noise: noises })
+        Ok(Climb { manifest, runs, trials, halved, lost, specs, laws, passes, noise: noises })
     }
 
     fn of(&self, cell: usize, arm: &str) -> Vec<&Run> {
@@ -414,6 +432,7 @@ fn tuning(page: &mut Page, climb: &Climb) {
             rule => format!("The other cells use these values by the rule `{rule}` of docs/rates.md, each arm from its own size at the smallest cell."),
         });
     }
+    later(page, climb);
     for (i, arm) in m.arms.iter().enumerate() {
         let Some(best) = m.chosen[i].and_then(|k| m.trials[i].get(k)) else { continue };
         for (f, (field, value)) in best.values.iter().enumerate() {
@@ -552,6 +571,35 @@ fn curves(page: &mut Page, climb: &Climb) {
     }
     page.heading("Curves");
     page.add(Block::Figures(figures));
+}
+
+/// Trials at later cells, and carried rates that were tried again.
+fn later(page: &mut Page, climb: &Climb) {
+    let m = &climb.manifest;
+    let number = |loss: &Option<f64>| loss.map_or("-".to_string(), |loss| format!("{loss:.4}"));
+    for (halved, losses) in m.halved.iter().zip(&climb.halved) {
+        let head = ["trial", "loss"].map(String::from).to_vec();
+        let mut rows: Vec<Vec<crate::report::page::Cell>> = vec![];
+        for (i, own) in halved.trials.iter().enumerate() {
+            let each = own.iter().zip(&losses[i]);
+            rows.extend(each.map(|(k, loss)| vec![m.trials[i][*k].name.clone().into(), number(loss).into()]));
+        }
+        let caption = format!("The best of the cell before, tried at {}", halved.cell);
+        page.add(Block::Table(Table { caption, head, rows, text: vec![0] }));
+    }
+    if climb.lost.is_empty() {
+        return;
+    }
+    let head =
+        ["arm", "rate", "at half of it", "as carried", "at twice of it", "lost"].map(String::from).to_vec();
+    let rows = climb.lost.iter().map(|own| {
+        let [half, carried, twice] = own.losses.map(|loss| number(&loss));
+        let row = [own.arm.clone(), format!("{:e}", own.rate), half, carried, twice, number(&own.nats())];
+        row.map(Into::into).to_vec()
+    });
+    let at = m.recheck.as_ref().map_or("", |recheck| &recheck.cell);
+    let caption = format!("Carried rates at {at}, one seed each, held-out loss in nats a target");
+    page.add(Block::Table(Table { caption, head, rows: rows.collect(), text: vec![0] }));
 }
 
 fn laws(page: &mut Page, climb: &Climb) {

@@ -133,6 +133,42 @@ fn unfair_ladders_are_refused() {
     );
 }
 
+/// Values go on from cell to cell, the carried rate is tried again, and every trial is listed.
+#[test]
+fn values_are_halved_and_a_carried_rate_is_tried_again() {
+    let sandbox = sandbox();
+    let suite = SUITE.replace("4e8]}", "4e8], transfer: mup, halving: 2, recheck: true}");
+    let suite = suite.replace("[1e-3, 4e-3]", "[1e-3, 4e-3, 1.6e-2]").replace("[0, 1]", "[0]");
+    sandbox.write("halve.suite.yaml", &suite);
+    let plan = sandbox.good(&["compare", "halve.suite.yaml", "--out", "out", "--plan"]);
+    // Three values at the first cell, two at the second, two more of the carried rate.
+    for part in ["3 + 4", "one trial in 2 goes on", "carried by `mup`", "22 runs"] {
+        assert!(plan.contains(part), "{part} is missing:\n{plan}");
+    }
+    let line = ["compare", "halve.suite.yaml", "--out", "out", "--threads", "2"];
+    let out = sandbox.good(&line);
+    assert!(out.contains("layered goes on with") && out.contains("the carried rate"), "{out}");
+    let listed = sandbox.good(&["runs", "out"]);
+    assert_eq!(listed.matches("finished").count(), 22, "{listed}");
+    let report = sandbox.read("out/report.md");
+    for part in
+        ["The best of the cell before, tried at large-2e8", "Carried rates at large-2e8", "at half of it"]
+    {
+        assert!(report.contains(part), "{part} is missing:\n{report}");
+    }
+    let manifest: serde_json::Value = serde_json::from_str(&sandbox.read("out/ladder.json")).unwrap();
+    assert_eq!(manifest["halved"][0]["trials"][0].as_array().unwrap().len(), 2, "{manifest}");
+    // Nothing is trained again.
+    let again = sandbox.good(&line);
+    assert!(again.contains("the carried rate"), "{again}");
+    let error = |from: &str, to: &str| {
+        sandbox.write("bad.suite.yaml", &suite.replace(from, to));
+        sandbox.error(&["compare", "bad.suite.yaml", "--dry-run"])
+    };
+    let one = error(", large: {h: 32}", "");
+    assert!(one.contains("the ladder has one size alone"), "{one}");
+}
+
 #[test]
 fn runs_are_listed_and_told_apart() {
     let sandbox = sandbox();

@@ -55,3 +55,33 @@ fn transfers_are_checked_and_bad_bases_refused_at_their_token() {
     let (code, error) = rule("train.transfer={rule: mup, width: 16, depth: 1, sizes: {sa.layers: 2}}");
     assert!(code == 1 && error.contains("the model has no size `sa.layers`"), "{error}");
 }
+
+/// A part of which no rule is known is said where people look: by `check` and `train` as a warning
+/// at its token, by `compare` of each arm.
+#[test]
+fn what_no_rule_is_known_of_is_a_warning_at_its_token() {
+    let model = MODEL.replace("context: 16", "context: 32");
+    let written = model.replace("head_size: 16}", "head_size: 16, scale: 0.3}");
+    let sandbox = Sandbox::with(&[("model.yaml", &model), ("written.yaml", &written)]);
+    let checked = sandbox.good(&["check", "written.yaml"]);
+    for part in
+        ["warning[no-rule]", "`sa.scale`: it is written as 0.3, and is 0.125 by the rule", "written.yaml:7:"]
+    {
+        assert!(checked.contains(part), "{part}\n{checked}");
+    }
+    let said = |line: &[&str]| {
+        let output = sandbox.run(line);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let trained = said(&["train", "written.yaml", "--dry-run"]);
+    assert!(trained.contains("warning[no-rule]"), "{trained}");
+    let compared = said(&["compare", "model.yaml", "written.yaml", "--allow-unequal", "--dry-run"]);
+    assert_eq!(compared.matches("warning[no-rule]").count(), 1, "{compared}");
+    // A depth that the body does not make, and an optimizer without a rule.
+    let depth = "train.transfer={rule: mup, width: 16, depth: 0, sizes: {sa.heads: 2, sa.kv_heads: 1, sa.head_size: 4}}";
+    let (code, error) = sandbox.bad(&["show", "model.yaml", "--set", depth]);
+    assert!(code == 1 && !error.is_empty(), "{error}");
+    let error = sandbox.error(&["show", "model.yaml", "--set", "train.optimizer=muonh"]);
+    assert!(error.contains("`mup` has no rule for `muonh`") && error.contains("`sa`"), "{error}");
+}

@@ -194,6 +194,38 @@ fn greedy(folder: &Path, spec: &Spec, expected: &Tensor) -> Vec<i32> {
     texts.into_iter().flatten().map(|id| id as i32).collect()
 }
 
+/// The scale of scores is folded into the gain of queries or into their rows, that of a tied head
+/// into the last norm's gain: the class without these keys gives the logits of the run.
+#[test]
+fn multipliers_that_a_class_lacks_are_folded_into_weights() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    for (name, norm) in [("normed", "rms"), ("plain", "none")] {
+        let text = format!(
+            "model: {{name: m, vocab: 256, hidden: 48, context: 32, tie: true, components: {{sa: {{sequence: {{heads: 2, kv_heads: 1, head_size: 24, \
+             qk_norm: {norm}}}}}, mlp: {{mlp: {{intermediate: 64}}}}}}, body: [{{repeat: 2, layers: [\"sa > mlp\"]}}]}}\n\
+             data: {{task: permutation, max_steps: 2}}\ntrain: {{steps: 4, batch: 2, learning_rate: 1e-2, transfer: {{rule: mup, width: 16, depth: \
+             2, sizes: {{sa.heads: 2, sa.kv_heads: 1, sa.head_size: 8, mlp.intermediate: 32}}}}}}\n"
+        );
+        fs::write(at.join(format!("{name}.yaml")), text).unwrap();
+        good(at, &["train", &format!("{name}.yaml"), "--out", name]);
+        let said = good(at, &["export", "hf", name, "-o", &format!("{name}-hf")]);
+        for part in ["weights stand for it", "`sa.scale`", "`logit_scale`"] {
+            assert!(said.contains(part), "{name}: {part}\n{said}");
+        }
+        let (spec, _) = dreamc_dsl::load(at.join(format!("{name}.yaml")), &[]).unwrap();
+        let ids: Vec<i32> = (0..12).map(|i| 97 + (i * 7) % 23).collect();
+        let run = at.join(name).join("checkpoints/step-00000004");
+        let here = logits_of(&run, &spec, &ids, 12);
+        let to = at.join(format!("{name}-back"));
+        let back = hugging_face(&at.join(format!("{name}-hf")), &to, name, false, &[]).unwrap();
+        assert!(back.spec.model.logit_scale.is_none(), "{name}");
+        let e = error(&logits_of(&to, &back.spec, &ids, 12), &here);
+        println!("{name}: folded logits differ by {e:.1e}");
+        assert!(e < 1e-5, "{name}: {e}");
+    }
+}
+
 #[test]
 fn models_of_transformers_come_and_go() {
     let place = tempfile::tempdir().unwrap();

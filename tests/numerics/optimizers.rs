@@ -84,6 +84,12 @@ fn lion_takes_the_steps_of_the_reference() {
 }
 
 #[test]
+fn sgd_takes_the_steps_of_the_reference() {
+    // Its shortest moves are near the rounding of weights of 1.
+    steps_within("sgd", OptimizerKind::Sgd(0.95), Precision::F32, 1e-3);
+}
+
+#[test]
 fn muon_takes_the_steps_of_the_reference() {
     ten_steps("muon", OptimizerKind::Muon(Matrices { momentum: 0.95, rate: 2.0 }));
 }

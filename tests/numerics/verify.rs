@@ -176,6 +176,7 @@ fn transferred_rates_keep_sizes_at_every_width() {
     let recipes = [
         (OptimizerKind::AdamW, base(TransferRule::Mup, None)),
         (OptimizerKind::Lion, base(TransferRule::Mup, None)),
+        (OptimizerKind::Sgd(0.9), base(TransferRule::Mup, None)),
         (OptimizerKind::Muon(matrices), base(TransferRule::Mup, None)),
         (OptimizerKind::MuonH(matrices), base(TransferRule::Hyperp, Some(1000))),
         (OptimizerKind::AdamW, base(TransferRule::Completep, None)),

@@ -1,6 +1,6 @@
 """Ten steps of every optimizer, in NumPy in float64 from the published formulas: shares no code with the compiler.
 
-    python tests/reference/optimizers.py        writes tests/goldens/optimizers/{adamw,lion,muon,muonh}.safetensors
+    python tests/reference/optimizers.py        writes tests/goldens/optimizers/{adamw,lion,sgd,muon,muonh}.safetensors
 
 Weights and gradients are those of the golden file `dr_da`; the gradient of step t (from 1) is that times cos(0.7 t + 0.1 i) at element i.
 """
@@ -84,6 +84,9 @@ def train(kind, weights, gradients):
                 step = np.sign(BETAS[0] * m[name] + (1 - BETAS[0]) * g)
                 weights[name] = w - RATE * (step + decay * w)
                 m[name] = BETAS[1] * m[name] + (1 - BETAS[1]) * g
+            elif kind == "sgd":
+                m[name] = MOMENTUM * m[name] + g
+                weights[name] = w - RATE * (m[name] + decay * w)
             elif kind in ("muon", "muonh") and whole(name, w.shape):
                 size = w.shape[-2:]
                 for one in zip(w.reshape(-1, *size), m[name].reshape(-1, *size), g.reshape(-1, *size)):
@@ -101,5 +104,5 @@ if __name__ == "__main__":
     part = lambda prefix: {n[len(prefix) :]: x for n, x in golden.items() if n.startswith(prefix)}
     weights = {n: w.astype(np.float32) for n, w in part("weights.").items()}
     (GOLDENS / "optimizers").mkdir(exist_ok=True)
-    for kind in ("adamw", "lion", "muon", "muonh"):
+    for kind in ("adamw", "lion", "sgd", "muon", "muonh"):
         write(GOLDENS / "optimizers" / f"{kind}.safetensors", train(kind, weights, part("gradients.")))

@@ -18,10 +18,12 @@
 mod adamw;
 mod lion;
 mod muon;
+mod sgd;
 
 use adamw::AdamW;
 use lion::Lion;
 use muon::Muon;
+use sgd::Sgd;
 
 use crate::CompileError;
 use crate::assemble::Assembly;
@@ -86,7 +88,7 @@ pub(crate) trait Whole {
 pub(crate) fn matrix(train: &Train, w: &Weight, shape: &[u64]) -> Option<[u64; 2]> {
     let constant = matches!(w.init, Init::Constant(_));
     let whole = match train.optimizer {
-        OptimizerKind::AdamW | OptimizerKind::Lion => false,
+        OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Sgd(_) => false,
         OptimizerKind::Muon(_) => true,
         OptimizerKind::MuonH(_) => !constant,
     };
@@ -113,6 +115,7 @@ pub(crate) fn optimizer(train: &Train, rule: &Rule) -> Box<dyn Optimizer> {
     let whole = |m: Matrices, sphere| Box::new(Muon { momentum: m.momentum, rate: m.rate, products, sphere });
     match (train.optimizer, rule.matrix) {
         (OptimizerKind::Lion, _) => Box::new(Lion { betas: train.betas }),
+        (OptimizerKind::Sgd(momentum), _) => Box::new(Sgd { momentum }),
         (OptimizerKind::Muon(m), Some(_)) => whole(m, false),
         (OptimizerKind::MuonH(m), Some(_)) => whole(m, true),
         (OptimizerKind::AdamW | OptimizerKind::Muon(_) | OptimizerKind::MuonH(_), _) => {

@@ -11,27 +11,28 @@
 //! ([`Spec::carry`]).
 
 mod completep;
+mod ends;
 mod hyperp;
 mod mup;
 mod place;
+mod scales;
 mod spectral;
 mod standard;
 mod table;
 
-pub use table::{Line, Multiplier, Table, Warning, table};
+pub use table::{Line, Multiplier, Table, Warning, findings, table};
 
 use crate::CompileError;
 use crate::architecture::{Architecture, Work};
-use crate::bind::{Adapted, Factor, Owner, Part};
+use crate::bind::{Owner, Part};
 use crate::compiled::{Init, TensorKind};
 use crate::ir::{Dim, Module};
 use crate::lower::{Lowered, Shape, Weight, lower};
 use crate::optim::matrix;
 use dreamc_dsl::Spec;
-use dreamc_dsl::define::graph::Purpose;
-use dreamc_dsl::spec::{Item, Stream, Train, Transfer, TransferRule};
+use dreamc_dsl::spec::{Item, OptimizerKind, Stream, Train, Transfer, TransferRule};
 use place::Use;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The place of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +74,8 @@ struct Seen {
     head: bool,
     /// Whether it begins as a constant.
     constant: bool,
+    /// Whether a step is in proportion to the gradient.
+    gradient: bool,
     /// Where the optimizer moves its whole matrices, how much longer its step is for their shape.
     whole: Option<f64>,
 }
@@ -123,14 +126,14 @@ fn rule(rule: TransferRule) -> &'static dyn Rule {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rates {
     /// By body, none outside, and name.
-    of: HashMap<(Option<usize>, String), (Share, Init)>,
+    of: HashMap<(Option<usize>, String), (Share, Init, Place)>,
 }
 
 impl Rates {
     /// Those of a specification; none without a rule, and none at the base.
     pub fn of(spec: &Spec, a: &Architecture, lowered: &Lowered) -> Result<Rates, CompileError> {
         let Some(transfer) = &spec.train.transfer else { return Ok(Rates::default()) };
-        let compared = Compared::new(spec, transfer, a)?;
+        let compared = Compared::new(spec, transfer, a, lowered)?;
         if compared.growth == Growth::NONE && compared.model == spec.model {
             return Ok(Rates::default());
         }
@@ -138,30 +141,31 @@ impl Rates {
         for (body, w) in weights(lowered) {
             let (seen, init) = compared.seen(spec, a, lowered, body, w)?;
             let share = rule(transfer.rule).share(&seen, compared.growth);
-            rates.of.insert((body, w.name.clone()), (share, init));
+            rates.of.insert((body, w.name.clone()), (share, init, seen.place));
         }
         Ok(rates)
     }
 
     /// The factors of a weight.
     pub fn share(&self, body: Option<usize>, name: &str) -> Share {
-        self.of.get(&(body, name.to_string())).map_or(Share::NONE, |(share, _)| *share)
+        self.of.get(&(body, name.to_string())).map_or(Share::NONE, |(share, ..)| *share)
     }
 
     /// How a tensor begins that would begin so.
     pub fn begins(&self, body: Option<usize>, w: &Weight, unit_offset: bool, init: Init) -> Init {
-        let Some((share, base)) = self.of.get(&(body, w.name.clone())) else { return init };
-        begins(init, *base, w, unit_offset, *share)
+        let Some((share, base, place)) = self.of.get(&(body, w.name.clone())) else { return init };
+        begins(init, (*base, *place), w, unit_offset, *share)
     }
 }
 
-/// First values by the factor on those of the base. The gain of a norm behind a component ends it.
-fn begins(init: Init, base: Init, w: &Weight, unit_offset: bool, share: Share) -> Init {
+/// First values by the factor on those of the base. A constant is multiplied where it ends a
+/// component: elsewhere its factor is 1.
+fn begins(init: Init, at: (Init, Place), w: &Weight, unit_offset: bool, share: Share) -> Init {
     let Some(by) = share.init else { return init };
-    match (init, base) {
-        (Init::Normal(_), Init::Normal(deviation)) => Init::Normal(deviation * by),
-        (Init::Constant(gain), _) if w.part == Part::PostNorm => {
-            let one = if unit_offset { 1.0 } else { 0.0 };
+    match (init, at) {
+        (Init::Normal(_), (Init::Normal(deviation), _)) => Init::Normal(deviation * by),
+        (Init::Constant(gain), (_, Place::End)) => {
+            let one = if unit_offset && w.part == Part::PostNorm { 1.0 } else { 0.0 };
             Init::Constant((gain + one) * by - one)
         }
         (
@@ -221,15 +225,23 @@ struct Compared {
     model: dreamc_dsl::spec::Model,
     lowered: Lowered,
     growth: Growth,
+    /// Weights that end components here, by the leader of their body and name.
+    ends: HashSet<(usize, String)>,
 }
 
 impl Compared {
-    fn new(spec: &Spec, transfer: &Transfer, a: &Architecture) -> Result<Compared, CompileError> {
+    fn new(
+        spec: &Spec,
+        transfer: &Transfer,
+        a: &Architecture,
+        here: &Lowered,
+    ) -> Result<Compared, CompileError> {
         let base = transfer.base(&spec.model);
         let mut at_base = Architecture::new(&base.model, None)?;
         at_base.depth = transfer.depth;
         let lowered = lower(&at_base, Shape::default())?;
-        Ok(Compared { model: base.model, lowered, growth: Growth::of(spec, transfer, a) })
+        let (growth, ends) = (Growth::of(spec, transfer, a), ended(a, here));
+        Ok(Compared { model: base.model, lowered, growth, ends })
     }
 
     /// A weight at the base.
@@ -273,11 +285,12 @@ impl Compared {
             of,
             fan_in,
             fan_out,
-            place: place(a, w),
+            place: self.place(body, w),
             looped,
             averaged: matches!(a.model.stream, Stream::Attend { .. }),
             head: w.kind == TensorKind::Head,
             constant: !matches!(w.init, Init::Normal(_)),
+            gradient: matches!(spec.train.optimizer, OptimizerKind::Sgd(_)),
             whole,
         };
         Ok((seen, base.init))
@@ -306,49 +319,45 @@ fn used(a: &Architecture, lowered: &Lowered, body: Option<usize>, w: &Weight) ->
     }
 }
 
-fn place(a: &Architecture, w: &Weight) -> Place {
-    let inside = match w.owner {
-        Owner::Component(_) | Owner::Skip(_) => true,
-        Owner::Embedding
-        | Owner::Head
-        | Owner::Stream
-        | Owner::Pool(_)
-        | Owner::Saved(_)
-        | Owner::Norm(_)
-        | Owner::Lanes(_)
-        | Owner::Output
-        | Owner::Sources
-        | Owner::Loop
-        | Owner::Exit
-        | Owner::Members
-        | Owner::Choice => false,
-    };
-    if !inside {
-        return Place::Stream;
+/// The weights that end the components of a model's bodies: what these give is what is added, those
+/// that a definition applies are inside.
+fn ended(a: &Architecture, lowered: &Lowered) -> HashSet<(usize, String)> {
+    let mut found = HashSet::new();
+    for body in &a.bodies {
+        let function = lowered.module.functions.get(&body.name).zip(lowered.facts.marks.get(&body.name));
+        let Some((f, marks)) = function else { continue };
+        let still = place::still(f);
+        for name in a.model.components.keys().filter(|name| !name.contains('.')) {
+            let own = ends::ends(f, marks, name, &still).into_iter();
+            found.extend(own.map(|weight| (body.leader, weight)));
+        }
     }
-    let normed = match w.owner {
-        Owner::Component(i) => a.model.components.get_index(i as usize).is_some_and(|(_, c)| c.norms().1),
-        _ => false,
-    };
-    let ends = if normed { w.part == Part::PostNorm } else { ends(w.part) };
-    if ends { Place::End } else { Place::Branch }
+    found
 }
 
-/// Whether a tensor is the last before the output of its component.
-fn ends(part: Part) -> bool {
-    matches!(
-        part,
-        Part::Out
-            | Part::OutShared
-            | Part::OutBias
-            | Part::Down
-            | Part::DownBias
-            | Part::SharedDown
-            | Part::Own(_, Purpose::Output)
-            | Part::Low(Adapted::Out | Adapted::Down | Adapted::Own(_, Purpose::Output), Factor::B)
-            | Part::Adapter(
-                Adapted::Out | Adapted::Down | Adapted::SharedDown | Adapted::Own(_, Purpose::Output),
-                Factor::B
-            )
-    )
+impl Compared {
+    fn place(&self, body: Option<usize>, w: &Weight) -> Place {
+        let inside = match w.owner {
+            Owner::Component(_) | Owner::Skip(_) => true,
+            Owner::Embedding
+            | Owner::Head
+            | Owner::Stream
+            | Owner::Pool(_)
+            | Owner::Saved(_)
+            | Owner::Norm(_)
+            | Owner::Lanes(_)
+            | Owner::Output
+            | Owner::Sources
+            | Owner::Loop
+            | Owner::Exit
+            | Owner::Members
+            | Owner::Choice => false,
+        };
+        let ends = |b: usize| self.ends.contains(&(b, w.name.clone()));
+        match (inside, body.is_some_and(ends)) {
+            (false, _) => Place::Stream,
+            (true, true) => Place::End,
+            (true, false) => Place::Branch,
+        }
+    }
 }

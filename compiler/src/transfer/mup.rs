@@ -11,6 +11,9 @@
 //! | to a size that stays: the head, routers | `m^-1` | `m^-1` |
 //! | gains, biases, filters | `1` | `1` |
 //!
+//! A step that is in proportion to the gradient (`sgd`) has the rate `n/m` for all: that is the
+//! table's column of SGD, `fan_out`, `1`, `1/fan_in`.
+//!
 //! The head's multiplier of table 8 is in its first values and its rate, which is the same for
 //! optimizers that do not look at the size of gradients. A step that Muon takes as a whole has
 //! singular values of its own factor `√max(1, rows/columns)`, and should have `√(n/m)`.
@@ -40,6 +43,7 @@ pub(super) fn width(seen: &Seen) -> Share {
         Use::Lookup { .. } | Use::Factor | Use::Term | Use::Taps | Use::Unread => (1.0, 1.0),
         Use::Unknown(_) => return Share::NONE,
     };
+    let rate = if seen.gradient { n / m } else { rate };
     let rate = seen.whole.map_or(rate, |own| (n / m).sqrt() / own);
     Share { init: Some(init), rate, eps: 1.0 }
 }
@@ -53,10 +57,12 @@ pub(super) fn depth(alpha: f64, seen: &Seen, growth: Growth, width: Share) -> Sh
     }
     let passes = if seen.looped { growth.passes } else { 1.0 };
     let adds = growth.layers.powf(-alpha) / passes;
-    // Applications of all layers add terms to a change that agree.
-    let rate = width.rate / (growth.layers * passes * adds);
+    // Applications of all layers add terms to a change that agree. A gradient is itself in
+    // proportion to what is added, and the sum of those of all passes.
+    let (smaller, ends) = if seen.gradient { (passes * adds, adds * adds) } else { (1.0, adds) };
+    let rate = width.rate / (growth.layers * passes * adds * smaller);
     match seen.place {
-        Place::End => Share { init: width.init.map(|init| init * adds), rate: rate * adds, ..width },
+        Place::End => Share { init: width.init.map(|init| init * adds), rate: rate * ends, ..width },
         Place::Stream | Place::Branch => Share { rate, ..width },
     }
 }

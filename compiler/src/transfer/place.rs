@@ -57,7 +57,7 @@ fn is_weight(binding: Binding) -> bool {
 }
 
 /// Which values are made of weights and numbers alone.
-fn still(f: &Function) -> Vec<bool> {
+pub(super) fn still(f: &Function) -> Vec<bool> {
     let mut still: Vec<bool> = f.params.iter().map(|p| is_weight(p.binding)).collect();
     still.resize(f.types.len(), false);
     for node in &f.nodes {

@@ -4,12 +4,13 @@ use super::place::Use;
 use super::{Compared, Growth, Place, Seen, Share, begins, rule, weights};
 use crate::CompileError;
 use crate::architecture::Architecture;
+use crate::bind::Owner;
 use crate::compiled::Init;
 use crate::lower::{Lowered, Shape, Weight, lower};
 use crate::optim::optimizer;
 use crate::recipe::recipe;
-use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Component, Transfer, TransferRule};
+use dreamc_dsl::spec::{Component, Item, Stream, Transfer, TransferRule};
+use dreamc_dsl::{Diagnostic, Spec};
 use indexmap::IndexMap;
 use serde::Serialize;
 
@@ -81,6 +82,9 @@ pub struct Multiplier {
 pub struct Warning {
     /// Its name.
     pub weight: String,
+    /// The field of the specification that it is about, for its token.
+    #[serde(skip)]
+    pub field: String,
     /// Why.
     pub message: String,
 }
@@ -98,7 +102,7 @@ pub fn table(spec: &Spec) -> Result<Table, CompileError> {
     };
     let transfer = spec.train.transfer.as_ref().unwrap_or(&own);
     let lowered = lower(&a, Shape::default())?;
-    let compared = Compared::new(spec, transfer, &a)?;
+    let compared = Compared::new(spec, transfer, &a, &lowered)?;
     let growth = compared.growth;
     let grows = growing(spec, &compared, &lowered)?;
     let mut table = Table {
@@ -109,8 +113,8 @@ pub fn table(spec: &Spec) -> Result<Table, CompileError> {
         tokens: growth.tokens,
         learning_rate: spec.train.learning_rate,
         lines: vec![],
-        multipliers: multipliers(spec, &compared),
-        warnings: warnings(spec, transfer, &a, &lowered, &compared),
+        multipliers: multipliers(spec, transfer),
+        warnings: warnings(spec, transfer, &a, &lowered, &compared)?,
     };
     for (body, w) in weights(&lowered) {
         let (seen, base) = compared.seen(spec, &a, &lowered, body, w)?;
@@ -119,9 +123,10 @@ pub fn table(spec: &Spec) -> Result<Table, CompileError> {
         let name = prefix.map_or(w.name.clone(), |prefix| format!("{prefix}.{}", w.name));
         if let (Use::Unknown(op), false) = (&seen.of, transfer.rule == TransferRule::Standard) {
             let message = format!("no rule is known of a weight that `{op}` reads: it has no factor");
-            table.warnings.push(Warning { weight: name.clone(), message });
+            let field = field(&a, w);
+            table.warnings.push(Warning { weight: name.clone(), field, message });
         }
-        let init = begins(w.init, base, w, a.model.norm.unit_offset, share);
+        let init = begins(w.init, (base, seen.place), w, a.model.norm.unit_offset, share);
         let shape: Vec<u64> = w.dims.iter().map(|&d| lowered.module.size(d)).collect();
         let moved = recipe((&spec.train, spec.model.adapt.is_some()), &name, w, &shape);
         let role = role(&seen, &grows, w, &lowered);
@@ -238,26 +243,25 @@ fn reason(rule: TransferRule, seen: &Seen, growth: Growth, role: &str, share: Sh
     parts.join("; ")
 }
 
-fn multipliers(spec: &Spec, compared: &Compared) -> Vec<Multiplier> {
-    let mut found = vec![];
-    for (name, component) in &spec.model.components {
-        let (Component::Sequence(here) | Component::Depth(here)) = component else { continue };
-        let Some(there) = compared.model.components.get(name).and_then(|c| c.attention()) else { continue };
-        let of = |a: &dreamc_dsl::spec::Attention| 1.0 / (a.head_size as f64).sqrt();
-        let value = [here.scale.unwrap_or(of(here)), of(there)];
-        let reason = if here.head_size == there.head_size {
-            "heads keep their size".to_string()
-        } else {
-            format!("1/d for heads of {} and not {}", here.head_size, there.head_size)
-        };
-        found.push(Multiplier { field: format!("{name}.scale"), value, reason });
-    }
-    if spec.model.tie {
-        let value = [spec.model.logit_scale.unwrap_or(1.0), 1.0];
-        let reason = "logits read the embedding, which has the rate of an input".into();
-        found.push(Multiplier { field: "model.logit_scale".into(), value, reason });
-    }
-    found
+fn multipliers(spec: &Spec, transfer: &Transfer) -> Vec<Multiplier> {
+    let all = transfer.multipliers(&spec.model).into_iter();
+    let line = |m: dreamc_dsl::spec::Multiplier| Multiplier {
+        value: [m.here, m.base],
+        reason: if m.here == m.base { "as at the base".into() } else { m.reason().into() },
+        field: m.field,
+    };
+    all.map(line).collect()
+}
+
+/// The field that a weight's component is written in.
+fn field(a: &Architecture, w: &Weight) -> String {
+    let Owner::Component(number) = w.owner else { return "train.transfer".into() };
+    component(a.model.components.get_index(number as usize).map_or("", |(name, _)| name))
+}
+
+/// The field of a component, of one that a definition applies that of the definition.
+fn component(name: &str) -> String {
+    format!("model.components.{}", name.split('.').next().unwrap_or(name))
 }
 
 /// Parts of the model of which the rule says nothing.
@@ -267,22 +271,43 @@ fn warnings(
     a: &Architecture,
     lowered: &Lowered,
     base: &Compared,
-) -> Vec<Warning> {
-    let mut found = vec![];
+) -> Result<Vec<Warning>, CompileError> {
     if transfer.rule == TransferRule::Standard {
+        return Ok(vec![]);
+    }
+    let mut found = unended(a, lowered, base);
+    found.extend(mixtures(a, base));
+    found.extend(scores(spec, transfer, lowered, base));
+    found.extend(shape(spec, transfer, lowered));
+    Ok(found)
+}
+
+/// Components of whose output no weight has the size.
+fn unended(a: &Architecture, lowered: &Lowered, base: &Compared) -> Vec<Warning> {
+    let mut found = vec![];
+    if base.growth.depth == 1.0 || matches!(a.model.stream, Stream::Attend { .. }) {
         return found;
     }
-    for (number, (name, component)) in a.model.components.iter().enumerate() {
-        let own = |w: &Weight| w.owner == crate::bind::Owner::Component(number as u32);
-        let any = weights(lowered).any(|(_, w)| own(w));
-        let ended = weights(lowered).any(|(_, w)| own(w) && super::place(a, w) == Place::End);
-        // Components that a definition applies end where it ends.
-        if any && !ended && !name.contains('.') {
-            let message = "no matrix ends it: what it adds has no factor of depth".into();
-            found.push(Warning { weight: name.clone(), message });
-        }
+    for (number, (name, _)) in a.model.components.iter().enumerate().filter(|(_, (n, _))| !n.contains('.')) {
+        let own = |w: &Weight| a.outermost(w.owner) == Owner::Component(number as u32);
+        let own: Vec<_> = weights(lowered).filter(|(_, w)| own(w)).collect();
+        let ended = own.iter().any(|(body, w)| base.place(*body, w) == Place::End);
+        let (Some((_, last)), false) = (own.last(), ended) else { continue };
+        let message = format!(
+            "no weight is in proportion to what `{name}` adds ({}: it is the last): it has no factor of depth",
+            last.name
+        );
+        found.push(Warning { weight: name.clone(), field: component(name), message });
+    }
+    found
+}
+
+/// Mixtures whose experts change in number.
+fn mixtures(a: &Architecture, base: &Compared) -> Vec<Warning> {
+    let mut found = vec![];
+    for (name, c) in &a.model.components {
         let (Component::Experts(here), Some(Component::Experts(there))) =
-            (component, base.model.components.get(name))
+            (c, base.model.components.get(name))
         else {
             continue;
         };
@@ -291,38 +316,140 @@ fn warnings(
                 "{} active experts and {} at the base, whose gates are not divided by their sum: no rule is known for the sum",
                 here.active, there.active
             );
-            found.push(Warning { weight: format!("{name}.active"), message });
+            let field = format!("{}.active", component(name));
+            found.push(Warning { weight: format!("{name}.active"), field, message });
         }
         if here.count != there.count {
             let message = format!(
                 "{} experts and {} at the base: no rule is known for how many share the tokens",
                 here.count, there.count
             );
-            found.push(Warning { weight: format!("{name}.count"), message });
+            let field = format!("{}.count", component(name));
+            found.push(Warning { weight: format!("{name}.count"), field, message });
         }
-    }
-    for (name, component) in &spec.model.components {
-        let attention =
-            component.attention().zip(base.model.components.get(name).and_then(|c| c.attention()));
-        if let Some((here, there)) = attention
-            && here.head_size != there.head_size
-            && here.scale != Some((there.head_size as f64).sqrt() / here.head_size as f64)
-        {
-            let message =
-                "its scale is written, and heads are of another size than the base's: the rule has 1/d"
-                    .into();
-            found.push(Warning { weight: format!("{name}.scale"), message });
-        }
-    }
-    let tied = spec.model.tie && growth_of_logits(spec, base);
-    if tied {
-        let message = "it is written, and the head is the embedding: the rule has one over the width".into();
-        found.push(Warning { weight: "model.logit_scale".into(), message });
     }
     found
 }
 
-fn growth_of_logits(spec: &Spec, base: &Compared) -> bool {
-    let by = base.model.hidden as f64 / spec.model.hidden as f64;
-    by != 1.0 && spec.model.logit_scale != Some(by)
+/// Multipliers that are written otherwise, and sums of products of tokens that have none.
+fn scores(spec: &Spec, transfer: &Transfer, lowered: &Lowered, base: &Compared) -> Vec<Warning> {
+    let written = transfer.multipliers(&spec.model).into_iter().filter(|m| !m.fits());
+    let number = |x: f64| (x * 1e6).round() / 1e6;
+    let mut found: Vec<Warning> = written
+        .map(|m| Warning {
+            message: format!(
+                "it is written as {}, and is {} by the rule ({})",
+                number(m.here),
+                number(m.rule),
+                m.reason()
+            ),
+            field: m.path,
+            weight: m.field,
+        })
+        .collect();
+    for (name, own) in super::scales::scales(lowered, &base.lowered) {
+        let (top, field) = (name.split('.').next().unwrap_or(&name), component(&name));
+        let known = found.iter().any(|w| w.field.starts_with(&component(top)));
+        if let (Some([d, b]), false) = (own.attention, known) {
+            let message =
+                format!("heads are of {d} and not {b}, and their scale is not that of the rule, 1/d");
+            found.push(Warning { weight: name.clone(), field: field.clone(), message });
+        }
+        if let (Some([d, b]), true) =
+            (own.own, matches!(component_of(spec, top), Some(Component::Defined(_))))
+        {
+            let message = format!(
+                "it sums products of what tokens give over {d} and not {b} numbers, by a scale that it writes itself: the rule has 1/d"
+            );
+            found.push(Warning { weight: name.clone(), field, message });
+        }
+    }
+    found
+}
+
+fn component_of<'s>(spec: &'s Spec, name: &str) -> Option<&'s Component> {
+    spec.model.components.get(name)
+}
+
+/// A base that is no smaller model of the same parts.
+fn shape(spec: &Spec, transfer: &Transfer, lowered: &Lowered) -> Option<Warning> {
+    let (fixed, each) = applications(&spec.model.body, transfer.passes);
+    let more = transfer.depth.checked_sub(fixed);
+    if more.is_some_and(|more| reaches(more, &each)) {
+        return None;
+    }
+    let first = weights(lowered).find(|(body, _)| body.is_some()).map(|(_, w)| w.name.clone());
+    let steps = each.iter().map(u64::to_string).collect::<Vec<_>>().join(" or ");
+    let message = format!(
+        "the base has another topology: the body has {fixed} applications{}, and none makes {} of it; components' factors          (`{}` and after) are by the ratio alone",
+        if steps.is_empty() { String::new() } else { format!(" and {steps} for each turn of a `repeat`") },
+        transfer.depth,
+        first.unwrap_or_default()
+    );
+    Some(Warning { weight: "train.transfer.depth".into(), field: "train.transfer.depth".into(), message })
+}
+
+/// Applications of a body: those of layers outside repeats, with the passes of loops, and what one
+/// more turn of each repeat adds.
+fn applications(body: &[Item], passes: Option<u64>) -> (u64, Vec<u64>) {
+    let (mut fixed, mut each) = (0, vec![]);
+    for item in body {
+        match item {
+            Item::Layer(_) => fixed += 1,
+            Item::Statement(_) => {}
+            Item::Repeat { items, .. } => {
+                let (inner, deeper) = applications(items, passes);
+                each.push(inner.saturating_add(deeper.iter().sum()));
+            }
+            Item::Recur { items, count, .. } => {
+                let (inner, deeper) = applications(items, passes);
+                let times = passes.unwrap_or(*count);
+                fixed += inner.saturating_mul(times);
+                each.extend(deeper.into_iter().map(|n| n.saturating_mul(times)));
+            }
+        }
+    }
+    (fixed, each)
+}
+
+/// Whether numbers of turns of all repeats, one or more of each, make so many applications.
+fn reaches(depth: u64, each: &[u64]) -> bool {
+    let least = each.iter().fold(0, |sum: u64, n| sum.saturating_add(*n));
+    let Some(more) = depth.checked_sub(least) else { return false };
+    if more == 0 {
+        return true;
+    }
+    // Beyond this every sum of coprime turns is made, and a base has few layers.
+    let most = more.min(4096) as usize;
+    let mut made = vec![true];
+    for at in 1..=most {
+        made.push(each.iter().any(|n| (*n as usize) <= at && *n > 0 && made[at - *n as usize]));
+    }
+    more > 4096 || made[most]
+}
+
+/// Findings of a recipe's `transfer` as diagnostics, each at its token: a base that does not go
+/// with the model is an error, and a part of which no rule is known a warning.
+pub fn findings(spec: &Spec) -> Vec<Diagnostic> {
+    if spec.train.transfer.is_none() {
+        return vec![];
+    }
+    let table = match table(spec) {
+        Ok(table) => table,
+        // A model that does not compile is said so by those who compile it.
+        Err(CompileError::Base(weight)) => {
+            let error = Diagnostic::error("bad-base", CompileError::Base(weight).to_string());
+            return vec![
+                error.at(&spec.sources, "train.transfer").help("write the sizes of a smaller model"),
+            ];
+        }
+        Err(_) => return vec![],
+    };
+    let rule = table.rule;
+    let warning = |w: Warning| {
+        let message = format!("`transfer` by `{rule}`, `{}`: {}", w.weight, w.message);
+        let help = "tune it at this size, or `dreamc check-transfer` shows how far it is off";
+        Diagnostic::warning("no-rule", message).at(&spec.sources, &w.field).help(help)
+    };
+    table.warnings.into_iter().map(warning).collect()
 }

@@ -136,7 +136,13 @@ impl Checker {
             return None;
         }
         let definition = definition.clone();
-        Some(Defined { definition, settings: ordered, pre_norm: pre_norm?, post_norm: post_norm? })
+        Some(Defined {
+            definition,
+            settings: ordered,
+            pre_norm: pre_norm?,
+            post_norm: post_norm?,
+            scores: vec![],
+        })
     }
 
     fn errors(&self) -> usize {

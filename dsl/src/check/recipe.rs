@@ -343,9 +343,10 @@ impl Checker {
         let group = self.section(owner, "optimizer")?;
         let kind = self.word(&group, "kind")?;
         let (momentum, rate) = (self.real(&group, "momentum"), self.real(&group, "matrix_rate"));
-        if matches!(kind, "adamw" | "lion") {
+        if matches!(kind, "adamw" | "lion" | "sgd") {
             for key in ["momentum", "matrix_rate"] {
-                if self.has(&group, key) {
+                let unread = self.has(&group, key) && (kind != "sgd" || key == "matrix_rate");
+                if unread {
                     let message =
                         format!("`{key}` does not go with `{kind}`: it is about `muon` and `muonh`");
                     self.error_at("unknown-key", &group.path(key), message, "take it away");
@@ -355,6 +356,7 @@ impl Checker {
         let matrices = Matrices { momentum: momentum?, rate: rate? };
         Some(match kind {
             "lion" => OptimizerKind::Lion,
+            "sgd" => OptimizerKind::Sgd(matrices.momentum),
             "muon" => OptimizerKind::Muon(matrices),
             "muonh" => OptimizerKind::MuonH(matrices),
             _ => OptimizerKind::AdamW,
@@ -444,20 +446,27 @@ impl Checker {
 
     /// Refuses a rule that says nothing about the recipe's optimizer.
     pub(super) fn transferable(&mut self, field: &str, rule: TransferRule, optimizer: OptimizerKind) {
+        let mut names = self.known.components.iter().map(|(name, _)| format!("`{name}`"));
+        let moved = match (names.next(), names.next()) {
+            (None, _) => "matrices keep their norm".to_string(),
+            (Some(one), None) => format!("the matrices of {one} keep their norm"),
+            (Some(one), Some(_)) => format!("the matrices of {one} and of other components keep their norm"),
+        };
         let (message, help) = match (rule, optimizer) {
             (
                 TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral,
                 OptimizerKind::MuonH(_),
             ) => (
-                format!("`{}` says nothing about matrices of a fixed norm", rule.word()),
+                format!("`{}` has no rule for `muonh`, by which {moved}", rule.word()),
                 "write `hyperp`, or another optimizer",
             ),
-            (TransferRule::Hyperp, OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Muon(_)) => {
-                ("`hyperp` is about matrices of a fixed norm".into(), "write `optimizer: muonh`, or `mup`")
-            }
+            (
+                TransferRule::Hyperp,
+                OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Sgd(_) | OptimizerKind::Muon(_),
+            ) => ("`hyperp` is about matrices of a fixed norm".into(), "write `optimizer: muonh`, or `mup`"),
             (
                 TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral,
-                OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Muon(_),
+                OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Sgd(_) | OptimizerKind::Muon(_),
             )
             | (TransferRule::Standard, _)
             | (TransferRule::Hyperp, OptimizerKind::MuonH(_)) => return,

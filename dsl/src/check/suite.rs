@@ -261,6 +261,15 @@ impl Checker {
             self.error_at("out-of-range", &group.path("cooldown"), "a decay over no steps", help);
         }
         let transfer = self.word(group, "transfer").map(transfer_rule);
+        let (halving, recheck) = (self.int_or_none(group, "halving"), self.bool(group, "recheck"));
+        if halving.flatten().is_some() && !self.has(owner, "sweep") {
+            let help = "write a `sweep`, such as `sweep: {train.learning_rate: [1e-3, 2e-3, 4e-3]}`";
+            self.error_at("unreached", &group.path("halving"), "there are no values to try", help);
+        }
+        if let (Some(true), Some([_])) = (recheck, sizes.as_deref()) {
+            let help = "write another size, or take `recheck` away";
+            self.error_at("unreached", &group.path("recheck"), "the ladder has one size alone", help);
+        }
         let steady = cooldown.flatten().is_some();
         if transfer == Some(Some(TransferRule::Hyperp)) && steady {
             let message =
@@ -285,7 +294,15 @@ impl Checker {
             let message = "a ladder compares the ends of runs, and a constant rate never decays to one";
             self.error("constant-rate", group.at, message, help);
         }
-        Some(Ladder { sizes: sizes?, budgets, gate: gate?, cooldown: cooldown?, transfer: transfer? })
+        Some(Ladder {
+            sizes: sizes?,
+            budgets,
+            gate: gate?,
+            cooldown: cooldown?,
+            transfer: transfer?,
+            halving: halving?,
+            recheck: recheck?,
+        })
     }
 
     /// Whether the suite's `train` has a schedule that decays; `otherwise` where there is no

@@ -23,6 +23,10 @@ pub struct Defined {
     pub pre_norm: bool,
     /// Whether the branch output has a norm of its own.
     pub post_norm: bool,
+    /// Factors of scores of its attentions, by number, that a rule of the recipe gives those whose
+    /// scale it does not write.
+    #[serde(skip)]
+    pub scores: Vec<Option<f64>>,
 }
 
 /// The value of a setting.
@@ -60,7 +64,8 @@ impl Defined {
         let names: Vec<&str> = model.components.keys().map(String::as_str).collect();
         let of = |name: &str| model.components.get(name);
         let context = Context::new([model.hidden, model.vocab], &of, &names);
-        let elaborated = define::elaborate(&self.definition, &self.settings, context);
+        let mut elaborated = define::elaborate(&self.definition, &self.settings, context);
+        elaborated.graph.scale_scores(&self.scores);
         match elaborated.found.iter().any(|found| found.severity == Severity::Error) {
             true => Err(elaborated.found),
             false => Ok(elaborated.graph),

@@ -240,6 +240,8 @@ pub enum Function {
     DepthAttend {
         /// The factor of scores.
         scale: f64,
+        /// Whether the text says it.
+        written: bool,
     },
     /// A value of this component's last application to the same token.
     Earlier(String),
@@ -471,6 +473,8 @@ pub struct Attend {
     pub sink: Option<u32>,
     /// The factor of scores.
     pub scale: f64,
+    /// Whether the text says it.
+    pub written: bool,
     /// The probability with which a weight is dropped in training.
     pub dropout: f64,
     /// The score of a pair, in place of the scaled product.
@@ -545,5 +549,49 @@ impl Region {
     /// A value.
     pub fn node(&self, value: ValueId) -> &Node {
         &self.nodes[value.0 as usize]
+    }
+}
+
+/// The factor of scores of an attention in a graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scores {
+    /// The name that its value is assigned to.
+    pub name: Option<String>,
+    /// How many products a score is the sum of.
+    pub size: u64,
+    /// The factor.
+    pub scale: f64,
+    /// Whether the text says it.
+    pub written: bool,
+}
+
+impl Graph {
+    /// Its attentions over tokens and over depth, in the order of the text.
+    pub fn attentions(&self) -> Vec<Scores> {
+        let scores = |node: &Node| {
+            let (scale, written) = match &node.function {
+                Function::Attend(a) => (a.scale, a.written),
+                Function::DepthAttend { scale, written } => (*scale, *written),
+                _ => return None,
+            };
+            let queries = self.region.nodes.get(node.args.first()?.0 as usize)?;
+            let size = self.size(*queries.ty.dims.last()?);
+            Some(Scores { name: node.name.clone(), size, scale, written })
+        };
+        self.region.nodes.iter().filter_map(scores).collect()
+    }
+
+    /// Gives attentions whose text says no factor of scores another than the default, by number.
+    pub(crate) fn scale_scores(&mut self, scores: &[Option<f64>]) {
+        let own = self.region.nodes.iter_mut().filter_map(|node| match &mut node.function {
+            Function::Attend(a) => Some((&mut a.scale, a.written)),
+            Function::DepthAttend { scale, written } => Some((scale, *written)),
+            _ => None,
+        });
+        for ((scale, written), given) in own.zip(scores) {
+            if let (false, Some(given)) = (written, given) {
+                *scale = *given;
+            }
+        }
     }
 }

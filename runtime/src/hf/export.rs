@@ -7,6 +7,7 @@
 //! [`package`](super::package). Nothing that exists is written over.
 
 use super::config::{self, Config, torch};
+use super::fold::Fold;
 use super::tensors::{Theirs, disassemble};
 use super::{HfError, MERGE_FIRST, bytes, json, package};
 use crate::checkpoint::safetensors::{self, Dtype};
@@ -79,8 +80,27 @@ pub fn hugging_face(model: &Model, to: &Path, native: bool) -> Result<Exported, 
         false => Err("the package is asked for".into()),
     };
     match family {
-        Ok(config) => as_family(model, &config, family_dtype, &kept, to),
+        Ok(config) => as_family(model, &config, (family_dtype, &Fold::default()), &kept, to),
         Err(why) => {
+            if let (true, Some((spec, fold))) = (native, Fold::of(model.spec, &ours(model)?))
+                && let Ok(config) = config::recognise(&spec, family_dtype, likely, &kept)
+            {
+                let folded = Model {
+                    spec: &spec,
+                    weights: model.weights,
+                    tokenizer: model.tokenizer,
+                    beside: model.beside.clone(),
+                    dtype: model.dtype,
+                    ledger: model.ledger.clone(),
+                };
+                let mut exported = as_family(&folded, &config, (family_dtype, &fold), &kept, to)?;
+                exported.notes.push(format!(
+                    "{} has no key for it and weights stand for it: {}",
+                    exported.class,
+                    fold.what.join(", ")
+                ));
+                return Ok(exported);
+            }
             let mut exported = package::write(model, dtype, to)?;
             if native {
                 exported.notes.insert(0, format!("no class of transformers computes it: {why}"));
@@ -101,7 +121,7 @@ pub fn weights(model: &Model, to: &Path) -> Result<Exported, HfError> {
     if to.symlink_metadata().is_ok() {
         return Err(HfError::Exists { path: to.to_path_buf() });
     }
-    files::write_new(to, |out| write(model, &entries, dtype, &metadata, out))
+    files::write_new(to, |out| write((model, &Fold::default()), &entries, dtype, &metadata, out))
         .map_err(|error| HfError::Io { path: to.to_path_buf(), error })?;
     let (tensors, notes) = (entries.len(), vec![]);
     Ok(Exported { class: String::new(), package: false, tensors, bytes: size, notes })
@@ -207,7 +227,7 @@ pub(super) fn typed(kept: &Map<String, Value>) -> Option<Dtype> {
 fn as_family(
     model: &Model,
     config: &Config,
-    dtype: Dtype,
+    (dtype, fold): (Dtype, &Fold),
     kept: &Map<String, Value>,
     to: &Path,
 ) -> Result<Exported, HfError> {
@@ -252,7 +272,7 @@ fn as_family(
         (CONFIG, Box::new(|out: &mut dyn Write| out.write_all(&text))),
         (
             "model.safetensors",
-            Box::new(|out: &mut dyn Write| write(model, &entries, Some(dtype), &metadata, out)),
+            Box::new(|out: &mut dyn Write| write((model, fold), &entries, Some(dtype), &metadata, out)),
         ),
     ];
     for (name, bytes) in &texts {
@@ -321,9 +341,9 @@ pub(super) fn size(model: &Model, entries: &[Theirs], to: Option<Dtype>) -> Resu
     Ok(each.map(|(dtype, e)| e.shape.iter().product::<u64>() * dtype.bitsize() as u64 / 8).sum())
 }
 
-/// Writes tensors that are made of runs of ours.
+/// Writes tensors that are made of runs of ours, with the multipliers that they stand for.
 pub(super) fn write(
-    model: &Model,
+    (model, fold): (&Model, &Fold),
     entries: &[Theirs],
     to: Option<Dtype>,
     metadata: &[(&str, &str)],
@@ -335,7 +355,7 @@ pub(super) fn write(
     safetensors::write_stored(out, metadata, &list, |i, out| {
         let read = |name: &str, first: u64, elements: u64, out: &mut dyn Write| {
             let stored = model.weights.stored(name).ok_or_else(|| io::Error::other("no such tensor"))?;
-            stored.convert(first, elements, types[i], out)
+            fold.convert(&stored, name, (first, elements), types[i], out)
         };
         entries[i].write(types[i].bitsize() / 8, read, out)
     })

@@ -15,6 +15,7 @@ pub mod config;
 pub mod export;
 pub mod family;
 mod fields;
+mod fold;
 pub mod import;
 mod package;
 pub mod peft;

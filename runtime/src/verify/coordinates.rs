@@ -22,7 +22,7 @@ use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::probe::Probe;
 use dreamc_compiler::{Compiled, Options};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Component, Expr, Item, Precision, Schedule, Stream, TransferRule};
+use dreamc_dsl::spec::{Component, Expr, Item, OptimizerKind, Precision, Schedule, Stream, TransferRule};
 use indexmap::IndexMap;
 use serde::Serialize;
 
@@ -41,6 +41,8 @@ const SEEDS: u64 = 2;
 const STEPS: u64 = 5;
 /// Small, so that what moves is in proportion to it.
 const RATE: f64 = 1e-3;
+/// The same of steps that are in proportion to gradients.
+const RATE_OF_GRADIENTS: f64 = 0.1;
 /// A rule that is broken has a slope that is off by a half or more.
 const SLOPE: f64 = 0.4;
 /// Widths whose first moves are looked at: that of the base, and twice that, where any factor is
@@ -278,6 +280,10 @@ fn expected(base: &Spec, axis: Axis, of: &str, moved: bool) -> f64 {
     let rule = base.train.transfer.as_ref().map(|t| t.rule);
     let component = of.strip_suffix(".out").and_then(|name| base.model.components.get(name));
     let averaged = matches!(base.model.stream, Stream::Attend { .. });
+    let carried = rule.is_some_and(|rule| rule != TransferRule::Standard);
+    if axis == Axis::Heads && moved && carried && of.ends_with(".scores") {
+        return SCORES_MOVE;
+    }
     match (axis, rule, component) {
         (
             Axis::Width | Axis::Heads,
@@ -354,7 +360,15 @@ fn base(s: &Subject) -> Option<Spec> {
     let t = &mut spec.train;
     (t.learning_rate, t.warmup, t.schedule, t.eps) = (RATE, 0, Schedule::Constant, 1e-12);
     (t.clip, t.moments, t.random_depth, t.groups) = (None, Precision::F32, None, vec![]);
+    if let OptimizerKind::Sgd(_) = t.optimizer {
+        t.learning_rate = RATE_OF_GRADIENTS;
+    }
     t.weight_decay = 0.0;
+    for component in model.components.values_mut() {
+        if let Component::Defined(own) = component {
+            own.scores.clear();
+        }
+    }
     transfer.width = spec.model.hidden * WIDER[0];
     transfer.depth = s.depth();
     (transfer.sizes, transfer.passes) = (IndexMap::new(), None);
@@ -508,6 +522,9 @@ fn moves(
 
 /// The parts that are measured.
 const LOOKED: [&str; 5] = ["layers.*.*.out", "layers.*.out", "embed.out", "head.stream", "head.logits"];
+/// The slope of how far probabilities move. By 1/d first scores fall with the root of the size of
+/// heads, and what training adds to them stays: small models are between.
+const SCORES_MOVE: f64 = -0.25;
 /// Probabilities of attentions, where heads grow.
 const SCORES: &str = "layers.*.*.scores";
 

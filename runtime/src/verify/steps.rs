@@ -25,6 +25,12 @@ impl Law<'_> {
     pub(super) fn apply(&self, t: &Tensor, g: &[f64], [w, m, v]: &mut [Vec<f64>; 3]) -> Vec<usize> {
         match self.train.optimizer {
             OptimizerKind::Lion => return self.lion(g, w, m),
+            OptimizerKind::Sgd(momentum) => {
+                for i in 0..w.len() {
+                    m[i] = momentum * m[i] + g[i];
+                    w[i] -= self.rate * (m[i] + self.decay * w[i]);
+                }
+            }
             OptimizerKind::Muon(how) if whole(self.train, t) => self.muon(how, false, t, g, [w, m]),
             OptimizerKind::MuonH(how) if whole(self.train, t) => self.muon(how, true, t, g, [w, m]),
             OptimizerKind::AdamW | OptimizerKind::Muon(_) | OptimizerKind::MuonH(_) => {
@@ -102,7 +108,7 @@ pub(super) fn whole(train: &Train, t: &Tensor) -> bool {
         | TensorKind::Balance => false,
     };
     match train.optimizer {
-        OptimizerKind::AdamW | OptimizerKind::Lion => false,
+        OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Sgd(_) => false,
         OptimizerKind::Muon(_) => deep,
         OptimizerKind::MuonH(_) => deep && !matches!(t.init, Init::Constant(_)),
     }

@@ -81,7 +81,11 @@ pub(super) fn factors(spec: &Spec, depth: u64, base: &Shapes, t: &Tensor) -> [f6
         TransferRule::Standard => return [1.0, 1.0],
     };
     let [m, n] = grown(t, base);
+    let gradient = matches!(train.optimizer, OptimizerKind::Sgd(_));
     let width = match (sums_over_width(t), whole) {
+        // In proportion to the gradient: the outputs over the inputs.
+        (false, _) if gradient => m * n,
+        (true, false) if gradient => n / m,
         (false, _) => 1.0,
         (true, true) => (n / m).sqrt() / taller(t, base),
         (true, false) => 1.0 / m,
@@ -90,6 +94,8 @@ pub(super) fn factors(spec: &Spec, depth: u64, base: &Shapes, t: &Tensor) -> [f6
     let averaged = matches!(model.stream, Stream::Attend { .. });
     let deep = match (inside && !averaged, alpha) {
         (false, _) | (true, None) => 1.0,
+        (true, Some(_)) if gradient && ends(spec, t) => 1.0 / d,
+        (true, Some(alpha)) if gradient => d.powf(2.0 * alpha - 1.0),
         (true, Some(alpha)) if ends(spec, t) => d.powf(alpha - 1.0) * d.powf(-alpha),
         (true, Some(alpha)) => d.powf(alpha - 1.0),
     };

@@ -203,7 +203,7 @@ impl Lower<'_> {
                 let of = node.args.first().and_then(|arg| d.emitted.get(arg));
                 of.and_then(|results| results.get(*number as usize)).copied().ok_or(MALFORMED)
             }
-            Of::DepthAttend { scale } => self.depth_attended(d, node, *scale),
+            Of::DepthAttend { scale, .. } => self.depth_attended(d, node, *scale),
             Of::Earlier(name) => self.earlier(d, node, name),
             Of::ValueOf(component, name) => self.value_of(d, node, component, name),
             Of::Apply(applied) => {

@@ -66,7 +66,7 @@ impl<'a> Elaborator<'a> {
             Some(expr) => Some(self.size(expr, "the window", 1)?),
             None => None,
         };
-        let scale = self.scale(args, summed)?;
+        let (scale, written) = self.scale(args, summed)?;
         let dropout = match args.named("dropout") {
             None => 0.0,
             Some(expr) => {
@@ -106,22 +106,23 @@ impl<'a> Elaborator<'a> {
             None => None,
         };
         let ty = Type { dims, per_token: true, places_of: None };
-        let attend = Attend { window, sink, scale, dropout, score, mask };
+        let attend = Attend { window, sink, scale, written, dropout, score, mask };
         Some(Got::Value(self.push(Function::Attend(Box::new(attend)), operands, ty, args.span)))
     }
 
     pub(super) fn depth_attend(&mut self, args: &mut Args) -> Option<Got> {
         let (operands, _, dims) = self.queries_keys_values(args)?;
         let summed = *self.ty(operands[0]).dims.last()?;
-        let scale = self.scale(args, summed)?;
+        let (scale, written) = self.scale(args, summed)?;
         let ty = Type { dims, per_token: true, places_of: None };
-        Some(Got::Value(self.push(Function::DepthAttend { scale }, operands, ty, args.span)))
+        Some(Got::Value(self.push(Function::DepthAttend { scale, written }, operands, ty, args.span)))
     }
 
-    fn scale(&mut self, args: &mut Args, summed: DimId) -> Option<f64> {
+    /// The factor of scores, and whether the text says it.
+    fn scale(&mut self, args: &mut Args, summed: DimId) -> Option<(f64, bool)> {
         match args.named("scale") {
-            Some(expr) => self.number(expr).map(Number::real),
-            None => Some(1.0 / (self.graph.size(summed) as f64).sqrt()),
+            Some(expr) => self.number(expr).map(|number| (Number::real(number), true)),
+            None => Some((1.0 / (self.graph.size(summed) as f64).sqrt(), false)),
         }
     }
 

@@ -17,6 +17,7 @@ mod template;
 use super::HfError;
 use super::config::torch;
 use super::export::{Exported, Model, ours, pretty, size, write as write_tensors};
+use super::fold::Fold;
 use super::tensors::Theirs;
 use crate::checkpoint::folder;
 use crate::checkpoint::safetensors::Dtype;
@@ -100,7 +101,9 @@ pub(super) fn write(model: &Model, dtype: Dtype, to: &Path) -> Result<Exported, 
         ("spec.yaml", Box::new(|out: &mut dyn Write| out.write_all(spec.as_bytes()))),
         (
             "model.safetensors",
-            Box::new(|out: &mut dyn Write| write_tensors(model, &entries, model.dtype, &metadata, out)),
+            Box::new(|out: &mut dyn Write| {
+                write_tensors((model, &Fold::default()), &entries, model.dtype, &metadata, out)
+            }),
         ),
     ];
     for (name, bytes) in &texts {

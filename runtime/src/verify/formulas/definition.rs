@@ -497,7 +497,7 @@ impl Formulas<'_> {
                 each(vec![vec![]])
             }
             Of::Emitted(k) => d.emitted[&node.args[0]][*k as usize].clone(),
-            Of::DepthAttend { scale } => {
+            Of::DepthAttend { scale, .. } => {
                 let [q, k, v] = [0, 1, 2].map(|i| d.arg(node, i).spread(tokens));
                 let key = (d.name.to_string(), at.0);
                 let mut all = self.applied.get(&key).cloned().unwrap_or_default();
