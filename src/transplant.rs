@@ -1,8 +1,9 @@
 //! Transplants on the command line's side: the donor opened, vocabularies compared, numbers made,
 //! what is claimed proved, and the folder written.
 
-use crate::failure::Failure;
-use crate::model::Trained;
+use crate::compare::study::ledger;
+use crate::failure::{Done, Failure};
+use crate::model::{BaseArguments, Trained};
 use crate::spec::{make_absolute, resolved};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, compile};
@@ -124,11 +125,34 @@ impl<'a> Transplantation<'a> {
         Ok(Proof { difference: difference / largest.max(f64::MIN_POSITIVE), tokens })
     }
 
+    /// Proves what is claimed of the whole model; a claim that does not hold is an error.
+    pub fn proved(&self, values: &[Vec<f32>], device: &dyn Device) -> Result<Option<Proof>, Failure> {
+        if !self.claimed()? {
+            return Ok(None);
+        }
+        let proof = self.prove(values, device)?;
+        match proof.holds() {
+            true => Ok(Some(proof)),
+            false => Err(Failure::Error(
+                format!(
+                    "the plan says that the model computes the donor's function, and its logits differ by {:.1e}: this is a fault of dreamc; \
+                     nothing was written",
+                    proof.difference
+                )
+                .into(),
+            )),
+        }
+    }
+
     /// Writes the folder of the new model, like that of an import.
     pub fn write(&self, values: &[Vec<f32>], out: &Path, force: bool) -> Result<u64, Failure> {
         folder::free(out, force)?;
         let kept = self.beside()?;
         let mut spec = Spec { transplant: None, weights: None, ..self.spec.clone() };
+        let donor = self.donor.tensors.binding()?;
+        if let Some(heal) = &mut spec.heal {
+            heal.teacher.get_or_insert_with(|| donor.path.clone());
+        }
         if let (Some(data), Some(_)) = (&mut spec.data, kept.iter().find(|(n, _)| *n == "tokenizer.json"))
             && matches!(data.tokenizer, Named::File(_))
         {
@@ -138,13 +162,14 @@ impl<'a> Transplantation<'a> {
         }
         let text = resolved(&spec);
         let entries: Vec<_> = self.new.tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
-        let donor = self.donor.tensors.binding()?;
-        let metadata = [
+        let flops = trained_with(&self.donor.tensors)?.map(|flops| flops.to_string());
+        let mut metadata = vec![
             ("format", "dreamc"),
             ("spec", text.as_str()),
             ("donor", donor.path.as_str()),
             ("donor_hash", donor.hash.as_str()),
         ];
+        metadata.extend(flops.as_deref().map(|flops| ("donor_flops", flops)));
         let mut list: Vec<(&str, sums::Fill)> = vec![
             ("spec.yaml", Box::new(|out: &mut dyn Write| out.write_all(text.as_bytes()))),
             (
@@ -178,6 +203,50 @@ impl<'a> Transplantation<'a> {
         }
         Ok(found)
     }
+}
+
+/// FLOPs that a run was trained with whose weights these are, those of its own donor and its
+/// teacher too; none of weights that are no run's.
+fn trained_with(weights: &Weights) -> Result<Option<u64>, Failure> {
+    let run = weights.path().ancestors().nth(3);
+    let own = run.map(ledger).transpose()?.flatten().map(|ledger| ledger.flops_in_all());
+    Ok(own.or_else(|| weights.metadata("donor_flops").and_then(|flops| flops.parse().ok())))
+}
+
+/// The donor that a specification names; none where it names none.
+pub fn donor(spec: &Spec) -> Result<Option<Trained>, Failure> {
+    let Some(from) = spec.transplant.as_ref().and_then(|transplant| transplant.from.as_ref()) else {
+        return Ok(None);
+    };
+    let opened = Trained::open(Path::new(from), &BaseArguments { base: None }, &[], Rewriting::off());
+    opened.map(Some).map_err(|failure| missing(spec, &failure))
+}
+
+/// A donor that a specification names and that does not open.
+pub fn missing(spec: &Spec, failure: &Failure) -> Failure {
+    let error = Diagnostic::error("no-donor", format!("the donor cannot be opened: {failure}"));
+    let error = error.help("name a run folder, a checkpoint or an imported model");
+    let error = error.at(&spec.sources, "transplant.from");
+    Diagnostics::new(spec.sources.clone(), vec![error]).into()
+}
+
+/// Refuses a specification that begins with a transplant which cannot be made; nothing is written.
+pub fn check(spec: &Spec) -> Done {
+    match donor(spec)?.filter(|_| spec.weights.is_none()) {
+        Some(donor) => Transplantation::plan(spec, &donor).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// The first weights of a specification that begins with a transplant, made in `folder`; none of
+/// any other.
+pub fn begin(spec: &Spec, folder: &Path, device: &dyn Device) -> Result<Option<Weights>, Failure> {
+    let Some(donor) = donor(spec)? else { return Ok(None) };
+    let work = Transplantation::plan(spec, &donor)?;
+    let values = work.values()?;
+    work.proved(&values, device)?;
+    work.write(&values, folder, true)?;
+    Ok(Some(Weights::open(folder, None)?))
 }
 
 impl Proof {

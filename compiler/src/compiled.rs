@@ -3,8 +3,8 @@
 use crate::bind::{Input, Output, Owner, Part};
 use crate::ir::DType;
 use crate::probe::Probed;
-use crate::teach::Taught;
 use crate::program::{BufferId, Plan};
+use crate::teach::Taught;
 
 /// A compiled model: the launch list, and the buffer of every tensor.
 ///

@@ -414,7 +414,12 @@ pub static STAGE: Section = Section {
             "Likeliest tokens of the teacher that are kept; their probabilities then sum to one. All of them without.",
         ),
         key("loss", Type::Real(Range::NonNegative), Value("0"), "Weight of the data's own loss."),
-        key("steps", Type::Optional(&SIZE), NONE, "Steps of the stage; those that are left without, of the last."),
+        key(
+            "steps",
+            Type::Optional(&SIZE),
+            NONE,
+            "Steps of the stage; those that are left without, of the last.",
+        ),
     ],
 };
 
@@ -1742,7 +1747,19 @@ pub static EQUAL: Section = Section {
             "training",
             Type::Optional(&POSITIVE),
             NONE,
-            "Largest relative difference in FLOPs of a trained token, forward and backward.",
+            "Largest relative difference in FLOPs of a trained token, forward and backward, a teacher's forward among them.",
+        ),
+        key(
+            "budget",
+            Type::Optional(&POSITIVE),
+            NONE,
+            "Largest relative difference in FLOPs of the whole training, a teacher's among them. Known once runs have begun.",
+        ),
+        key(
+            "donor",
+            Type::Bool,
+            Value("false"),
+            "Whether the FLOPs of a training count those that the donor of its transplant was trained with. The report says which.",
         ),
         key(
             "flops_processed",

@@ -9,7 +9,7 @@ use crate::number::grouped;
 use crate::show::bytes;
 use crate::spec::{SpecArguments, open_data};
 use crate::transplant::{Proof, Transplantation};
-use crate::{note, say, show};
+use crate::{note, say, show, transplant};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::spec::Depth;
@@ -85,7 +85,7 @@ pub fn run(a: Arguments) -> Done {
     };
     let donor = match Trained::open(&path, &a.base, &[], Rewriting::off()) {
         Ok(donor) => donor,
-        Err(failure) if a.from.is_none() => return Err(missing(&spec, &failure)),
+        Err(failure) if a.from.is_none() => return Err(transplant::missing(&spec, &failure)),
         Err(failure) => return Err(failure),
     };
     let out = match &a.out {
@@ -105,20 +105,7 @@ pub fn run(a: Arguments) -> Done {
         return report(&a, &work, None);
     }
     let values = work.values()?;
-    let proof = match work.claimed()? {
-        true => Some(work.prove(&values, device.as_ref())?),
-        false => None,
-    };
-    if let Some(proof) = proof.filter(|proof| !proof.holds()) {
-        return Err(Failure::Error(
-            format!(
-                "the plan says that the model computes the donor's function, and its logits differ by {:.1e}: this is a fault of dreamc; \
-                 nothing was written",
-                proof.difference
-            )
-            .into(),
-        ));
-    }
+    let proof = work.proved(&values, device.as_ref())?;
     let written = work.write(&values, &out, a.force)?;
     report(&a, &work, proof)?;
     if !a.json {
@@ -163,14 +150,6 @@ fn kept(spec: &Spec, donor: &Trained, device: &dyn Device) -> Result<Depth, Fail
         note!("layer {layer} of the donor is left out: its block influence is {:.4}", influence[layer]);
     }
     Ok(Depth::Given(kept.into_iter().map(|layer| vec![layer as u64]).collect()))
-}
-
-/// The donor that a specification names does not open.
-fn missing(spec: &Spec, failure: &Failure) -> Failure {
-    let error = Diagnostic::error("no-donor", format!("the donor cannot be opened: {failure}"));
-    let error = error.help("name a run folder, a checkpoint or an imported model");
-    let error = error.at(&spec.sources, "transplant.from");
-    dreamc_dsl::Diagnostics::new(spec.sources.clone(), vec![error]).into()
 }
 
 /// Refuses to put a model in its donor's place.

@@ -37,7 +37,8 @@ impl Checker {
 
     fn stage(&mut self, group: &Group) -> Option<Stage> {
         let to = self.one_or_more(group, "match");
-        let from = if self.has(group, "from") { self.one_or_more(group, "from").map(Some) } else { Some(None) };
+        let from =
+            if self.has(group, "from") { self.one_or_more(group, "from").map(Some) } else { Some(None) };
         let weights = self.weights(group);
         let temperature = self.real(group, "temperature");
         let top = self.int_or_none(group, "top");
@@ -49,7 +50,12 @@ impl Checker {
                 return Some(());
             }
             let message = format!("`{key}` has {count} entries, and `match` {}", to.len());
-            self.error_at("wrong-length", &group.path(key), message, "write one for each value that is matched");
+            self.error_at(
+                "wrong-length",
+                &group.path(key),
+                message,
+                "write one for each value that is matched",
+            );
             None
         };
         fits("from", from.as_ref().map_or(to.len(), Vec::len), false)?;
@@ -67,7 +73,9 @@ impl Checker {
             let other = matches[..i].iter().any(|other| other.to == lesson.to);
             let named = ["logits", "layers"].contains(&lesson.to.as_str());
             let found = match (other, named, &lesson.from) {
-                (true, ..) => Some(("match", "is matched twice", "name each value once, and give it a weight")),
+                (true, ..) => {
+                    Some(("match", "is matched twice", "name each value once, and give it a weight"))
+                }
                 (_, true, Some(_)) => Some((
                     "from",
                     "are the teacher's own logits or layers",
@@ -85,9 +93,16 @@ impl Checker {
             }
         }
         let probabilities = matches.iter().any(|lesson| lesson.to == "logits");
-        if let (Some(key), false) = (["temperature", "top"].into_iter().find(|k| self.has(group, k)), probabilities) {
+        if let (Some(key), false) =
+            (["temperature", "top"].into_iter().find(|k| self.has(group, k)), probabilities)
+        {
             let message = format!("`{key}` is of logits, which this stage does not match");
-            self.error_at("unknown-key", &group.path(key), message, "take it away, or add `logits` to `match`");
+            self.error_at(
+                "unknown-key",
+                &group.path(key),
+                message,
+                "take it away, or add `logits` to `match`",
+            );
             return None;
         }
         Some(Stage { matches, temperature: temperature?, top: top?, loss: loss?, steps: steps? })

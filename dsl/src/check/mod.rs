@@ -6,6 +6,7 @@
 
 mod body;
 mod define;
+mod heal;
 mod looping;
 mod model;
 mod recipe;
@@ -13,7 +14,6 @@ mod router;
 mod schedule;
 mod statement;
 pub(crate) mod suite;
-mod heal;
 mod transplant;
 
 use std::collections::{HashMap, HashSet};
