@@ -5,6 +5,7 @@ use crate::compare::study::ledger;
 use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
 use crate::spec::{make_absolute, resolved};
+use dreamc_compiler::count;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::spec::{Spec, Tokenizer as Named};
@@ -14,9 +15,10 @@ use dreamc_runtime::checkpoint::{Weights, folder};
 use dreamc_runtime::data::{Batch, Tokenizer, sums};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::model::Model;
-use dreamc_runtime::train::prepare::forward;
+use dreamc_runtime::train::prepare::{forward, sequence};
+use dreamc_runtime::train::teacher::Plan as Taught;
 use dreamc_runtime::{files, init};
-use dreamc_transplant::{At, Plan, Read, Same, Side, TransplantError, Vocabulary};
+use dreamc_transplant::{At, Plan, Read, Same, Side, Source, TransplantError, Vocabulary};
 use std::io::Write;
 use std::path::Path;
 
@@ -65,6 +67,12 @@ impl<'a> Transplantation<'a> {
         let each = self.plan.moves.iter().zip(&self.new.tensors);
         each.map(|(m, t)| dreamc_transplant::values(m, t.init, &read).map_err(|e| located(self.spec, e)))
             .collect()
+    }
+
+    /// The singular values of what each matrix of the donor differs by from the mean of `base`.
+    pub fn differences(&self, from: &[Source], base: &[Source]) -> Result<Vec<Vec<f64>>, Failure> {
+        let read = Numbers { weights: &self.donor.tensors, seed: self.spec.train.seed };
+        dreamc_transplant::differences(from, base, &read).map_err(|e| located(self.spec, e))
     }
 
     /// Whether the whole model is claimed to be the donor's function, with these numbers of it.
@@ -211,6 +219,31 @@ fn trained_with(weights: &Weights) -> Result<Option<u64>, Failure> {
     let run = weights.path().ancestors().nth(3);
     let own = run.map(ledger).transpose()?.flatten().map(|ledger| ledger.flops_in_all());
     Ok(own.or_else(|| weights.metadata("donor_flops").and_then(|flops| flops.parse().ok())))
+}
+
+/// FLOPs of the forward of a specification's teacher, a token of all its steps; 0 without one.
+pub fn teacher_flops(spec: &Spec) -> Result<f64, Failure> {
+    let donor = spec.transplant.as_ref().and_then(|transplant| transplant.from.as_ref());
+    let Some(heal) = &spec.heal else { return Ok(0.0) };
+    let Some(path) = heal.teacher.as_ref().or(donor) else { return Ok(0.0) };
+    let teacher = Trained::open(Path::new(path), &BaseArguments { base: None }, &[], Rewriting::off())?;
+    let options = count::Options { tokens: sequence(spec), ..count::Options::default() };
+    let each = count::count(&teacher.spec, &options)?.flops_per_token.training_forward.mean();
+    let (taught, all) = (Taught::steps(heal, spec.train.steps), spec.train.steps.max(1));
+    Ok(each * taught as f64 / all as f64)
+}
+
+/// FLOPs that the donor of a specification, or of the weights that it begins from, was trained
+/// with.
+pub fn donor_flops(spec: &Spec) -> Result<Option<u64>, Failure> {
+    match (&spec.weights, donor(spec)?) {
+        (Some(path), _) => {
+            let weights = Weights::open(Path::new(path), None)?;
+            Ok(weights.metadata("donor_flops").and_then(|flops| flops.parse().ok()))
+        }
+        (None, Some(donor)) => trained_with(&donor.tensors),
+        (None, None) => Ok(None),
+    }
 }
 
 /// The donor that a specification names; none where it names none.

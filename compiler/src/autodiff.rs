@@ -286,8 +286,8 @@ pub fn has_derivative(port: &Port, trained: impl Fn(&Port) -> bool) -> bool {
     }
 }
 
-/// A layer body without what only training asks for: selection counts, auxiliary losses and those of
-/// a teacher.
+/// A layer body without what only training asks for: selection counts, auxiliary losses and those
+/// of a teacher.
 pub fn without_training(f: &Function) -> Function {
     let trains = |p: &Port| {
         matches!(p.binding, Binding::State(Lifetime::Set) | Binding::Output(Output::Aux | Output::Taught))

@@ -2,9 +2,9 @@
 //!
 //! *In*: a lowered model, and patterns of names as [`crate::probe`] has them. *Out*: its functions
 //! with a further result, [`Output::Taught`], which they add to; and [`Taught`], which says where
-//! the host puts the teacher's values and weights. *Promise*: nothing here knows a component. What
-//! the host gives has no gradient; a value of weight 0 moves nothing; evaluation, generation and
-//! counts of the model are what they are without a teacher.
+//! the host puts the teacher's values and weights. *Promise*: nothing here knows a component.
+//! Values of the host have no gradient; a value of weight 0 moves nothing; evaluation, generation
+//! and counts of the model are what they are without a teacher.
 //!
 //! The loss of `head.logits` is `w Σ (ln Σ_v e^{z_v s} - Σ_v p_v z_v s)` over tokens with a target,
 //! for the teacher's probabilities `p` and `s = 1 / temperature`: the divergence of the two but for

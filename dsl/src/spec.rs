@@ -25,7 +25,7 @@ pub struct Spec {
     /// How the first weights come from a model of another architecture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transplant: Option<Transplant>,
-    /// What a teacher is matched in, and when.
+    /// Values in which a teacher is matched, and when.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heal: Option<Heal>,
     /// The architecture.

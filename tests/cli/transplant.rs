@@ -142,6 +142,16 @@ fn growth_ties_and_full_factors_keep_the_function() {
     };
     let [low, high] = ["lora: 2", "lora: 32"].map(rank);
     assert!(high < low, "{high} {low}");
+    // The least rank that keeps all of the differences is the full one.
+    for (share, least) in [("1", 32), ("0.5", 2)] {
+        let line =
+            ["transplant", "low.yaml", "--from", "runs/dense", "-o", "sized", "--force", "--rank", share];
+        sandbox.good(&line);
+        let spec = sandbox.read("sized/spec.yaml");
+        let lora =
+            spec.lines().find_map(|line| line.trim().strip_prefix("lora: ")?.parse::<u64>().ok()).unwrap();
+        assert!(lora >= least && lora <= 64, "{share}: {lora}");
+    }
 }
 
 #[test]
@@ -245,14 +255,32 @@ fn layers_of_the_least_influence_are_left_out() {
     sandbox.good(&["transplant", "deeper.yaml", "-o", "deeper"]);
     let json = sandbox.good(&["analyze", "deeper", "--sequences", "8", "--out", "inside", "--json"]);
     let analysis: Value = serde_json::from_str(&json).unwrap();
-    let influence: Vec<f64> =
-        analysis["influence"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+    let influence: Vec<f64> = analysis["observations"]["streams"]["influence"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|x| x.as_f64().unwrap())
+        .collect();
     assert_eq!(influence.len(), 4);
     for (depth, influence) in influence.iter().enumerate() {
         assert_eq!(*influence < 1e-9, depth % 2 == 1, "{depth}: {influence}");
     }
     sandbox.good(&["transplant", "dense.yaml", "--from", "deeper", "--drop", "-o", "shallow"]);
     assert!(divergence(&sandbox, "shallow", "runs/dense") < 1e-9);
+    // Layers that are equal add what is alike, and are tied.
+    sandbox.good(&["transplant", "dense.yaml", "--from", "deeper", "--tie", "-o", "tied"]);
+    let json = sandbox.good(&["analyze", "runs/dense", "--sequences", "8", "--importance", "--json"]);
+    let analysis: Value = serde_json::from_str(&json).unwrap();
+    let similarity = &analysis["observations"]["streams"]["similarity"];
+    assert_eq!((similarity[0][0].as_f64(), similarity[0][1] == similarity[1][0]), (Some(1.0), true));
+    let ranks = analysis["ranks"].as_array().unwrap();
+    assert!(
+        ranks.iter().any(|rank| rank["name"] == "layers.1.sa.out.weight" && rank["full"] == 32),
+        "{ranks:?}"
+    );
+    assert!(ranks.iter().all(|rank| rank["effective"].as_f64() <= rank["full"].as_f64()), "{ranks:?}");
+    // Four heads in each of two layers.
+    assert_eq!(analysis["importance"].as_array().unwrap().len(), 8);
     let said = sandbox.error(&["transplant", "deeper.yaml", "--from", "deeper", "--drop", "-o", "out"]);
     assert!(said.contains("`transplant.depth` names them"), "{said}");
     sandbox.write("deepest.yaml", &DENSE.replace("repeat: 2", "repeat: 6"));

@@ -2668,6 +2668,7 @@ fn main() -> ExitCode {
             Ok(())
         }),
         Trial::test("without a fault: a teacher", teacher::sound),
+        Trial::test("the divergence of a teacher is that of PyTorch", teacher::agrees_with_pytorch),
         Trial::test("without a fault: golden files", files),
     ];
     let faults = faults();

@@ -16,7 +16,7 @@ pub struct Store {
     kept: u64,
 }
 
-/// What a row is known by: all that a teacher reads of it.
+/// The key of a row: a hash of all that a teacher reads of it.
 pub fn key(batch: &Batch, row: usize) -> String {
     let range = row * batch.sequence..(row + 1) * batch.sequence;
     let mut hasher = blake3::Hasher::new();

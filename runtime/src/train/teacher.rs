@@ -38,7 +38,7 @@ pub struct Plan {
     spec: Spec,
     /// Its forward over a micro-batch of the model's.
     compiled: Compiled,
-    /// What each stage matches.
+    /// Values that each stage matches.
     pub stages: Vec<Vec<Pair>>,
     /// Likeliest tokens that are kept of its logits; all where absent.
     top: Option<usize>,
@@ -136,7 +136,7 @@ impl Plan {
             stages,
             top: most_kept(heal, spec.model.vocab),
             captured,
-            flops_per_token: flops.map(|counts| counts.flops_per_token.prefill.mean()),
+            flops_per_token: flops.map(|counts| counts.flops_per_token.training_forward.mean()),
             spec: theirs,
         }))
     }
@@ -274,10 +274,10 @@ pub struct Teacher {
     still: bool,
 }
 
-/// What a teacher gave a micro-batch.
+/// Account of what a teacher gave a micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Given {
-    /// What the divergence lacks in the program: the teacher's own entropy, weighted.
+    /// A term that the divergence lacks in the program: the teacher's own entropy, weighted.
     pub constant: f64,
     /// Multiply-adds of its forward; none where its values were kept.
     pub multiply_adds: u64,

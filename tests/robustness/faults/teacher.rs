@@ -32,9 +32,17 @@ pub struct Fault {
 
 pub fn faults() -> Vec<Fault> {
     vec![
-        Fault { name: "the square of the temperature is forgotten", step: 4, edit: |m| weigh(m, "head.logits", 0.25) },
+        Fault {
+            name: "the square of the temperature is forgotten",
+            step: 4,
+            edit: |m| weigh(m, "head.logits", 0.25),
+        },
         Fault { name: "weights of a stage are ignored", step: 1, edit: |m| weigh(m, "layers", 2.0) },
-        Fault { name: "tokens without a target count in the mean", step: 4, edit: |m| weigh(m, "head.logits", 9.0 / 12.0) },
+        Fault {
+            name: "tokens without a target count in the mean",
+            step: 4,
+            edit: |m| weigh(m, "head.logits", 9.0 / 12.0),
+        },
         Fault { name: "one layer alone is matched", step: 1, edit: |m| weigh(m, "layers.1", 0.0) },
         Fault { name: "the loss of a stage goes on behind it", step: 8, edit: |m| set(m, "layers.0", 1.0) },
         Fault { name: "logits of the model are not softened", step: 4, edit: sharpen },
@@ -146,15 +154,50 @@ fn file(spec: &Spec, folder: &std::path::Path) -> (std::path::PathBuf, Vec<(Stri
     (path, all)
 }
 
+/// Logarithms of the probabilities of logits.
+fn softmax(z: &[f64]) -> Vec<f64> {
+    let largest = z.iter().copied().fold(f64::MIN, f64::max);
+    let sum: f64 = z.iter().map(|z| (z - largest).exp()).sum();
+    z.iter().map(|z| z - largest - sum.ln()).collect()
+}
+
+/// `KL(p, q)` of the likeliest tokens of one and all of the other.
+fn divergence(teacher: &[f64], own: &[f64], top: usize) -> f64 {
+    let mut order = teacher.to_vec();
+    order.sort_by(|a, b| b.total_cmp(a));
+    let kept: Vec<usize> = (0..teacher.len()).filter(|t| teacher[*t] >= order[top - 1]).collect();
+    let p = softmax(&kept.iter().map(|t| teacher[*t]).collect::<Vec<_>>());
+    let q = softmax(own);
+    kept.iter().zip(p).map(|(t, p)| p.exp() * (p - q[*t])).sum()
+}
+
+/// `kl_div(log_softmax(s / 2), softmax(t / 2), reduction="batchmean") * 4` of PyTorch 2, of
+/// `t = 2 sin(3r + i)` and `s = 2 cos(5r + 2i)` for `r < 3`, `i < 7`.
+pub fn agrees_with_pytorch() -> Result<(), Failed> {
+    const PYTORCH: f64 = 1.868_495_904_758_736_6;
+    let row = |r: usize, of: &dyn Fn(f64, f64) -> f64| -> Vec<f64> {
+        (0..7).map(|i| of(r as f64, i as f64)).collect()
+    };
+    let each = (0..3).map(|r| {
+        let teacher = row(r, &|r, i| (3.0 * r + i).sin());
+        divergence(&teacher, &row(r, &|r, i| (5.0 * r + 2.0 * i).cos()), 7)
+    });
+    let found = 4.0 * each.sum::<f64>() / 3.0;
+    match (found - PYTORCH).abs() < 1e-12 {
+        true => Ok(()),
+        false => Err(format!("{found}, PyTorch says {PYTORCH}").into()),
+    }
+}
+
 /// The losses of a step by their formulas: of the data, and of the teacher.
-fn formulas(spec: &Spec, step: u64, own: &(Vec<f32>, Vec<Vec<f32>>), theirs: &(Vec<f32>, Vec<Vec<f32>>)) -> f64 {
+fn formulas(
+    spec: &Spec,
+    step: u64,
+    own: &(Vec<f32>, Vec<Vec<f32>>),
+    theirs: &(Vec<f32>, Vec<Vec<f32>>),
+) -> f64 {
     let batch = batch();
     let learned: Vec<usize> = (0..batch.ids.len()).filter(|i| batch.targets[*i] >= 0).collect();
-    let softmax = |z: &[f64]| {
-        let largest = z.iter().copied().fold(f64::MIN, f64::max);
-        let sum: f64 = z.iter().map(|z| (z - largest).exp()).sum();
-        z.iter().map(|z| z - largest - sum.ln()).collect::<Vec<_>>()
-    };
     let row = |all: &[f32], i: usize, by: f64| -> Vec<f64> {
         all[i * VOCAB..(i + 1) * VOCAB].iter().map(|z| f64::from(*z) / by).collect()
     };
@@ -164,16 +207,7 @@ fn formulas(spec: &Spec, step: u64, own: &(Vec<f32>, Vec<Vec<f32>>), theirs: &(V
     let Some(stage) = stage else { return nll };
     let mut loss = stage.loss * nll;
     if stage.matches[0].to == "logits" {
-        loss += 4.0
-            * mean(&|i| {
-                let teacher = row(&theirs.0, i, 2.0);
-                let mut order = teacher.clone();
-                order.sort_by(|a, b| b.total_cmp(a));
-                let kept: Vec<usize> = (0..VOCAB).filter(|t| teacher[*t] >= order[4]).collect();
-                let p = softmax(&kept.iter().map(|t| teacher[*t]).collect::<Vec<_>>());
-                let q = softmax(&row(&own.0, i, 2.0));
-                kept.iter().zip(p).map(|(t, p)| p.exp() * (p - q[*t])).sum()
-            });
+        loss += 4.0 * mean(&|i| divergence(&row(&theirs.0, i, 2.0), &row(&own.0, i, 2.0), 5));
     } else {
         // The last layer of two is that of four, the first the second.
         for (own, theirs) in own.1.iter().zip([&theirs.1[1], &theirs.1[3]]) {
