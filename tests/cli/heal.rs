@@ -62,7 +62,7 @@ fn a_teacher_is_matched_by_stages_and_a_run_goes_on_with_equal_bits() {
     let account = ledger(&sandbox, "runs/a");
     // Four of six steps have a teacher.
     let (all, each) = (&account["teacher_flops"], account["teacher_flops_per_token"].as_f64().unwrap());
-    assert!((all.as_f64().unwrap() / (4.0 * 4.0 * 32.0) - each * 1.5).abs() < 0.05 * each, "{account}");
+    assert!((all.as_f64().unwrap() / (4.0 * 4.0 * 32.0) - each * 1.5).abs() < 0.1 * each, "{account}");
     // Cut off behind step 3, in the second stage.
     fs::create_dir_all(sandbox.path("runs/b")).unwrap();
     for entry in walk(&sandbox.path("runs/a")) {
@@ -157,7 +157,7 @@ fn what_cannot_be_taught_is_refused_at_its_token() {
         (names(spec("{match: layers}"), "hidden: 16", "hidden: 24"), "is [4, 32, 24] and the teacher's"),
         (spec("{match: layers, steps: 40}"), "the stages take 40 steps, and training has 6"),
         (
-            names(spec("{match: logits}"), "warmup: 1", "warmup: 1, random_depth: [1, 2]"),
+            names(spec("{match: logits}"), "warmup: 1", "warmup: 1, random_depth: {min: 1, max: 2}"),
             "a teacher matches a model of one depth",
         ),
     ] {
