@@ -234,7 +234,7 @@ struct Class {
 impl Class {
     fn new() -> Class {
         let folder = tempfile::tempdir().unwrap();
-        let [teacher, _] = models("");
+        let [teacher, _] = models("none");
         let (path, weights) = file(&teacher, folder.path());
         let theirs = values(&teacher, &weights);
         let [_, spec] = models(&path.to_string_lossy());
