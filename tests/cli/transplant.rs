@@ -83,17 +83,20 @@ fn an_upcycled_model_begins_as_its_donor_and_goes_the_way_of_any_model() {
     let said = sandbox.good(&["transplant", "noisy.yaml", "-o", "noisy"]);
     assert!(said.contains("has noise") && !said.contains("proved"), "{said}");
     assert!(divergence(&sandbox, "noisy", "runs/dense") > 0.0);
-    // The recipe is a model's own: what begins from a donor is made first.
-    let said = sandbox.error(&["train", "noisy.yaml"]);
-    assert!(said.contains("`dreamc transplant noisy.yaml -o FOLDER`"), "{said}");
+    // A specification that names its donor is trained as it is, one that names none is not.
+    let said = sandbox.good(&["train", "noisy.yaml", "--out", "runs/noisy"]);
+    assert!(
+        said.contains("begins from a transplant of") && sandbox.path("runs/noisy/begin").exists(),
+        "{said}"
+    );
+    sandbox.write("nobody.yaml", &from(&sparse(), "depth: spread"));
+    let said = sandbox.error(&["train", "nobody.yaml", "--out", "runs/nobody"]);
+    assert!(said.contains("does not say which") && !sandbox.path("runs/nobody").exists(), "{said}");
     // An arm of a suite begins from the folder.
     sandbox.write("arm.yaml", "base: up\nmodel: {name: up}\n");
     let suite = |arm: &str| {
         format!("name: s\nbaseline: sparse.yaml\nvariants: [{{name: up, spec: {arm}}}]\nseeds: [0]\n")
     };
-    sandbox.write("noisy.suite.yaml", &suite("noisy.yaml"));
-    let said = sandbox.error(&["compare", "noisy.suite.yaml", "--out", "compared"]);
-    assert!(said.contains("an arm of a suite names it as its `base`"), "{said}");
     sandbox.write("up.suite.yaml", &suite("arm.yaml"));
     sandbox.good(&["compare", "up.suite.yaml", "--out", "compared"]);
     let kept = sandbox.read("compared/up.yaml");

@@ -105,7 +105,7 @@ fn models(teacher: &str) -> [Spec; 2] {
     );
     [
         spec(&format!("model teacher {{ {MODEL} repeat 4 {{ sa > mlp }} }}")),
-        spec(&format!("{heal}\nmodel m {{ {MODEL} repeat 2 {{ sa > mlp }} }}\ntrain {{ steps 10 }}")),
+        spec(&format!("{heal}\nmodel m {{ {MODEL} repeat 2 {{ sa > mlp }} }}\ntrain {{ steps 10 sequence 6 }}")),
     ]
 }
 
@@ -234,7 +234,7 @@ struct Class {
 impl Class {
     fn new() -> Class {
         let folder = tempfile::tempdir().unwrap();
-        let [teacher, _] = models("none");
+        let [teacher, _] = models("runs/t");
         let (path, weights) = file(&teacher, folder.path());
         let theirs = values(&teacher, &weights);
         let [_, spec] = models(&path.to_string_lossy());
