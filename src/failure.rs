@@ -9,6 +9,7 @@ use crate::output::{Stream, complain};
 use dreamc_runtime::checkpoint::CheckpointError;
 use dreamc_runtime::data::DataError;
 use dreamc_runtime::hf::HfError;
+use dreamc_runtime::train::TrainError;
 use dreamc_runtime::train::folder::FolderError;
 
 /// Why a command did not do what was asked.
@@ -129,6 +130,15 @@ impl From<Diagnostics> for Failure {
     }
 }
 
+impl From<TrainError> for Failure {
+    fn from(error: TrainError) -> Self {
+        match error {
+            TrainError::Refused(diagnostics) => Failure::Diagnostics(diagnostics),
+            error => Failure::Error(Box::new(error)),
+        }
+    }
+}
+
 /// Errors that are printed as they are.
 macro_rules! errors {
     ($($error:ty),* $(,)?) => {
@@ -157,7 +167,6 @@ errors! {
     dreamc_runtime::group::GroupError,
     dreamc_runtime::hf::HfError,
     dreamc_runtime::model::ModelError,
-    dreamc_runtime::train::TrainError,
     dreamc_runtime::verify::VerifyError,
     dreamc_runtime::train::folder::FolderError,
 }

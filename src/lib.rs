@@ -6,14 +6,13 @@
 //! tables and numbers, [`number`] those that are compared to the last digit, [`progress`] is the
 //! live line, [`rewriting`] picks rules, [`ranks`] finds the other ranks of a training, [`compare`]
 //! is the way of a suite, [`unknown`] answers options that a command lacks, [`report`] what reports
-//! are made of, [`influence`] says which layers matter, [`transplant`] carries weights into another
+//! are made of, [`transplant`] carries weights into another
 //! architecture, [`lsp`] the server of editors, [`studio`] what the studio's page asks.
 
 mod command;
 mod compare;
 pub mod device;
 pub mod failure;
-mod influence;
 mod lsp;
 pub mod model;
 mod number;

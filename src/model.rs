@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::note;
 use crate::spec;
+use crate::transplant;
 use clap::{Args, value_parser};
 use dreamc_compiler::format::Formats;
 use dreamc_compiler::precision::Narrow;
@@ -47,12 +48,17 @@ pub fn share(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "a share is a number from 0 to below 1".into())
 }
 
-/// The weights that a run begins from: those the specification names, unless it goes on from a
-/// checkpoint.
-pub fn beginning(spec: &Spec, from: Option<&Checkpoint>) -> Result<Option<Weights>, Failure> {
+/// The weights that a run begins from, unless it goes on from a checkpoint: those the specification
+/// names, or those of its transplant, which are made in the run's folder.
+pub fn beginning(
+    spec: &Spec,
+    from: Option<&Checkpoint>,
+    (run, device): (&Path, &dyn Device),
+) -> Result<Option<Weights>, Failure> {
     match (from, &spec.weights) {
         (None, Some(path)) => Ok(Some(Weights::open(Path::new(path), None)?)),
-        _ => Ok(None),
+        (None, None) => transplant::begin(spec, &run.join("begin"), device),
+        (Some(_), _) => Ok(None),
     }
 }
 

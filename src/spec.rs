@@ -78,6 +78,10 @@ impl SpecArguments {
                 )));
             }
             spec.weights = Some(full.to_string_lossy().into_owned());
+            // The weights of a run are behind its beginning and its teacher.
+            if begun == Begun::Run {
+                (spec.transplant, spec.heal) = (None, None);
+            }
             tokenizer = Some(beside).filter(|file| file.is_file());
             // The copy in the folder, wherever the file went that the run was made with.
             if let (Some(file), Some(data)) = (&tokenizer, &mut spec.data)
@@ -104,15 +108,15 @@ impl SpecArguments {
     }
 }
 
-/// Refuses to train a specification whose first weights are not made yet.
+/// Refuses to train a specification of a transplant that names no donor.
 pub fn begins_elsewhere(file: &Path, spec: &Spec) -> Result<(), Failure> {
-    if spec.transplant.is_none() {
+    if spec.transplant.as_ref().is_none_or(|transplant| transplant.from.is_some()) {
         return Ok(());
     }
     let file = file.display();
     Err(Failure::Usage(format!(
-        "{file} begins from a model of another architecture: `dreamc transplant {file} -o FOLDER` makes its first weights, `dreamc train \
-         FOLDER` trains it, and an arm of a suite names it as its `base`"
+        "{file} begins from a model of another architecture and does not say which: write `transplant: {{from: …}}`, or `dreamc transplant \
+         {file} --from MODEL -o FOLDER` and train FOLDER"
     )))
 }
 

@@ -1,9 +1,11 @@
 //! Transplants on the command line's side: the donor opened, vocabularies compared, numbers made,
 //! what is claimed proved, and the folder written.
 
-use crate::failure::Failure;
-use crate::model::Trained;
+use crate::compare::study::ledger;
+use crate::failure::{Done, Failure};
+use crate::model::{BaseArguments, Trained};
 use crate::spec::{make_absolute, resolved};
+use dreamc_compiler::count;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::spec::{Spec, Tokenizer as Named};
@@ -13,9 +15,10 @@ use dreamc_runtime::checkpoint::{Weights, folder};
 use dreamc_runtime::data::{Batch, Tokenizer, sums};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::model::Model;
-use dreamc_runtime::train::prepare::forward;
+use dreamc_runtime::train::prepare::{forward, sequence};
+use dreamc_runtime::train::teacher::Plan as Taught;
 use dreamc_runtime::{files, init};
-use dreamc_transplant::{At, Plan, Read, Same, Side, TransplantError, Vocabulary};
+use dreamc_transplant::{At, Plan, Read, Same, Side, Source, TransplantError, Vocabulary};
 use std::io::Write;
 use std::path::Path;
 
@@ -64,6 +67,12 @@ impl<'a> Transplantation<'a> {
         let each = self.plan.moves.iter().zip(&self.new.tensors);
         each.map(|(m, t)| dreamc_transplant::values(m, t.init, &read).map_err(|e| located(self.spec, e)))
             .collect()
+    }
+
+    /// The singular values of what each matrix of the donor differs by from the mean of `base`.
+    pub fn differences(&self, from: &[Source], base: &[Source]) -> Result<Vec<Vec<f64>>, Failure> {
+        let read = Numbers { weights: &self.donor.tensors, seed: self.spec.train.seed };
+        dreamc_transplant::differences(from, base, &read).map_err(|e| located(self.spec, e))
     }
 
     /// Whether the whole model is claimed to be the donor's function, with these numbers of it.
@@ -124,11 +133,34 @@ impl<'a> Transplantation<'a> {
         Ok(Proof { difference: difference / largest.max(f64::MIN_POSITIVE), tokens })
     }
 
+    /// Proves what is claimed of the whole model; a claim that does not hold is an error.
+    pub fn proved(&self, values: &[Vec<f32>], device: &dyn Device) -> Result<Option<Proof>, Failure> {
+        if !self.claimed()? {
+            return Ok(None);
+        }
+        let proof = self.prove(values, device)?;
+        match proof.holds() {
+            true => Ok(Some(proof)),
+            false => Err(Failure::Error(
+                format!(
+                    "the plan says that the model computes the donor's function, and its logits differ by {:.1e}: this is a fault of dreamc; \
+                     nothing was written",
+                    proof.difference
+                )
+                .into(),
+            )),
+        }
+    }
+
     /// Writes the folder of the new model, like that of an import.
     pub fn write(&self, values: &[Vec<f32>], out: &Path, force: bool) -> Result<u64, Failure> {
         folder::free(out, force)?;
         let kept = self.beside()?;
         let mut spec = Spec { transplant: None, weights: None, ..self.spec.clone() };
+        let donor = self.donor.tensors.binding()?;
+        if let Some(heal) = &mut spec.heal {
+            heal.teacher.get_or_insert_with(|| donor.path.clone());
+        }
         if let (Some(data), Some(_)) = (&mut spec.data, kept.iter().find(|(n, _)| *n == "tokenizer.json"))
             && matches!(data.tokenizer, Named::File(_))
         {
@@ -138,13 +170,14 @@ impl<'a> Transplantation<'a> {
         }
         let text = resolved(&spec);
         let entries: Vec<_> = self.new.tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
-        let donor = self.donor.tensors.binding()?;
-        let metadata = [
+        let flops = trained_with(&self.donor.tensors)?.map(|flops| flops.to_string());
+        let mut metadata = vec![
             ("format", "dreamc"),
             ("spec", text.as_str()),
             ("donor", donor.path.as_str()),
             ("donor_hash", donor.hash.as_str()),
         ];
+        metadata.extend(flops.as_deref().map(|flops| ("donor_flops", flops)));
         let mut list: Vec<(&str, sums::Fill)> = vec![
             ("spec.yaml", Box::new(|out: &mut dyn Write| out.write_all(text.as_bytes()))),
             (
@@ -178,6 +211,75 @@ impl<'a> Transplantation<'a> {
         }
         Ok(found)
     }
+}
+
+/// FLOPs that a run was trained with whose weights these are, those of its own donor and its
+/// teacher too; none of weights that are no run's.
+fn trained_with(weights: &Weights) -> Result<Option<u64>, Failure> {
+    let run = weights.path().ancestors().nth(3);
+    let own = run.map(ledger).transpose()?.flatten().map(|ledger| ledger.flops_in_all());
+    Ok(own.or_else(|| weights.metadata("donor_flops").and_then(|flops| flops.parse().ok())))
+}
+
+/// FLOPs of the forward of a specification's teacher, a token of all its steps; 0 without one.
+pub fn teacher_flops(spec: &Spec) -> Result<f64, Failure> {
+    let donor = spec.transplant.as_ref().and_then(|transplant| transplant.from.as_ref());
+    let Some(heal) = &spec.heal else { return Ok(0.0) };
+    let Some(path) = heal.teacher.as_ref().or(donor) else { return Ok(0.0) };
+    let teacher = Trained::open(Path::new(path), &BaseArguments { base: None }, &[], Rewriting::off())?;
+    let options = count::Options { tokens: sequence(spec), ..count::Options::default() };
+    let each = count::count(&teacher.spec, &options)?.flops_per_token.training_forward.mean();
+    let (taught, all) = (Taught::steps(heal, spec.train.steps), spec.train.steps.max(1));
+    Ok(each * taught as f64 / all as f64)
+}
+
+/// FLOPs that the donor of a specification, or of the weights that it begins from, was trained
+/// with.
+pub fn donor_flops(spec: &Spec) -> Result<Option<u64>, Failure> {
+    match (&spec.weights, donor(spec)?) {
+        (Some(path), _) => {
+            let weights = Weights::open(Path::new(path), None)?;
+            Ok(weights.metadata("donor_flops").and_then(|flops| flops.parse().ok()))
+        }
+        (None, Some(donor)) => trained_with(&donor.tensors),
+        (None, None) => Ok(None),
+    }
+}
+
+/// The donor that a specification names; none where it names none.
+pub fn donor(spec: &Spec) -> Result<Option<Trained>, Failure> {
+    let Some(from) = spec.transplant.as_ref().and_then(|transplant| transplant.from.as_ref()) else {
+        return Ok(None);
+    };
+    let opened = Trained::open(Path::new(from), &BaseArguments { base: None }, &[], Rewriting::off());
+    opened.map(Some).map_err(|failure| missing(spec, &failure))
+}
+
+/// A donor that a specification names and that does not open.
+pub fn missing(spec: &Spec, failure: &Failure) -> Failure {
+    let error = Diagnostic::error("no-donor", format!("the donor cannot be opened: {failure}"));
+    let error = error.help("name a run folder, a checkpoint or an imported model");
+    let error = error.at(&spec.sources, "transplant.from");
+    Diagnostics::new(spec.sources.clone(), vec![error]).into()
+}
+
+/// Refuses a specification that begins with a transplant which cannot be made; nothing is written.
+pub fn check(spec: &Spec) -> Done {
+    match donor(spec)?.filter(|_| spec.weights.is_none()) {
+        Some(donor) => Transplantation::plan(spec, &donor).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// The first weights of a specification that begins with a transplant, made in `folder`; none of
+/// any other.
+pub fn begin(spec: &Spec, folder: &Path, device: &dyn Device) -> Result<Option<Weights>, Failure> {
+    let Some(donor) = donor(spec)? else { return Ok(None) };
+    let work = Transplantation::plan(spec, &donor)?;
+    let values = work.values()?;
+    work.proved(&values, device)?;
+    work.write(&values, folder, true)?;
+    Ok(Some(Weights::open(folder, None)?))
 }
 
 impl Proof {

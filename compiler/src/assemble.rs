@@ -21,6 +21,7 @@ use crate::program::{
     Affine, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step, kernel,
 };
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
+use crate::teach::{Lesson, Taught};
 use crate::transfer::Rates;
 use dreamc_dsl::spec::Spec;
 use indexmap::IndexMap;
@@ -85,6 +86,8 @@ pub(crate) struct Assembly<'a> {
     pub(crate) kept: Vec<(usize, Kept)>,
     /// Values that this use looks at or changes.
     pub(crate) inserted: Vec<Inserted>,
+    /// Values that a teacher teaches.
+    pub(crate) lessons: Vec<Lesson>,
 }
 
 /// A use of the model that has been put together.
@@ -93,6 +96,7 @@ pub(crate) struct Use {
     trains: bool,
     observed: Vec<Observed>,
     probed: Vec<Probed>,
+    taught: Vec<Taught>,
     sequence: Vec<SequenceState>,
     places: Option<u64>,
     own: u64,
@@ -139,6 +143,7 @@ impl<'a> Assembly<'a> {
             own: 0,
             kept: vec![],
             inserted: vec![],
+            lessons: vec![],
         };
         a.know(lowered);
         for (body, w) in
@@ -970,6 +975,7 @@ impl<'a> Assembly<'a> {
         (self.options, self.entry, self.own) = (options.clone(), Entry::Whole, 0);
         self.kept.clear();
         self.inserted.clear();
+        self.lessons.clear();
     }
 
     /// Adds a program of the use.
@@ -985,6 +991,7 @@ impl<'a> Assembly<'a> {
             trains: self.options.train,
             observed: self.observed(),
             probed: self.probed(),
+            taught: self.taught(),
             sequence,
             places: self.options.cache.map(|c| c.places),
             own: self.own,
@@ -1046,6 +1053,7 @@ impl<'a> Assembly<'a> {
             sequence: u.sequence,
             observed: u.observed,
             probed: u.probed,
+            taught: u.taught,
             cut: u.trains && self.trained_weights.is_some(),
             seed: self.spec.train.seed,
             draws: self.draws,

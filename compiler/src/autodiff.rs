@@ -240,7 +240,7 @@ impl<'m, 'f> Adjoint<'_, 'm, 'f> {
 }
 
 /// Which results of a layer body have a cotangent, and where from: the stream, the loss of a pass,
-/// the auxiliary loss (as `aux` says), and state.
+/// the losses of a teacher, the auxiliary loss (as `aux` says), and state.
 pub fn body_seeds(f: &Function, aux: Seed) -> Vec<(&str, Seed)> {
     let results = |binding: Binding, seed| {
         let of = f.results.iter().filter(move |(p, _)| p.binding == binding);
@@ -250,17 +250,19 @@ pub fn body_seeds(f: &Function, aux: Seed) -> Vec<(&str, Seed)> {
     let saved = results(Binding::State(Lifetime::Saved), Seed::Param);
     results(Binding::Stream, Seed::Param)
         .chain(results(Binding::Output(Output::Loss), Seed::One))
+        .chain(results(Binding::Output(Output::Taught), Seed::One))
         .chain(results(Binding::Output(Output::Aux), aux))
         .chain(state)
         .chain(saved)
         .collect()
 }
 
-/// Those of the head: the loss, and the states that it hands on.
+/// Those of the head: the losses, and the states that it hands on.
 pub fn head_seeds(f: &Function) -> Vec<(&str, Seed)> {
     let handed = |p: &&Port| p.binding.is_state() && f.find_result(&p.name).is_some();
     let state = f.params.iter().filter(handed).map(|p| (p.name.as_str(), Seed::Param));
-    std::iter::once((Output::Loss.name(), Seed::One)).chain(state).collect()
+    let taught = f.find_result(Output::Taught.name()).map(|_| (Output::Taught.name(), Seed::One));
+    std::iter::once((Output::Loss.name(), Seed::One)).chain(taught).chain(state).collect()
 }
 
 /// Whether the derivative of a parameter is asked for: of the stream, of state that is handed
@@ -284,9 +286,13 @@ pub fn has_derivative(port: &Port, trained: impl Fn(&Port) -> bool) -> bool {
     }
 }
 
-/// A layer body without what only training asks for: selection counts and auxiliary losses.
+/// A layer body without what only training asks for: selection counts, auxiliary losses and those
+/// of a teacher.
 pub fn without_training(f: &Function) -> Function {
-    prune(f, &|p| !matches!(p.binding, Binding::State(Lifetime::Set) | Binding::Output(Output::Aux)))
+    let trains = |p: &Port| {
+        matches!(p.binding, Binding::State(Lifetime::Set) | Binding::Output(Output::Aux | Output::Taught))
+    };
+    prune(f, &|p| !trains(p))
 }
 
 /// Cuts a joint function. `forward` is the function it was made from. The forward function returns,

@@ -225,6 +225,8 @@ pub enum Output {
     Loss,
     /// `f32[1]`: the auxiliary losses of routers, added to what is there.
     Aux,
+    /// `f32[1]`: the losses of a teacher, added to what is there.
+    Taught,
     /// `f32[batch, seq]`: the loss of each token.
     Nll,
     /// `f32[batch, seq, vocab]`, or `f32[batch, 1, vocab]` of the tokens of [`Input::Asked`].
@@ -433,13 +435,15 @@ impl Input {
 
 impl Output {
     /// All of them.
-    pub const ALL: [Output; 5] = [Output::Loss, Output::Aux, Output::Nll, Output::Logits, Output::Norm];
+    pub const ALL: [Output; 6] =
+        [Output::Loss, Output::Aux, Output::Taught, Output::Nll, Output::Logits, Output::Norm];
 
     /// The name of the result and of its buffer.
     pub fn name(self) -> &'static str {
         match self {
             Output::Loss => "loss",
             Output::Aux => "aux",
+            Output::Taught => "taught",
             Output::Nll => "nll",
             Output::Logits => "logits",
             Output::Norm => "norm",

@@ -4,6 +4,7 @@ use crate::bind::{Input, Output, Owner, Part};
 use crate::ir::DType;
 use crate::probe::Probed;
 use crate::program::{BufferId, Plan};
+use crate::teach::Taught;
 
 /// A compiled model: the launch list, and the buffer of every tensor.
 ///
@@ -37,6 +38,8 @@ pub struct Compiled {
     pub observed: Vec<Observed>,
     /// Values that `evaluate` leaves for the host or takes from it, in plans that ask for them.
     pub probed: Vec<Probed>,
+    /// Values that training pulls towards those of a teacher.
+    pub taught: Vec<Taught>,
     /// Whether the optimizer's states are cut over ranks, and this plan is for the part of one.
     pub cut: bool,
     /// Seed of the recipe, of which the noise that streams start with is a function, and which

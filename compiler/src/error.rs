@@ -94,6 +94,14 @@ pub enum CompileError {
         /// Why, and what can be changed instead.
         reason: &'static str,
     },
+    /// A value that no teacher can teach.
+    #[error("`{name}` cannot be matched: {reason}")]
+    Untaught {
+        /// Its name.
+        name: String,
+        /// Why.
+        reason: &'static str,
+    },
     /// No rewriting rule has that name.
     #[error("there is no rule `{name}`; the rules are {known}")]
     Rule {

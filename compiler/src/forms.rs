@@ -395,7 +395,7 @@ fn binds(f: &Function) -> Vec<Bind> {
             (Some(p), _) => Bind::State(p.0),
             // Every call adds to gradients, to losses, and to cotangents of state that it was not
             // handed.
-            (None, Binding::Output(Output::Loss | Output::Aux))
+            (None, Binding::Output(Output::Loss | Output::Aux | Output::Taught))
             | (None, Binding::Cotangent(Of::Weight | Of::State(_))) => Bind::Add,
             (None, _) => Bind::Store,
         })

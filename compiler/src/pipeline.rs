@@ -20,6 +20,7 @@ use crate::precision::Narrow;
 use crate::probe::{self, Probe};
 use crate::program::{Plan, Program};
 use crate::rewrite::{Optimiser, Report, Rewriting};
+use crate::teach;
 use dreamc_dsl::spec::Spec;
 use rustc_hash::FxHashSet;
 
@@ -42,6 +43,9 @@ pub struct Options {
     /// Values that `evaluate` leaves for the host or takes from it. [`CompileError::Exclude`] with
     /// `train` or `cache`.
     pub probe: Probe,
+    /// Values that training pulls towards those of a teacher, by patterns of names.
+    /// [`CompileError::Exclude`] without `train`, and with `depths`.
+    pub taught: Vec<String>,
     /// Count of the outermost `recur` in place of the spec's.
     pub depth: Option<u64>,
     /// Further counts of the outermost `recur`, each with a program `backward@{count}`: for
@@ -88,6 +92,7 @@ impl Default for Options {
             segments: false,
             observe: false,
             probe: Probe::default(),
+            taught: vec![],
             depth: None,
             depths: vec![],
             cache: None,
@@ -116,6 +121,7 @@ impl Options {
             (self.observe && cached, ("observe", "cache")),
             (!self.probe.is_empty() && self.train, ("probe", "train")),
             (!self.probe.is_empty() && cached, ("probe", "cache")),
+            (!self.taught.is_empty() && !self.depths.is_empty(), ("a teacher", "random depths")),
             (self.as_trained && cached, ("as_trained", "cache")),
             (self.as_trained && leaves, ("as_trained", "exit")),
         ];
@@ -126,6 +132,7 @@ impl Options {
             (self.again > 0, "again"),
             (self.shard, "shard"),
             (!self.steps, "steps: false"),
+            (!self.taught.is_empty(), "a teacher"),
         ];
         match training.into_iter().find(|(asked, _)| *asked && !self.train) {
             Some((_, what)) => Err(CompileError::Exclude(what, "train: false")),
@@ -302,7 +309,7 @@ fn trained(options: &Options, spec: &Spec) -> Shape {
 
 fn shape(options: &Options, sequence: u64, cache: Option<lower::Places>) -> Shape {
     let Options { batch, segments, exit, .. } = *options;
-    let scores = options.probe.scores();
+    let scores = options.probe.scores() || probe::makes_scores(options.taught.iter());
     Shape { batch, sequence, segments, cache, observe: options.observe, scores, z_loss: 0.0, exit }
 }
 
@@ -372,6 +379,7 @@ fn rows<'a>(
     if !anew {
         assembly.inserted = probe::insert(architecture, &mut whole, &options.probe)?;
     }
+    assembly.lessons = teach::insert(architecture, &mut whole, &options.taught)?;
     let forms = {
         let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);
         let with = (options, &stored as StoredOf);

@@ -42,8 +42,13 @@ impl Probe {
     /// Whether probabilities of attentions are made, which no attention keeps: where a pattern says
     /// so, or nearly, and for no `*` alone.
     pub(crate) fn scores(&self) -> bool {
-        self.captured.iter().chain(&self.patched).any(|pattern| pattern.contains(&SCORES[..3]))
+        makes_scores(self.captured.iter().chain(&self.patched))
     }
+}
+
+/// Whether some pattern names probabilities of attentions.
+pub(crate) fn makes_scores<'p>(mut patterns: impl Iterator<Item = &'p String>) -> bool {
+    patterns.any(|pattern| pattern.contains(&SCORES[..3]))
 }
 
 /// The name of probabilities.
@@ -95,10 +100,10 @@ pub(crate) struct Inserted {
 }
 
 /// A point and its place: a function, and which of its points.
-struct Placed {
-    point: Point,
-    function: String,
-    number: usize,
+pub(crate) struct Placed {
+    pub(crate) point: Point,
+    pub(crate) function: String,
+    pub(crate) number: usize,
 }
 
 /// Everything that can be looked at in a model, in the order of the text.
@@ -143,7 +148,7 @@ fn fits(pattern: &str, name: &str) -> bool {
 }
 
 /// The points of a lowered model with their applications.
-fn placed(architecture: &Architecture, lowered: &Lowered) -> Vec<Placed> {
+pub(crate) fn placed(architecture: &Architecture, lowered: &Lowered) -> Vec<Placed> {
     let mut all = vec![];
     let mut of = |function: &str, prefix: &str, depth: Option<u64>| {
         let (Some(f), Some(marks)) =
@@ -194,7 +199,7 @@ fn short(name: &str) -> &str {
 }
 
 /// Which points patterns mean; each must mean one.
-fn chosen(placed: &[Placed], patterns: &[String]) -> Result<Vec<bool>, CompileError> {
+pub(crate) fn chosen(placed: &[Placed], patterns: &[String]) -> Result<Vec<bool>, CompileError> {
     let mut chosen = vec![false; placed.len()];
     for pattern in patterns {
         let mut found = false;

@@ -32,7 +32,7 @@ pub struct Drawn {
 /// Keys that are not drawn: they name files, other specifications or other components, concern
 /// files alone, or are about several sizes of a model. Definitions have a generator of their own,
 /// [`definition`].
-pub const UNDRAWN: [&str; 25] = [
+pub const UNDRAWN: [&str; 26] = [
     "sequence.kv_from",
     "train.transfer",
     "spec.let",
@@ -43,6 +43,7 @@ pub const UNDRAWN: [&str; 25] = [
     "spec.base",
     "spec.weights",
     "spec.transplant",
+    "spec.heal",
     "spec.match",
     "data.text",
     "data.jsonl",

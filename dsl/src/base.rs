@@ -51,6 +51,10 @@ pub(crate) fn resolve(mut ast: Ast, folder: &Path, depth: usize) -> Result<Ast, 
     if let Some(inner) = file.strip_prefix(folder).ok().and_then(Path::parent) {
         spec.paths().for_each(|path| *path = inner.join(&*path).to_string_lossy().into_owned());
     }
+    // The weights of a run are behind its beginning and its teacher.
+    if named.join("checkpoints").is_dir() || over_weights(&ast) {
+        (spec.transplant, spec.heal) = (None, None);
+    }
     let mut under = crate::show::tree(&spec);
     // Its tokens stand in no file that this one's diagnostics could show.
     under.place(span);
@@ -76,6 +80,11 @@ pub(crate) fn resolve(mut ast: Ast, folder: &Path, depth: usize) -> Result<Ast, 
     merge(&mut under, over, "");
     ast.root = under;
     Ok(ast)
+}
+
+/// Whether a file names weights of its own to begin from.
+fn over_weights(ast: &Ast) -> bool {
+    ast.root.get("weights").is_some()
 }
 
 /// Puts the pairs of `over` into `under`, a map at `place`.

@@ -295,6 +295,12 @@ pub static SPEC: Section = Section {
             Absent,
             "How `dreamc transplant` makes the model's first weights from those of a model of another architecture.",
         ),
+        key(
+            "heal",
+            Type::Section(&HEAL),
+            Absent,
+            "Training matches a teacher: its logits, its hidden states, its attention maps or the output of components.",
+        ),
         key("model", Type::Section(&MODEL), Rule("the `base`'s; required without"), "The architecture."),
         key(
             "data",
@@ -350,6 +356,70 @@ pub static TRANSPLANT: Section = Section {
              that are applied several times take the mean of all of theirs.",
         ),
         key("map", Type::List(&Type::Section(&MOVE)), Absent, "Tensors that do not come as is proposed."),
+    ],
+};
+
+/// A teacher.
+pub static HEAL: Section = Section {
+    name: "heal",
+    doc: "A teacher whose values training matches. Its weights stay as they are, and in their format; it runs on the same rows as the model.",
+    short: None,
+    keys: &[
+        key(
+            "teacher",
+            Type::Path,
+            Rule("the donor of the `transplant`"),
+            "The teacher: a run, a checkpoint or an imported model of the same vocabulary.",
+        ),
+        key(
+            "cache",
+            Type::Optional(&Type::Text),
+            NONE,
+            "Most that is kept of the teacher's values on disk, such as `2GB`, by the content of rows: rows that come again are then not computed again.",
+        ),
+        key("stages", Type::List(&Type::Section(&STAGE)), Required, "Stages of training, one after another."),
+    ],
+};
+
+/// Some steps of training.
+pub static STAGE: Section = Section {
+    name: "stage",
+    doc: "Some steps of training, and what of the teacher is matched in them. Steps behind the last stage have no teacher.",
+    short: None,
+    keys: &[
+        key(
+            "match",
+            Type::Either(&[Type::Text, Type::List(&Type::Text)]),
+            Required,
+            "`logits` by their divergence `KL(teacher, model)`, times the temperature's square; `layers`, the stream behind every layer; or values by \
+             their names, as `dreamc probe --list` has them, `*` for any word: `layers.*.sa.out`. Values are matched by the mean of the squares of their differences.",
+        ),
+        key(
+            "from",
+            Type::Either(&[Type::Text, Type::List(&Type::Text)]),
+            Rule("the same names"),
+            "Names of the teacher's values, as many; of patterns the values correspond in their order by depth.",
+        ),
+        key(
+            "weight",
+            Type::Either(&[Type::Real(Range::NonNegative), Type::List(&Type::Real(Range::NonNegative))]),
+            Value("1"),
+            "Weight of each in the loss.",
+        ),
+        key("temperature", POSITIVE, Value("1"), "Logits of both are divided by it."),
+        key(
+            "top",
+            Type::Optional(&SIZE),
+            NONE,
+            "Likeliest tokens of the teacher that are kept; their probabilities then sum to one. All of them without.",
+        ),
+        key("loss", Type::Real(Range::NonNegative), Value("0"), "Weight of the data's own loss."),
+        key(
+            "steps",
+            Type::Optional(&SIZE),
+            NONE,
+            "Steps of the stage; those that are left without, of the last.",
+        ),
     ],
 };
 
@@ -1692,7 +1762,19 @@ pub static EQUAL: Section = Section {
             "training",
             Type::Optional(&POSITIVE),
             NONE,
-            "Largest relative difference in FLOPs of a trained token, forward and backward.",
+            "Largest relative difference in FLOPs of a trained token, forward and backward, a teacher's forward among them.",
+        ),
+        key(
+            "budget",
+            Type::Optional(&POSITIVE),
+            NONE,
+            "Largest relative difference in FLOPs of the whole training, a teacher's among them. Known once runs have begun.",
+        ),
+        key(
+            "donor",
+            Type::Bool,
+            Value("false"),
+            "Whether the FLOPs of a training count those that the donor of its transplant was trained with. The report says which.",
         ),
         key(
             "flops_processed",

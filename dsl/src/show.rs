@@ -18,6 +18,9 @@ pub(crate) fn tree(spec: &Spec) -> Map {
     if let Some(transplant) = &spec.transplant {
         root.gap("transplant", transplant_tree(transplant));
     }
+    if let Some(heal) = &spec.heal {
+        root.gap("heal", heal_tree(heal));
+    }
     if let Some(definitions) = definitions(&spec.model) {
         root.gap("define", definitions);
     }
@@ -71,6 +74,42 @@ fn transplant_tree(transplant: &Transplant) -> ValueKind {
     if !transplant.map.is_empty() {
         fields.put("map", broken_list(map));
     }
+    fields.map()
+}
+
+fn heal_tree(heal: &Heal) -> ValueKind {
+    let mut fields = Fields::broken();
+    if let Some(teacher) = &heal.teacher {
+        fields.put("teacher", word(teacher));
+    }
+    if let Some(bytes) = heal.cache {
+        fields.put("cache", word(&crate::number::in_units(bytes)));
+    }
+    let stages = heal.stages.iter().map(|stage| {
+        let mut fields = Fields::inline();
+        let one = |values: Vec<ValueKind>| match <[ValueKind; 1]>::try_from(values) {
+            Ok([value]) => value,
+            Err(values) => list(values),
+        };
+        let all = |of: &dyn Fn(&Lesson) -> ValueKind| one(stage.matches.iter().map(of).collect());
+        fields.put("match", all(&|lesson| word(&lesson.to)));
+        if stage.matches.iter().any(|lesson| lesson.from.is_some()) {
+            fields.put("from", all(&|lesson| word(lesson.from.as_ref().unwrap_or(&lesson.to))));
+        }
+        fields.put("weight", all(&|lesson| real(lesson.weight)));
+        if stage.matches.iter().any(|lesson| lesson.to == "logits") {
+            fields.put("temperature", real(stage.temperature));
+            if let Some(top) = stage.top {
+                fields.put("top", int(top));
+            }
+        }
+        fields.put("loss", real(stage.loss));
+        if let Some(steps) = stage.steps {
+            fields.put("steps", int(steps));
+        }
+        fields.map()
+    });
+    fields.put("stages", broken_list(stages));
     fields.map()
 }
 

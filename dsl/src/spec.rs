@@ -25,6 +25,9 @@ pub struct Spec {
     /// How the first weights come from a model of another architecture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transplant: Option<Transplant>,
+    /// Values in which a teacher is matched, and when.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heal: Option<Heal>,
     /// The architecture.
     pub model: Model,
     /// Where tokens come from; a spec that is only counted or compiled needs none.
@@ -42,10 +45,11 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Its paths: weights, donor and data.
+    /// Its paths: weights, donor, teacher and data.
     pub fn paths(&mut self) -> impl Iterator<Item = &mut String> {
         let donor = self.transplant.as_mut().and_then(|transplant| transplant.from.as_mut());
-        self.weights.iter_mut().chain(donor).chain(self.data.iter_mut().flat_map(Data::paths))
+        let teacher = self.heal.as_mut().and_then(|heal| heal.teacher.as_mut());
+        self.weights.iter_mut().chain(donor).chain(teacher).chain(self.data.iter_mut().flat_map(Data::paths))
     }
 
     /// The temperature of samples: what `eval` says; else 0 where the data are tasks or have
@@ -79,9 +83,10 @@ impl Data {
 
 impl PartialEq for Spec {
     fn eq(&self, other: &Spec) -> bool {
-        let Spec { weights, transplant, model, data, train, eval, matching, sources: _ } = self;
+        let Spec { weights, transplant, heal, model, data, train, eval, matching, sources: _ } = self;
         *weights == other.weights
             && *transplant == other.transplant
+            && *heal == other.heal
             && *model == other.model
             && *data == other.data
             && *train == other.train
@@ -99,6 +104,54 @@ pub struct Transplant {
     pub depth: Option<Depth>,
     /// Tensors that do not come as is proposed; the entry of most words counts.
     pub map: Vec<Move>,
+}
+
+/// How training matches another model, the teacher, whose weights stay as they are.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Heal {
+    /// The teacher; the donor of a transplant where absent.
+    pub teacher: Option<String>,
+    /// Bytes of the teacher's values that are kept on disk; none where absent.
+    pub cache: Option<u64>,
+    /// Stages, one after another. Steps behind the last have no teacher.
+    pub stages: Vec<Stage>,
+}
+
+impl Heal {
+    /// The stage of a step, counted from 1.
+    pub fn stage(&self, step: u64) -> Option<&Stage> {
+        let mut before = 0u64;
+        self.stages.iter().find(|stage| {
+            before = stage.steps.map_or(u64::MAX, |steps| before.saturating_add(steps));
+            step <= before
+        })
+    }
+}
+
+/// Some steps of training, and what is matched in them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Stage {
+    /// Values that are matched, each with its weight in the loss.
+    pub matches: Vec<Lesson>,
+    /// Both models' logits are divided by it.
+    pub temperature: f64,
+    /// The teacher's likeliest tokens that are kept; all where absent.
+    pub top: Option<u64>,
+    /// Weight of the data's own loss.
+    pub loss: f64,
+    /// Steps; those that are left where absent.
+    pub steps: Option<u64>,
+}
+
+/// A value that is matched.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Lesson {
+    /// `logits`, `layers`, or a pattern of names as `dreamc probe` has them.
+    pub to: String,
+    /// The teacher's, where they are called otherwise.
+    pub from: Option<String>,
+    /// Its weight.
+    pub weight: f64,
 }
 
 /// The donor's layers for each application of a layer.

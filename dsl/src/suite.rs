@@ -117,6 +117,10 @@ pub struct Equal {
     pub flops_processed: Option<f64>,
     /// Training FLOPs per token.
     pub training: Option<f64>,
+    /// FLOPs of all training.
+    pub budget: Option<f64>,
+    /// Whether these count the donor of a transplant.
+    pub donor: bool,
     /// Parameters.
     pub parameters: Option<f64>,
     /// Memory of generation.

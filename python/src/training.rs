@@ -5,6 +5,7 @@ use crate::model::device;
 use dreamc::failure::Failure;
 use dreamc::model::{beginning, stored};
 use dreamc::spec::{SpecArguments, open_data, resolved};
+use dreamc::transplant;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_runtime::group::Group;
 use dreamc_runtime::train::event::Event;
@@ -38,6 +39,7 @@ pub fn train(
             return Err(Failure::Usage("the specification has no data; name a file with `data`".into()));
         };
         let device = device(device_name, threads)?;
+        transplant::check(&spec)?;
         let formats = stored(&spec, None, device.as_ref(), &Group::alone());
         let rewriting = Rewriting::default();
         let prepared = prepare::prepare(&spec, device.as_ref(), &rewriting, &Group::alone(), &formats)?;
@@ -49,7 +51,7 @@ pub fn train(
         let folder = RunFolder::create(&place)?;
         let text = resolved(&spec);
         folder.begin(&text, &dataset.tokenizer, &prepared.rewriting)?;
-        let base = beginning(&spec, None)?;
+        let base = beginning(&spec, None, (folder.path(), device.as_ref()))?;
         let mut watch = |event: &Event| {
             let line = match event {
                 Event::Step { line, .. } => serde_json::to_string(line),

@@ -479,6 +479,9 @@ impl Model {
         if let Some(auxiliary) = self.compiled.output(Of::Whole, Output::Aux) {
             self.session().write_at(auxiliary, 0, 0, &[0.0f32])?;
         }
+        if let Some(taught) = self.compiled.output(Of::Whole, Output::Taught) {
+            self.session().write_at(taught, 0, 0, &[0.0f32])?;
+        }
         let loss = self.output(Of::Whole, Output::Loss)?;
         Ok(self.session().write_at(loss, 0, 0, &[0.0f32])?)
     }
@@ -511,6 +514,12 @@ impl Model {
     /// The loss of the step so far.
     pub fn loss(&self) -> Result<f32, ModelError> {
         self.scalar(Output::Loss)
+    }
+
+    /// The losses of a teacher in the step so far; `None` where the model has none.
+    pub fn taught(&self) -> Result<Option<f32>, ModelError> {
+        let taught = self.compiled.output(Of::Whole, Output::Taught);
+        taught.map(|_| self.scalar(Output::Taught)).transpose()
     }
 
     /// The losses of routers in the step so far, added up over its micro-batches; `None` where the
@@ -551,10 +560,15 @@ impl Model {
         Ok(())
     }
 
+    /// Forward alone.
+    pub fn forward(&mut self, batch: &Batch) -> Result<RunStats, ModelError> {
+        self.put(batch)?;
+        self.run("evaluate")
+    }
+
     /// Forward alone; gives the loss of every token.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<Vec<f32>, ModelError> {
-        self.put(batch)?;
-        self.run("evaluate")?;
+        self.forward(batch)?;
         Ok(self.session().read_all(self.output(Of::Whole, Output::Nll)?)?)
     }
 

@@ -1,29 +1,31 @@
 //! `dreamc analyze`: what a trained model does inside.
 
+pub mod rank;
 mod routing;
 mod tokens;
 
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
-use crate::influence;
 use crate::model::{BaseArguments, Trained};
 use crate::progress::Progress;
-use crate::report::analysis::{Analysis, AtDepth};
+use crate::report::analysis::{Analysis, AtDepth, Rank};
 use crate::report::{draw, page::Page};
 use crate::rewriting::RewriteArguments;
 use crate::show::table;
 use crate::spec::{measure_on, open_data};
 use crate::{say, show};
 use clap::{Args, Subcommand, value_parser};
-use dreamc_compiler::looks_ahead;
+use dreamc_compiler::probe::{Probe, matches, points};
+use dreamc_compiler::{Options, compile, looks_ahead};
 use dreamc_dsl::spec::{Item, Spec};
+use dreamc_runtime::analysis::probe::{Part, ProbeError, Probing, Without, without_experts, without_heads};
 use dreamc_runtime::analysis::{experts::ExpertUse, observe};
 use dreamc_runtime::data::{Batches, Dataset};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::evaluate;
 use dreamc_runtime::files;
 use dreamc_runtime::model::Model;
-use dreamc_runtime::train::prepare;
+use dreamc_runtime::train::prepare::{self, forward};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -32,13 +34,15 @@ use std::path::{Path, PathBuf};
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "\
 The paper's section 4.2 of any model with routers or depth attention: map of depth-attention scores, depths of experts and experts
-of depths, Lorenz curves, routing entropy; how much each layer turns the stream; and a recurrent model at other depths. Leaves analysis.html, analysis.md, analysis.json
+of depths, Lorenz curves, routing entropy; how much each layer turns the stream, and how alike what layers add is; ranks of matrices;
+and a recurrent model at other depths. Leaves analysis.html, analysis.md, analysis.json
 and figures.
 
 Examples:
   dreamc analyze runs/quickstart-001
   dreamc analyze runs/book-001 --data other.txt --sequences 200
   dreamc analyze runs/quickstart-001 --depth 2 --depth 4 --depth 16 --json
+  dreamc analyze runs/quickstart-001 --importance            the loss without each head and expert
   dreamc analyze routing runs/mod-001                        what tokens skip
   dreamc analyze tokens runs/quickstart-001 \"abcd 1-2 = \"     a text, token by token")]
 pub struct Arguments {
@@ -64,6 +68,10 @@ struct Inside {
     /// Rows it is run on
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = value_parser!(u64).range(1..1 << 40))]
     sequences: u64,
+
+    /// Also measure the loss of one batch without each head and each expert
+    #[arg(long)]
+    importance: bool,
 
     /// Measure a recurrent model at this depth: the count of its outermost `recur`; may be given
     /// several times. A few around the trained one by default
@@ -98,6 +106,9 @@ struct Common {
     #[command(flatten)]
     rewriting: RewriteArguments,
 }
+
+/// Rows by which parts are taken out, at most.
+const IMPORTANT: u64 = 16;
 
 /// A trained model and what it is run on.
 struct Opened {
@@ -171,7 +182,15 @@ fn inside(a: &Inside, path: &Path) -> Done {
     progress.phase(&format!("running {} rows", a.sequences));
     let observations = observe(&mut model, spec, &mut held, a.sequences)?;
     drop(model);
-    let influence = influence::of(&trained, device.as_ref(), &dataset, a.sequences)?;
+    progress.phase("ranks of matrices");
+    let ranks = rank::ranks(&trained)?;
+    let importance = match a.importance {
+        true => {
+            progress.phase("the loss without each head and expert");
+            importance(&trained, device.as_ref(), &dataset)?
+        }
+        false => vec![],
+    };
     let experts = observations.routers.iter().map(|r| ExpertUse::of(r, spec.train.seed)).collect();
     let analysis = Analysis {
         model: spec.model.name.clone(),
@@ -179,7 +198,8 @@ fn inside(a: &Inside, path: &Path) -> Done {
         data: described(spec, &dataset),
         observations,
         experts,
-        influence,
+        ranks,
+        importance,
         depths: depths(a, &trained, device.as_ref(), &mut progress)?,
     };
     progress.clear();
@@ -284,6 +304,74 @@ fn depths(
     Ok(found)
 }
 
+/// Parts whose importance the summary lists, the most important first; the file has all.
+const SHOWN: usize = 12;
+
+/// The batch without each head and each expert that it uses.
+fn importance(trained: &Trained, device: &dyn Device, dataset: &Dataset) -> Result<Vec<Without>, Failure> {
+    let Some(mut held) = dataset.validation()? else { return Ok(vec![]) };
+    let mut found = vec![];
+    for part in [Part::Heads, Part::Experts] {
+        let [captured, patched] = part.patterns();
+        let rows = IMPORTANT.min(trained.spec.train.batch).max(1);
+        let looking = || Options {
+            segments: prepare::masked(&trained.spec),
+            ..forward(rows, prepare::sequence(&trained.spec))
+        };
+        let known = points(&trained.spec.model, &looking())?;
+        let there = |pattern: &String| known.iter().any(|point| matches(pattern, &point.name));
+        let keep = |patterns: Vec<String>| patterns.into_iter().filter(|p| there(p)).collect::<Vec<_>>();
+        let probe = Probe { captured: keep(captured), patched: keep(patched) };
+        if probe.is_empty() {
+            continue;
+        }
+        let options = Options { probe, rewrite: trained.rewriting.clone(), ..looking() };
+        let mut model = Model::load(device, compile(&trained.spec, &options)?)?;
+        model.restore(&trained.tensors)?;
+        let Some(batch) = held.take(model.batch())? else { break };
+        let mut probing = Probing::new(model)?;
+        found.extend(match part {
+            Part::Experts => without_experts(&mut probing, &batch)?,
+            Part::Heads => {
+                without_heads(&mut probing, &mut |model: &mut Model| -> Result<f64, ProbeError> {
+                    let losses = model.evaluate(&batch)?;
+                    let learned = batch.targets.iter().zip(&losses).filter(|(target, _)| **target >= 0);
+                    Ok(learned.map(|(_, loss)| f64::from(*loss)).sum::<f64>() / batch.learned().max(1) as f64)
+                })?
+            }
+        });
+    }
+    Ok(found)
+}
+
+/// Ranks, matrices of one name in all layers together.
+fn matrices(ranks: &[Rank]) -> String {
+    let mut groups: Vec<(String, Vec<&Rank>)> = vec![];
+    for rank in ranks {
+        let words: Vec<&str> = rank.name.split('.').collect();
+        let name = match words[..] {
+            ["layers", _, ..] => format!("layers.*.{}", words[2..].join(".")),
+            _ => rank.name.clone(),
+        };
+        match groups.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, all)) => all.push(rank),
+            None => groups.push((name, vec![rank])),
+        }
+    }
+    if groups.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![["matrix", "rank", "of 9/10 of squares", "effective"].map(String::from).to_vec()];
+    let mean =
+        |all: &[&Rank], of: &dyn Fn(&Rank) -> f64| all.iter().map(|r| of(r)).sum::<f64>() / all.len() as f64;
+    for (name, all) in groups {
+        let nine = mean(&all, &|rank| rank.nine_tenths as f64);
+        let effective = mean(&all, &|rank| rank.effective);
+        rows.push(vec![name, all[0].full.to_string(), format!("{nine:.1}"), format!("{effective:.1}")]);
+    }
+    format!("\n{}", table(&rows))
+}
+
 fn summary(analysis: &Analysis) -> String {
     let head = [
         "",
@@ -311,14 +399,29 @@ fn summary(analysis: &Analysis) -> String {
         ]);
     }
     let mut text = if analysis.experts.is_empty() { String::new() } else { table(&rows) };
-    let influence = &analysis.influence;
+    let influence = &analysis.observations.streams.influence;
     if influence.len() > 1 {
-        let mut rows = vec![["layer", "block influence"].map(String::from).to_vec()];
-        rows.extend(
-            influence.iter().enumerate().map(|(depth, i)| vec![depth.to_string(), format!("{i:.4}")]),
-        );
+        let head = ["layer", "block influence", "most alike", "cosine of what both add"];
+        let mut rows = vec![head.map(String::from).to_vec()];
+        let similarity = &analysis.observations.streams.similarity;
+        for (depth, i) in influence.iter().enumerate() {
+            let others = similarity[depth].iter().enumerate().filter(|(other, _)| *other != depth);
+            let Some((other, cosine)) = others.max_by(|a, b| a.1.total_cmp(b.1)) else { continue };
+            rows.push(vec![depth.to_string(), format!("{i:.4}"), other.to_string(), format!("{cosine:.2}")]);
+        }
         let blank = if text.is_empty() { "" } else { "\n" };
         text = format!("{text}{blank}{}", table(&rows));
+    }
+    text = format!("{text}{}", matrices(&analysis.ranks));
+    if !analysis.importance.is_empty() {
+        let mut rows = vec![["part", "number", "loss without"].map(String::from).to_vec()];
+        let mut all: Vec<_> = analysis.importance.iter().collect();
+        all.sort_by(|a, b| b.measure.total_cmp(&a.measure));
+        let one = |part: &&Without| {
+            vec![part.name.clone(), part.number.to_string(), format!("{:.4}", part.measure)]
+        };
+        rows.extend(all.iter().take(SHOWN).map(one));
+        text = format!("{text}\n{}", table(&rows));
     }
     if !analysis.observations.passes.is_empty() {
         let mut rows = vec![["pass", "loss", "targets", "leave"].map(String::from).to_vec()];

@@ -12,7 +12,7 @@ use crate::number::{decimal_bytes, decimals, grouped, many};
 use crate::rewriting::RewriteArguments;
 use crate::show::table;
 use crate::spec::{SpecArguments, open_data, resolved, warn};
-use crate::{note, say};
+use crate::{note, say, transplant};
 use clap::Args;
 use dreamc_compiler::count::{figures, training_flops};
 use dreamc_compiler::transfer;
@@ -366,9 +366,12 @@ pub fn before(arm: &Arm, baseline: &Spec, seeds: &[u64]) -> Result<Facts, Failur
     let counted = figures(&spec.model, spec.train.precision, tokens)?;
     let t = &spec.train;
     let tokens = t.steps * t.batch * t.sequence.unwrap_or(spec.model.context);
+    let training = training_flops(&spec.model, t)?.mean() + transplant::teacher_flops(spec)?;
     let mut facts = Facts {
         flops: Some(counted.flops_per_token.mean()),
-        training: Some(training_flops(&spec.model, t)?.mean()),
+        training: Some(training),
+        budget: Some(training * tokens as f64),
+        donor: transplant::donor_flops(spec)?.map(|flops| flops as f64),
         parameters: Some(counted.parameters as f64),
         memory: Some(counted.memory_bytes as f64),
         tokens: vec![tokens; seeds.len()],

@@ -12,7 +12,7 @@ use crate::ranks;
 use crate::rewriting::RewriteArguments;
 use crate::show::{bytes, duration, short, table, times};
 use crate::spec::{SpecArguments, open_data, resolved};
-use crate::{note, say, show};
+use crate::{note, say, show, transplant};
 use clap::{Args, value_parser};
 use dreamc_compiler::format::Formats;
 use dreamc_compiler::looks_ahead;
@@ -26,6 +26,7 @@ use dreamc_runtime::device::Device;
 use dreamc_runtime::group::Group;
 use dreamc_runtime::train::event::Event;
 use dreamc_runtime::train::folder::{Place, RunFolder};
+use dreamc_runtime::train::teacher::{Plan, words};
 use dreamc_runtime::train::{self, Outcome, Prepared, Setup, Stop, prepare};
 use std::path::{Path, PathBuf};
 
@@ -162,6 +163,9 @@ fn train(a: &Arguments, spec: Spec, out: Option<&Path>, group: &Group) -> Done {
         }
         _ => None,
     };
+    if begun.is_none() {
+        transplant::check(&spec)?;
+    }
     let rewriting = ranks::from_first(group, || {
         Ok(serde_json::to_string(&match &begun {
             Some(folder) => a.rewriting.continued(folder, a.allow_changes)?,
@@ -255,8 +259,15 @@ impl Job<'_> {
         };
         let (name, depth) = (&spec.model.name, prepared.compiled.depth);
         self.tell(&format!("{name}: {} parameters{moved}, depth {depth}", short(all as f64)));
-        if let Some(weights) = &spec.weights {
-            self.tell(&format!("  begins from the weights of {weights}"));
+        let donor = spec.transplant.as_ref().and_then(|transplant| transplant.from.as_ref());
+        match (&spec.weights, donor) {
+            (Some(weights), _) => self.tell(&format!("  begins from the weights of {weights}")),
+            (None, Some(donor)) => self.tell(&format!("  begins from a transplant of {donor}")),
+            (None, None) => {}
+        }
+        if let (Some(heal), Some(teacher)) = (&spec.heal, &prepared.teacher) {
+            self.tell(&format!("  teacher  {}", teacher.path.display()));
+            heal.stages.iter().for_each(|stage| self.tell(&format!("    {}", words(stage))));
         }
         let rows = vec![
             vec!["steps".into(), format!("{} of {} × {} tokens{micro}", t.steps, t.batch, prepared.sequence)],
@@ -269,6 +280,7 @@ impl Job<'_> {
                     format!("{}FLOP ({}FLOP a token)", short(all), short(f))
                 }),
             ],
+            vec!["teacher".into(), taught(spec, &prepared, tokens)],
             vec![
                 "device".into(),
                 format!("{}, {}", self.device.name(), precision(prepared.narrow, t.precision)),
@@ -296,6 +308,7 @@ impl Job<'_> {
         ];
         let shown = |row: &Vec<String>| match row[0].as_str() {
             "ranks" => self.group.size() > 1,
+            "teacher" => prepared.teacher.is_some(),
             "states" => prepared.compiled.cut,
             "in its file" => memory.mapped > 0,
             "computed again" => t.memory.is_some(),
@@ -363,7 +376,10 @@ impl Job<'_> {
             self.tell(&format!("  run  {}\n", folder.path().display()));
         }
         let mut progress = Progress::labelled("", true, self.record());
-        let base = if folder.is_some() { beginning(self.spec, from.as_ref())? } else { None };
+        let base = match folder {
+            Some(folder) => beginning(self.spec, from.as_ref(), (folder.path(), self.device))?,
+            None => None,
+        };
         let setup = Setup {
             spec: self.spec,
             base,
@@ -400,6 +416,14 @@ impl Job<'_> {
         }
         stopped(&outcome)
     }
+}
+
+/// The work of a teacher.
+fn taught(spec: &Spec, prepared: &Prepared, tokens: u64) -> String {
+    let each = prepared.teacher.as_ref().and_then(|teacher| teacher.flops_per_token);
+    let (Some(heal), Some(each)) = (&spec.heal, each) else { return "not counted".into() };
+    let steps = Plan::steps(heal, spec.train.steps);
+    format!("{}FLOP ({}FLOP a token of {steps} steps)", short(each * (steps * tokens) as f64), short(each))
 }
 
 /// Memory of the optimizer's states on each rank, where they are cut.

@@ -1,22 +1,25 @@
 //! `dreamc transplant`: first weights from a model of another architecture.
 
+use crate::command::analyze::rank::kept;
 use crate::command::import::name;
 use crate::device::DeviceArguments;
 use crate::failure::{Done, Failure};
-use crate::influence;
 use crate::model::{BaseArguments, Trained};
 use crate::number::grouped;
 use crate::show::bytes;
 use crate::spec::{SpecArguments, open_data};
 use crate::transplant::{Proof, Transplantation};
-use crate::{note, say, show};
+use crate::{note, say, show, transplant};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_dsl::spec::Depth;
-use dreamc_dsl::{Diagnostic, Spec};
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::{Depth, Item};
+use dreamc_runtime::analysis::observe;
 use dreamc_runtime::checkpoint::folder;
 use dreamc_runtime::device::Device;
-use dreamc_transplant::{Claim, Move, Same, Side, Source};
+use dreamc_runtime::model::Model;
+use dreamc_runtime::train::prepare;
+use dreamc_transplant::{Claim, Move, Same, Side, Source, Step};
 use std::path::{Path, PathBuf};
 
 /// Rows by which layers are chosen.
@@ -43,6 +46,16 @@ pub struct Arguments {
     /// The donor: a run folder, a checkpoint or an imported model
     #[arg(long, value_name = "MODEL")]
     from: Option<PathBuf>,
+
+    /// Make one of the donor's neighbouring layers whose work is most alike, over 64 rows of its
+    /// held-out data, as many as the model applies
+    #[arg(long, conflicts_with = "drop")]
+    tie: bool,
+
+    /// Size the factors of loops (`lora`) to the least rank that keeps this share of the squares of
+    /// what layers differ by
+    #[arg(long, value_name = "SHARE", value_parser = positive_share)]
+    rank: Option<f64>,
 
     /// Leave out the donor's layers of the least block influence, over 64 rows of its held-out data
     #[arg(long)]
@@ -71,6 +84,12 @@ pub struct Arguments {
     device: DeviceArguments,
 }
 
+/// A share above 0, at most 1.
+fn positive_share(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0);
+    number.ok_or_else(|| "a share is a number above 0, at most 1".into())
+}
+
 pub fn run(a: Arguments) -> Done {
     let mut spec = a.spec.load()?;
     crate::spec::make_absolute(&mut spec, &a.spec.base());
@@ -85,7 +104,7 @@ pub fn run(a: Arguments) -> Done {
     };
     let donor = match Trained::open(&path, &a.base, &[], Rewriting::off()) {
         Ok(donor) => donor,
-        Err(failure) if a.from.is_none() => return Err(missing(&spec, &failure)),
+        Err(failure) if a.from.is_none() => return Err(transplant::missing(&spec, &failure)),
         Err(failure) => return Err(failure),
     };
     let out = match &a.out {
@@ -97,28 +116,19 @@ pub fn run(a: Arguments) -> Done {
         folder::free(&out, a.force)?;
     }
     let device = a.device.open()?;
-    if a.drop {
-        spec.transplant.get_or_insert_default().depth = Some(kept(&spec, &donor, device.as_ref())?);
+    if a.drop || a.tie {
+        let depth = proposed(&spec, &donor, device.as_ref(), a.tie)?;
+        spec.transplant.get_or_insert_default().depth = Some(depth);
+    }
+    if let Some(share) = a.rank {
+        rank(&mut spec, &donor, share)?;
     }
     let work = Transplantation::plan(&spec, &donor)?;
     if a.plan {
         return report(&a, &work, None);
     }
     let values = work.values()?;
-    let proof = match work.claimed()? {
-        true => Some(work.prove(&values, device.as_ref())?),
-        false => None,
-    };
-    if let Some(proof) = proof.filter(|proof| !proof.holds()) {
-        return Err(Failure::Error(
-            format!(
-                "the plan says that the model computes the donor's function, and its logits differ by {:.1e}: this is a fault of dreamc; \
-                 nothing was written",
-                proof.difference
-            )
-            .into(),
-        ));
-    }
+    let proof = work.proved(&values, device.as_ref())?;
     let written = work.write(&values, &out, a.force)?;
     report(&a, &work, proof)?;
     if !a.json {
@@ -130,12 +140,14 @@ pub fn run(a: Arguments) -> Done {
     Ok(())
 }
 
-/// The donor's layers of the most block influence, as many as the model applies.
-fn kept(spec: &Spec, donor: &Trained, device: &dyn Device) -> Result<Depth, Failure> {
+/// The donor's layers that the model takes: as many as it applies of the most block influence, or
+/// means of neighbours whose work is most alike.
+fn proposed(spec: &Spec, donor: &Trained, device: &dyn Device, tie: bool) -> Result<Depth, Failure> {
+    let flag = if tie { "--tie" } else { "--drop" };
     if spec.transplant.as_ref().is_some_and(|transplant| transplant.depth.is_some()) {
-        return Err(Failure::Usage(
-            "--drop chooses layers, and `transplant.depth` names them: take one away".into(),
-        ));
+        return Err(Failure::Usage(format!(
+            "{flag} chooses layers, and `transplant.depth` names them: take one away"
+        )));
     }
     let ours = Side::new(spec)?.depths.len();
     let nothing = || {
@@ -144,15 +156,24 @@ fn kept(spec: &Spec, donor: &Trained, device: &dyn Device) -> Result<Depth, Fail
     };
     let data = donor.spec.data.as_ref().ok_or_else(nothing)?;
     let dataset = open_data(&donor.spec, data, None)?;
-    let influence = influence::of(donor, device, &dataset, ROWS)?;
-    if influence.is_empty() {
-        return Err(nothing());
-    }
+    let mut held = dataset.validation()?.ok_or_else(nothing)?;
+    let observer = prepare::observer(&donor.spec, &donor.rewriting, donor.storing(device))?;
+    let mut model = Model::load(device, observer)?;
+    model.restore(&donor.tensors)?;
+    let streams = observe(&mut model, &donor.spec, &mut held, ROWS)?.streams;
+    let (influence, similarity) = (streams.influence, streams.similarity);
     if ours > influence.len() {
         let theirs = influence.len();
         return Err(Failure::Usage(format!(
-            "--drop leaves layers out, and the model applies {ours}, the donor {theirs}"
+            "{flag} makes fewer layers of more, and the model applies {ours}, the donor {theirs}"
         )));
+    }
+    if tie {
+        let groups = alike(&similarity, ours);
+        for group in groups.iter().filter(|group| group.len() > 1) {
+            note!("layers {group:?} of the donor are one: what they add to the stream is most alike");
+        }
+        return Ok(Depth::Given(groups));
     }
     let mut order: Vec<usize> = (0..influence.len()).collect();
     order.sort_by(|a, b| influence[*b].total_cmp(&influence[*a]).then(a.cmp(b)));
@@ -165,12 +186,61 @@ fn kept(spec: &Spec, donor: &Trained, device: &dyn Device) -> Result<Depth, Fail
     Ok(Depth::Given(kept.into_iter().map(|layer| vec![layer as u64]).collect()))
 }
 
-/// The donor that a specification names does not open.
-fn missing(spec: &Spec, failure: &Failure) -> Failure {
-    let error = Diagnostic::error("no-donor", format!("the donor cannot be opened: {failure}"));
-    let error = error.help("name a run folder, a checkpoint or an imported model");
-    let error = error.at(&spec.sources, "transplant.from");
-    dreamc_dsl::Diagnostics::new(spec.sources.clone(), vec![error]).into()
+/// So many groups of neighbours, the sum of whose similarities is the largest: each costs the sum
+/// of `1 - similarity` of its pairs.
+fn alike(similarity: &[Vec<f64>], groups: usize) -> Vec<Vec<u64>> {
+    let all = similarity.len();
+    let cost = |from: usize, to: usize| -> f64 {
+        (from..to).flat_map(|i| (from..i).map(move |j| (i, j))).map(|(i, j)| 1.0 - similarity[i][j]).sum()
+    };
+    // Of each number of groups and each end, the least cost and where the last group begins.
+    let mut best = vec![vec![(f64::INFINITY, 0); all + 1]; groups + 1];
+    best[0][0] = (0.0, 0);
+    for count in 1..=groups {
+        for to in count..=all {
+            for from in count - 1..to {
+                let sum = best[count - 1][from].0 + cost(from, to);
+                if sum < best[count][to].0 {
+                    best[count][to] = (sum, from);
+                }
+            }
+        }
+    }
+    let (mut to, mut found) = (all, vec![]);
+    for count in (1..=groups).rev() {
+        let from = best[count][to].1;
+        found.push((from as u64..to as u64).collect());
+        to = from;
+    }
+    found.reverse();
+    found
+}
+
+/// Gives the loops of a model the least rank by which factors keep a share of what layers differ
+/// by, of every matrix.
+fn rank(spec: &mut Spec, donor: &Trained, share: f64) -> Done {
+    let loops = |item: &&mut Item| matches!(item, Item::Recur { looping, .. } if looping.lora.is_some());
+    let work = Transplantation::plan(spec, donor)?;
+    let mut least = 0;
+    for m in &work.plan.moves {
+        let [Step::Factor { base, first: true, .. }] = &m.steps[..] else { continue };
+        for values in work.differences(&m.from, base)? {
+            least = least.max(kept(&values, share) as u64);
+        }
+    }
+    let mut own = spec.model.body.iter_mut().filter(loops).peekable();
+    if least == 0 || own.peek().is_none() {
+        return Err(Failure::Usage(
+            "--rank sizes the factors of a loop, and the model has none that come from the donor: write `lora: 1` in its `recur`".into(),
+        ));
+    }
+    for item in own {
+        if let Item::Recur { looping, .. } = item {
+            looping.lora = Some(least);
+        }
+    }
+    note!("rank {least}: it keeps {share} of the squares of what layers differ by, of every matrix");
+    Ok(())
 }
 
 /// Refuses to put a model in its donor's place.

@@ -19,8 +19,12 @@ pub struct Facts {
     pub flops_processed: Option<f64>,
     /// Whether runs have ended, so that these are known.
     pub ended: bool,
-    /// FLOPs of a trained token.
+    /// FLOPs of a trained token, a teacher's among them.
     pub training: Option<f64>,
+    /// FLOPs of all training.
+    pub budget: Option<f64>,
+    /// FLOPs that the donor of a transplant was trained with.
+    pub donor: Option<f64>,
     /// Parameters.
     pub parameters: Option<f64>,
     /// Bytes while generating.
@@ -95,7 +99,7 @@ impl Comparison {
 }
 
 /// Keys of `equal` that take a share.
-const NUMBERS: [&str; 5] = ["flops", "flops_processed", "training", "parameters", "memory"];
+const NUMBERS: [&str; 6] = ["flops", "flops_processed", "training", "budget", "parameters", "memory"];
 
 /// The key of a quantity that no suite can leave unequal.
 const UNWRITTEN: &str = "";
@@ -171,6 +175,7 @@ fn facts(equal: &Equal, spec: &Spec, facts: &Facts) -> Vec<Fact> {
         number(FLOPS, "flops", facts.flops, equal.flops),
         number(PROCESSED, "flops_processed", facts.flops_processed, processed),
         number("training FLOPs per token", "training", facts.training, equal.training),
+        number(budget(equal), "budget", spent(equal, facts), equal.budget),
         number("parameters", "parameters", facts.parameters, equal.parameters),
         number("memory of generation", "memory", facts.memory, equal.memory),
         text("training tokens", "tokens", tokens.join(", "), equal.tokens),
@@ -190,6 +195,19 @@ fn facts(equal: &Equal, spec: &Spec, facts: &Facts) -> Vec<Fact> {
             true,
         ),
     ]
+}
+
+/// The name of the FLOPs of all training.
+fn budget(equal: &Equal) -> &'static str {
+    match equal.donor {
+        true => "training FLOPs with the donor's",
+        false => "training FLOPs without a donor's",
+    }
+}
+
+/// FLOPs of all training, the donor's where the suite counts them.
+fn spent(equal: &Equal, facts: &Facts) -> Option<f64> {
+    Some(facts.budget? + facts.donor.filter(|_| equal.donor).unwrap_or(0.0))
 }
 
 /// FLOPs of a generated token as they are declared.
@@ -310,6 +328,8 @@ mod tests {
             flops,
             flops_processed: Some(0.01),
             training: None,
+            budget: None,
+            donor: false,
             parameters: Some(0.001),
             memory: None,
             tuned: vec![],
@@ -331,6 +351,8 @@ mod tests {
             flops_processed: Some(1000.0),
             ended: true,
             training: Some(3000.0),
+            budget: Some(1.92e6),
+            donor: None,
             parameters: Some(5000.0),
             memory: Some(10.0),
             tokens: vec![640],
@@ -376,6 +398,13 @@ mod tests {
         assert_eq!(broken(&all, (&s, &base), (&s, &dearer)), [""; 0]);
         let asked = Equal { training: Some(0.01), ..equal(Some(0.005)) };
         assert_eq!(broken(&asked, (&s, &base), (&s, &dearer)), ["training FLOPs per token"]);
+        let taken = Facts { donor: Some(1e6), ..facts() };
+        let free = Equal { budget: Some(0.01), ..equal(Some(0.005)) };
+        assert_eq!(broken(&free, (&s, &base), (&s, &taken)), [""; 0]);
+        let paid = Equal { donor: true, ..free };
+        assert_eq!(broken(&paid, (&s, &base), (&s, &taken)), ["training FLOPs with the donor's"]);
+        let less = Facts { budget: Some(0.92e6), ..taken };
+        assert_eq!(broken(&paid, (&s, &base), (&s, &less)), [""; 0]);
     }
 
     /// The pairs that a refusal advises are enough.

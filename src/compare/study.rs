@@ -285,7 +285,9 @@ impl Arm {
             flops: first.and_then(|l| l.decode_flops_per_token),
             flops_processed: self.flops_processed(),
             ended: !runs.is_empty() && runs.iter().all(|r| r.ended()),
-            training: first.and_then(|l| l.declared_flops_per_token),
+            training: first.and_then(|l| l.training_flops_per_token()),
+            budget: first.and_then(|l| Some(l.training_flops_per_token()? * planned as f64)),
+            donor: first.and_then(|l| l.donor_flops.map(|flops| flops as f64)),
             parameters: first.map(|l| l.parameters as f64),
             memory: first.and_then(|l| l.generation_memory.map(|m| m as f64)),
             // A run that is not at its end has yet to read the rest.

@@ -16,6 +16,7 @@ use crate::output::{Stream, complain};
 use crate::progress::Progress;
 use crate::rewriting::RewriteArguments;
 use crate::spec::{open_data, parse, resolved};
+use crate::transplant;
 use dreamc_dsl::Spec;
 use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::group::Group;
@@ -77,6 +78,9 @@ impl Found {
 /// that is not a comparison's, a specification that is not the comparison's own, a run of another
 /// specification.
 pub fn check(arms: &[Arm], plan: &Plan) -> Done {
+    let begins =
+        |arm: &&Arm| plan.seeds.iter().any(|seed| !run_folder(plan.folder, &arm.name, *seed).exists());
+    arms.iter().filter(begins).try_for_each(|arm| transplant::check(&arm.spec))?;
     let Some(manifest) = Manifest::of(plan.folder)? else { return Ok(()) };
     for arm in arms {
         let path = spec_file(plan.folder, &arm.name);
@@ -273,7 +277,7 @@ fn one(
     if begins {
         folder.begin(&text, &dataset.tokenizer, &prepared.rewriting)?;
     }
-    let base = beginning(&spec, from.as_ref())?;
+    let base = beginning(&spec, from.as_ref(), (folder.path(), device.as_ref()))?;
     let setup = Setup {
         spec: &spec,
         base,

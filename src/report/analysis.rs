@@ -4,6 +4,7 @@ use super::page::{Block, Cell, Figure, Page, Table};
 use super::plot::{Axis, Color, Format, Map, Mark, Plot, Series, Stack};
 use crate::number::{grouped, many};
 use dreamc_runtime::analysis::experts::ExpertUse;
+use dreamc_runtime::analysis::probe::Without;
 use dreamc_runtime::analysis::streams::Streams;
 use dreamc_runtime::analysis::{DepthAttention, Observations};
 use dreamc_runtime::statistics::entropy;
@@ -23,10 +24,26 @@ pub struct Analysis {
     pub observations: Observations,
     /// The use of experts, of every router.
     pub experts: Vec<ExpertUse>,
-    /// How much each application of a layer turns the stream, by depth.
-    pub influence: Vec<f64>,
+    /// Ranks of the matrices.
+    pub ranks: Vec<Rank>,
+    /// The loss without each head and each expert; empty where it was not asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub importance: Vec<Without>,
     /// The model at several depths.
     pub depths: Vec<AtDepth>,
+}
+
+/// The rank of a matrix.
+#[derive(Clone, Debug, Serialize)]
+pub struct Rank {
+    /// Its tensor.
+    pub name: String,
+    /// The most it can be.
+    pub full: usize,
+    /// Singular values whose squares are nine tenths of the sum of all squares.
+    pub nine_tenths: usize,
+    /// The exponential of the entropy of the singular values as shares of their sum.
+    pub effective: f64,
 }
 
 /// A recurrent model at some depth.
@@ -76,7 +93,7 @@ impl Analysis {
         for used in networks.into_iter().chain(projections) {
             experts(&mut page, used);
         }
-        streams(&mut page, &o.streams, &self.influence);
+        streams(&mut page, &o.streams);
         passes(&mut page, &o.passes);
         if self.depths.len() > 1 {
             self.against_depth(&mut page);
@@ -149,7 +166,7 @@ impl Analysis {
 }
 
 /// How long the stream is along depth, how much layers turn it, and how far passes move it.
-fn streams(page: &mut Page, streams: &Streams, influence: &[f64]) {
+fn streams(page: &mut Page, streams: &Streams) {
     let mut figures = vec![];
     let mut plot = |name: &str, x: &str, y: &str, points: Vec<(f64, f64)>, caption: &str| {
         if points.len() > 1 {
@@ -164,7 +181,7 @@ fn streams(page: &mut Page, streams: &Streams, influence: &[f64]) {
     let norms = streams.norms.iter().map(|n| (n.depth as f64, n.norm)).collect();
     let caption = "Mean norm of the stream behind every layer, that of the embedding first.";
     plot("stream-norms", "layers before", "mean norm of the stream", norms, caption);
-    let turned = influence.iter().enumerate().map(|(depth, i)| (depth as f64, *i)).collect();
+    let turned = streams.influence.iter().enumerate().map(|(depth, i)| (depth as f64, *i)).collect();
     let caption = "Block influence: 1 - cos of the stream before and behind every layer, the mean over tokens (arXiv 2403.03853).";
     plot("block-influence", "layers before", "block influence", turned, caption);
     let moved = streams.passes.iter().map(|p| (p.pass as f64 + 1.0, p.movement)).collect();

@@ -16,6 +16,7 @@ mod exam;
 mod examples;
 mod first;
 mod fit;
+mod heal;
 mod hostile;
 mod imported;
 mod ladder;

@@ -83,17 +83,20 @@ fn an_upcycled_model_begins_as_its_donor_and_goes_the_way_of_any_model() {
     let said = sandbox.good(&["transplant", "noisy.yaml", "-o", "noisy"]);
     assert!(said.contains("has noise") && !said.contains("proved"), "{said}");
     assert!(divergence(&sandbox, "noisy", "runs/dense") > 0.0);
-    // The recipe is a model's own: what begins from a donor is made first.
-    let said = sandbox.error(&["train", "noisy.yaml"]);
-    assert!(said.contains("`dreamc transplant noisy.yaml -o FOLDER`"), "{said}");
+    // A specification that names its donor is trained as it is, one that names none is not.
+    let said = sandbox.good(&["train", "noisy.yaml", "--out", "runs/noisy"]);
+    assert!(
+        said.contains("begins from a transplant of") && sandbox.path("runs/noisy/begin").exists(),
+        "{said}"
+    );
+    sandbox.write("nobody.yaml", &from(&sparse(), "depth: spread"));
+    let said = sandbox.error(&["train", "nobody.yaml", "--out", "runs/nobody"]);
+    assert!(said.contains("does not say which") && !sandbox.path("runs/nobody").exists(), "{said}");
     // An arm of a suite begins from the folder.
     sandbox.write("arm.yaml", "base: up\nmodel: {name: up}\n");
     let suite = |arm: &str| {
         format!("name: s\nbaseline: sparse.yaml\nvariants: [{{name: up, spec: {arm}}}]\nseeds: [0]\n")
     };
-    sandbox.write("noisy.suite.yaml", &suite("noisy.yaml"));
-    let said = sandbox.error(&["compare", "noisy.suite.yaml", "--out", "compared"]);
-    assert!(said.contains("an arm of a suite names it as its `base`"), "{said}");
     sandbox.write("up.suite.yaml", &suite("arm.yaml"));
     sandbox.good(&["compare", "up.suite.yaml", "--out", "compared"]);
     let kept = sandbox.read("compared/up.yaml");
@@ -142,6 +145,16 @@ fn growth_ties_and_full_factors_keep_the_function() {
     };
     let [low, high] = ["lora: 2", "lora: 32"].map(rank);
     assert!(high < low, "{high} {low}");
+    // The least rank that keeps all of the differences is the full one.
+    for (share, least) in [("1", 32), ("0.5", 2)] {
+        let line =
+            ["transplant", "low.yaml", "--from", "runs/dense", "-o", "sized", "--force", "--rank", share];
+        sandbox.good(&line);
+        let spec = sandbox.read("sized/spec.yaml");
+        let lora =
+            spec.lines().find_map(|line| line.trim().strip_prefix("lora: ")?.parse::<u64>().ok()).unwrap();
+        assert!(lora >= least && lora <= 64, "{share}: {lora}");
+    }
 }
 
 #[test]
@@ -245,14 +258,32 @@ fn layers_of_the_least_influence_are_left_out() {
     sandbox.good(&["transplant", "deeper.yaml", "-o", "deeper"]);
     let json = sandbox.good(&["analyze", "deeper", "--sequences", "8", "--out", "inside", "--json"]);
     let analysis: Value = serde_json::from_str(&json).unwrap();
-    let influence: Vec<f64> =
-        analysis["influence"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+    let influence: Vec<f64> = analysis["observations"]["streams"]["influence"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|x| x.as_f64().unwrap())
+        .collect();
     assert_eq!(influence.len(), 4);
     for (depth, influence) in influence.iter().enumerate() {
         assert_eq!(*influence < 1e-9, depth % 2 == 1, "{depth}: {influence}");
     }
     sandbox.good(&["transplant", "dense.yaml", "--from", "deeper", "--drop", "-o", "shallow"]);
     assert!(divergence(&sandbox, "shallow", "runs/dense") < 1e-9);
+    // Layers that are equal add what is alike, and are tied.
+    sandbox.good(&["transplant", "dense.yaml", "--from", "deeper", "--tie", "-o", "tied"]);
+    let json = sandbox.good(&["analyze", "runs/dense", "--sequences", "8", "--importance", "--json"]);
+    let analysis: Value = serde_json::from_str(&json).unwrap();
+    let similarity = &analysis["observations"]["streams"]["similarity"];
+    assert_eq!((similarity[0][0].as_f64(), similarity[0][1] == similarity[1][0]), (Some(1.0), true));
+    let ranks = analysis["ranks"].as_array().unwrap();
+    assert!(
+        ranks.iter().any(|rank| rank["name"] == "layers.1.sa.out.weight" && rank["full"] == 32),
+        "{ranks:?}"
+    );
+    assert!(ranks.iter().all(|rank| rank["effective"].as_f64() <= rank["full"].as_f64()), "{ranks:?}");
+    // Four heads in each of two layers.
+    assert_eq!(analysis["importance"].as_array().unwrap().len(), 8);
     let said = sandbox.error(&["transplant", "deeper.yaml", "--from", "deeper", "--drop", "-o", "out"]);
     assert!(said.contains("`transplant.depth` names them"), "{said}");
     sandbox.write("deepest.yaml", &DENSE.replace("repeat: 2", "repeat: 6"));

@@ -8,6 +8,8 @@
 
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "faults/teacher.rs"]
+mod teacher;
 #[path = "faults/transplant.rs"]
 mod transplant;
 
@@ -2665,17 +2667,31 @@ fn main() -> ExitCode {
             }
             Ok(())
         }),
+        Trial::test("without a fault: a teacher", teacher::sound),
+        Trial::test("the divergence of a teacher is that of PyTorch", teacher::agrees_with_pytorch),
         Trial::test("without a fault: golden files", files),
     ];
     let faults = faults();
     let number = faults.len();
     let moved = transplant::faults();
-    let number = number + moved.len();
+    let taught = teacher::faults();
+    let number = number + moved.len() + taught.len();
     trials.push(Trial::test("the page of faults has their number", move || page(number)));
     trials.extend(moved.into_iter().map(|fault| {
         let name = format!("transplant: {}", fault.name);
         let check = move || {
             let how = transplant::noticed(&fault)?;
+            if shown {
+                println!("{:<58} {how}", fault.name);
+            }
+            Ok(())
+        };
+        Trial::test(name, check)
+    }));
+    trials.extend(taught.into_iter().map(|fault| {
+        let name = format!("teacher: {}", fault.name);
+        let check = move || {
+            let how = teacher::noticed(&fault)?;
             if shown {
                 println!("{:<58} {how}", fault.name);
             }

@@ -3,7 +3,7 @@
 //! *Promise*: what one source gives unchanged is its bits; means, factors and differences are
 //! computed in f64 and rounded once. Memory is that of the tensors that a move names.
 
-use crate::{Heads, Move, Source, Step, TransplantError, decompose};
+use crate::{Decomposition, Heads, Move, Source, Step, TransplantError, decompose};
 use dreamc_compiler::compiled::Init;
 
 /// Where numbers come from.
@@ -191,15 +191,8 @@ fn factors(
     (rank, first): (usize, bool),
     read: &dyn Read,
 ) -> Result<Vec<f32>, TransplantError> {
-    let (shape, base) = mean(base, read)?;
-    let wide = wide_of(&shape);
-    let high = base.len() / wide.max(1);
     let mut out = vec![];
-    for source in from {
-        let (_, numbers) = taken(source, read)?;
-        let difference: Vec<f64> =
-            numbers.iter().zip(&base).map(|(w, b)| f64::from(*w) - f64::from(*b)).collect();
-        let d = decompose(&difference, wide);
+    for (d, [high, wide]) in decomposed(from, base, read)? {
         if first {
             let row = |k: usize| d.right.get(k).cloned().unwrap_or_else(|| vec![0.0; wide]);
             out.extend((0..rank).flat_map(|k| row(k).into_iter().map(|x| x as f32)));
@@ -209,4 +202,31 @@ fn factors(
         }
     }
     Ok(out)
+}
+
+/// Differences of each matrix from the mean of `base`, decomposed, with rows and columns.
+fn decomposed(
+    from: &[Source],
+    base: &[Source],
+    read: &dyn Read,
+) -> Result<Vec<(Decomposition, [usize; 2])>, TransplantError> {
+    let (shape, base) = mean(base, read)?;
+    let wide = wide_of(&shape);
+    let high = base.len() / wide.max(1);
+    let of = |source: &Source| {
+        let (_, numbers) = taken(source, read)?;
+        let difference: Vec<f64> =
+            numbers.iter().zip(&base).map(|(w, b)| f64::from(*w) - f64::from(*b)).collect();
+        Ok((decompose(&difference, wide), [high, wide]))
+    };
+    from.iter().map(of).collect()
+}
+
+/// The singular values of what each matrix differs by from the mean of `base`, largest first.
+pub fn differences(
+    from: &[Source],
+    base: &[Source],
+    read: &dyn Read,
+) -> Result<Vec<Vec<f64>>, TransplantError> {
+    Ok(decomposed(from, base, read)?.into_iter().map(|(d, _)| d.values).collect())
 }

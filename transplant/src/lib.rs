@@ -16,7 +16,7 @@ mod same;
 mod side;
 mod svd;
 
-pub use apply::{Read, values};
+pub use apply::{Read, differences, values};
 pub use same::{Claim, Same};
 pub use side::{Layer, Place, Side, Weight};
 pub use svd::{Decomposition, decompose};

@@ -597,7 +597,7 @@ impl<'a> Form<'a> {
         let module = &self.lowered.module;
         let inference = |name: &str| {
             prune(self.function(name), &|p| {
-                let outputs = [Output::Aux, Output::Loss, Output::Nll].map(Binding::Output);
+                let outputs = [Output::Aux, Output::Taught, Output::Loss, Output::Nll].map(Binding::Output);
                 p.binding != Binding::State(Lifetime::Set) && !outputs.contains(&p.binding)
             })
         };

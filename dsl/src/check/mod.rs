@@ -6,6 +6,7 @@
 
 mod body;
 mod define;
+mod heal;
 mod looping;
 mod model;
 mod recipe;
@@ -136,6 +137,7 @@ impl Checker {
         }
         let weights = self.text_or_none(&group, "weights");
         let transplant = self.section(&group, "transplant").map(|group| self.transplant(&group));
+        let heal = self.section(&group, "heal").map(|group| self.heal(&group));
         self.known.steps = self.peek(&group, "train", "steps");
         let model = self.section(&group, "model").and_then(|mut model| {
             // A key of the model that stands outside it is one mistake.
@@ -154,6 +156,7 @@ impl Checker {
         let mut spec = Spec {
             weights: weights?,
             transplant: flip(transplant)?,
+            heal: flip(heal)?,
             model: model?,
             data: flip(data)?,
             train: train?,
@@ -167,6 +170,7 @@ impl Checker {
             return None;
         }
         spec.carry();
+        self.healed(&spec)?;
         Some(spec)
     }
 

@@ -246,7 +246,7 @@ impl Checker {
             let message = format!("a batch of {batch} cannot be split into {accumulate} equal parts");
             self.error_at("indivisible", &group.path("accumulate"), message, "`accumulate` divides `batch`");
         }
-        let memory = self.memory(group);
+        let memory = self.memory(group, "memory");
         let sequence = self.int_or_none(group, "sequence");
         if let (Some(Some(sequence)), Some(context)) = (sequence, self.known.context)
             && sequence > context
@@ -363,13 +363,13 @@ impl Checker {
         })
     }
 
-    fn memory(&mut self, group: &Group) -> Option<Option<u64>> {
-        let Some(text) = self.text_or_none(group, "memory")? else { return Some(None) };
+    pub(super) fn memory(&mut self, group: &Group, key: &'static str) -> Option<Option<u64>> {
+        let Some(text) = self.text_or_none(group, key)? else { return Some(None) };
         let bytes = number::bytes(&text);
         if bytes.is_none() {
             let message = format!("`{text}` is no amount of memory");
             let help = "write a number and its unit: `500MB`, `8GB`, `7.5GiB`";
-            self.error_at("wrong-type", &group.path("memory"), message, help);
+            self.error_at("wrong-type", &group.path(key), message, help);
         }
         bytes.map(Some)
     }

@@ -389,16 +389,19 @@ impl Checker {
         let tuned = tuning.map(|on| sweep.iter().filter(|_| on).map(|(field, _)| field.clone()).collect());
         let (flops, parameters) =
             (self.real_or_none(&group, "flops"), self.real_or_none(&group, "parameters"));
-        let [training, memory, processed] =
-            ["training", "memory", "flops_processed"].map(|key| self.real_or_none(&group, key));
+        let [training, budget, memory, processed] =
+            ["training", "budget", "memory", "flops_processed"].map(|key| self.real_or_none(&group, key));
         let names =
             ["tokens", "data", "order", "tokenizer", "schedule", "optimizer", "batch", "precision", "seeds"];
         let [tokens, data, order, tokenizer, schedule, optimizer, batch, precision, seeds] =
             names.map(|key| self.bool(&group, key));
+        let donor = self.bool(&group, "donor");
         Some(Equal {
             flops: flops?,
             flops_processed: processed?,
             training: training?,
+            budget: budget?,
+            donor: donor?,
             parameters: parameters?,
             memory: memory?,
             tuned: tuned?,

@@ -138,6 +138,12 @@ pub struct State {
     pub train_seconds: f64,
     /// Multiply-adds carried out by training steps.
     pub multiply_adds: u64,
+    /// Multiply-adds of a teacher's forward.
+    #[serde(default)]
+    pub teacher_multiply_adds: u64,
+    /// FLOPs that the donor of the first weights was trained with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub donor_flops: Option<u64>,
     /// Hash of the resolved specification.
     pub spec_hash: String,
     /// Hash of the data.

@@ -7,6 +7,7 @@ use crate::evaluate::EvaluateError;
 use crate::model::ModelError;
 use dreamc_compiler::CompileError;
 use dreamc_compiler::count::CountError;
+use dreamc_dsl::Diagnostics;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -70,6 +71,9 @@ pub enum TrainError {
     /// Another rank of the group, or the way to it.
     #[error(transparent)]
     Group(#[from] crate::group::GroupError),
+    /// A field of the specification asks for what cannot be done.
+    #[error(transparent)]
+    Refused(Box<Diagnostics>),
     /// The recipe asks for what cannot be done.
     #[error("{0}")]
     Recipe(String),

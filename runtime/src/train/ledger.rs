@@ -73,6 +73,17 @@ pub struct Ledger {
     pub generation_memory: Option<u64>,
     /// FLOPs of products that training steps carried out: two a multiply-add.
     pub executed_flops: u64,
+    /// FLOPs that the donor was trained with whose weights a transplant took, its own donor's and
+    /// teacher's among them; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub donor_flops: Option<u64>,
+    /// FLOPs a training token should take of the teacher's forward, the mean over all steps; absent
+    /// where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher_flops_per_token: Option<f64>,
+    /// FLOPs of products of the teacher's forward; values that a disk kept take none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher_flops: Option<u64>,
     /// Bytes of the device's memory, all programs.
     pub peak_memory: u64,
     /// Steps left out because of infinities or spikes.
@@ -99,6 +110,17 @@ fn is_one(ranks: &u64) -> bool {
 }
 
 impl Ledger {
+    /// FLOPs a training token should take, a teacher's among them.
+    pub fn training_flops_per_token(&self) -> Option<f64> {
+        Some(self.declared_flops_per_token? + self.teacher_flops_per_token.unwrap_or(0.0))
+    }
+
+    /// FLOPs that were carried out until these weights were there, of donors and teachers too.
+    pub fn flops_in_all(&self) -> u64 {
+        let others = [self.donor_flops, self.teacher_flops].into_iter().flatten();
+        others.fold(self.executed_flops, u64::saturating_add)
+    }
+
     /// As it is kept.
     pub fn text(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"

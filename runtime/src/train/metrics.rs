@@ -51,6 +51,9 @@ pub struct StepLine {
     pub step: u64,
     /// Mean loss over its targets, in nats.
     pub loss: f64,
+    /// The part of a teacher, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taught: Option<f64>,
     /// The part of routers: penalties, balance and z losses, weighted; where the model has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auxiliary: Option<f64>,
@@ -232,6 +235,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let step = StepLine {
+            taught: None,
             step: 10,
             loss: 1.5,
             auxiliary: Some(0.125),

@@ -6,7 +6,8 @@
 //! [`health`]) and [`tensorboard`] files, checkpoints, [`sample`]s and a [`ledger`], and tells a
 //! [`event::Watcher`] what happens. [`schedule`] gives the learning rate of a step, [`changes`]
 //! refuses to continue with something else, `writing` writes checkpoints while it goes on, `pace`
-//! names a rank that is slow, [`signal`] turns Ctrl-C into a checkpoint.
+//! names a rank that is slow, [`teacher`] runs a teacher beside it (`stored` keeps its values),
+//! [`signal`] turns Ctrl-C into a checkpoint.
 
 pub mod changes;
 pub mod error;
@@ -22,6 +23,8 @@ pub mod run;
 pub mod sample;
 pub mod schedule;
 pub mod signal;
+mod stored;
+pub mod teacher;
 pub mod tensorboard;
 mod writing;
 

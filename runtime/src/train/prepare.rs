@@ -4,7 +4,7 @@ use super::error::TrainError;
 use crate::device::{Device, Group};
 use crate::generate::Writing;
 use crate::model::{Memory, parameters};
-use crate::train::{health, sample};
+use crate::train::{health, sample, teacher};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::count::{self, Counts, count};
 use dreamc_compiler::format::Formats;
@@ -36,6 +36,8 @@ pub struct Prepared {
     /// Another use of its weights that is observed, for the health of its routers. Absent where it
     /// has none.
     pub observer: Option<Compiled>,
+    /// The teacher. Absent where the specification has none.
+    pub teacher: Option<teacher::Plan>,
     /// Tensors that steps store in bf16.
     pub narrow: Narrow,
     /// Ranks that share the micro-batches of a step.
@@ -276,7 +278,9 @@ pub fn prepare(
     let rewrite = rewriting.clone();
     let storing = || Storing { narrow, formats: formats.clone() };
     let (rank, shard) = (group.rank(), train.parallel.shard && ranks > 1);
-    let with = Options { ranks, rank, shard, ..forward(rows, sequence) };
+    let teacher = teacher::Plan::of(spec, rows, device, rewriting)?;
+    let taught = teacher.as_ref().map_or(vec![], teacher::Plan::taught);
+    let with = Options { ranks, rank, shard, taught, ..forward(rows, sequence) };
     let options =
         Options { train: true, segments, depths, rewrite, narrow, formats: formats.clone(), ..with };
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));
@@ -333,6 +337,7 @@ pub fn prepare(
     let rewriting = rewriting.clone();
     Ok(Prepared {
         compiled,
+        teacher,
         narrow,
         scorer,
         writer,

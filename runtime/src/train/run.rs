@@ -26,6 +26,7 @@ use super::metrics::{Balance, EvaluationLine, Lines, SkippedLine, StepLine};
 use super::pace::Pace;
 use super::prepare::Prepared;
 use super::schedule::Interval;
+use super::teacher::{self, Given, Teacher};
 use super::tensorboard::Events;
 use super::writing::{Snapshot, Writing, Written};
 use super::{changes, schedule, signal};
@@ -139,6 +140,8 @@ struct Runner<'a> {
     scorer: Option<Model>,
     writer: Option<Cached>,
     observer: Option<Model>,
+    teacher: Option<Teacher>,
+    teacher_flops_per_token: Option<f64>,
     batches: Batches,
     state: State,
     /// The pace of all ranks.
@@ -186,7 +189,11 @@ impl Record<'_> {
 struct Part {
     loss: f32,
     auxiliary: f32,
+    /// The part of a teacher.
+    taught: f32,
     multiply_adds: u64,
+    /// Multiply-adds of the teacher.
+    teacher: u64,
     /// Seconds of its micro-batches, without waiting for others.
     seconds: f32,
     /// A wish to stop: 0 for none.
@@ -197,21 +204,25 @@ struct Part {
 
 impl Part {
     fn bytes(self) -> Vec<u8> {
-        let floats = [self.loss.to_le_bytes(), self.auxiliary.to_le_bytes()].concat();
-        let (work, seconds) = (self.multiply_adds.to_le_bytes(), self.seconds.to_le_bytes());
-        [&floats[..], &work, &seconds, &[self.signal, u8::from(self.late)]].concat()
+        let floats = [self.loss, self.auxiliary, self.taught].map(f32::to_le_bytes).concat();
+        let work = [self.multiply_adds, self.teacher].map(u64::to_le_bytes).concat();
+        [&floats[..], &work, &self.seconds.to_le_bytes(), &[self.signal, u8::from(self.late)]].concat()
     }
 
     fn of(bytes: &[u8]) -> Option<Self> {
         let (loss, rest) = bytes.split_first_chunk()?;
         let (auxiliary, rest) = rest.split_first_chunk()?;
+        let (taught, rest) = rest.split_first_chunk()?;
         let (multiply_adds, rest) = rest.split_first_chunk()?;
+        let (teacher, rest) = rest.split_first_chunk()?;
         let (seconds, rest) = rest.split_first_chunk()?;
         let [signal, late] = *rest else { return None };
         Some(Part {
             loss: f32::from_le_bytes(*loss),
             auxiliary: f32::from_le_bytes(*auxiliary),
+            taught: f32::from_le_bytes(*taught),
             multiply_adds: u64::from_le_bytes(*multiply_adds),
+            teacher: u64::from_le_bytes(*teacher),
             seconds: f32::from_le_bytes(*seconds),
             signal,
             late: late > 0,
@@ -240,14 +251,20 @@ impl<'a> Runner<'a> {
         let scorer = prepared.scorer.map(|c| model.beside(c)).transpose()?;
         let writer = prepared.writer.map(|c| Cached::over(model.beside(c)?)).transpose()?;
         let observer = prepared.observer.map(|c| model.beside(c)).transpose()?;
+        let teacher_flops_per_token = teacher_flops(&prepared.teacher, setup.spec);
+        let teacher = match prepared.teacher {
+            Some(plan) => Some(Teacher::load(plan, setup.spec, setup.device, &setup.dataset.tokenizer)?),
+            None => None,
+        };
         let mut kept = model.entries();
-        let (mut bound, mut states) = (None, None);
+        let (mut bound, mut states, mut donor_flops) = (None, None, None);
         let mut state = match setup.from.take() {
             // Rank 0 has what the run begins with.
             _ if !group.leads() => State::default(),
             None => {
                 model.initialise(train.seed)?;
                 if let Some(base) = setup.base.take() {
+                    donor_flops = base.metadata("donor_flops").and_then(|flops| flops.parse().ok());
                     let new = model.begin_from(&base)?;
                     // Adapters begin with every run.
                     let said: Vec<&str> =
@@ -259,7 +276,7 @@ impl<'a> Runner<'a> {
                     kept.retain(|(name, _)| model.trains(name) || new.contains(name));
                     bound = (kept.len() < all).then(|| base.binding()).transpose()?;
                 }
-                State { version: VERSION, spec_hash, data_hash, ..State::default() }
+                State { version: VERSION, donor_flops, spec_hash, data_hash, ..State::default() }
             }
             Some(from) => {
                 if !setup.allow_changes {
@@ -294,6 +311,8 @@ impl<'a> Runner<'a> {
             scorer,
             writer,
             observer,
+            teacher,
+            teacher_flops_per_token,
             batches,
             state,
             pace: Pace::default(),
@@ -373,7 +392,9 @@ impl<'a> Runner<'a> {
             all = Part {
                 loss: all.loss + part.loss,
                 auxiliary: all.auxiliary + part.auxiliary,
+                taught: all.taught + part.taught,
                 multiply_adds: all.multiply_adds + part.multiply_adds,
+                teacher: all.teacher + part.teacher,
                 seconds: all.seconds.max(part.seconds),
                 signal: all.signal.max(part.signal),
                 late: all.late || part.late,
@@ -424,10 +445,12 @@ impl<'a> Runner<'a> {
         };
         let targets = batch.learned();
         let parts = rows / micro.max(1);
-        let scale = Scale { loss: 1.0 / targets.max(1) as f32, auxiliary: 1.0 / parts.max(1) as f32 };
+        let own_loss = teacher::own_loss(self.setup.spec, step);
+        let scale = Scale { loss: own_loss / targets.max(1) as f32, auxiliary: 1.0 / parts.max(1) as f32 };
         self.model.begin_step()?;
         let depth = schedule::depth(self.setup.spec, step);
         let (mut multiply_adds, mut waited, worked) = (0, 0.0, Instant::now());
+        let mut given = Given::default();
         let own = self.setup.group.share(parts);
         let own = own.ok_or_else(|| TrainError::Recipe(format!("{parts} micro-batches cannot be shared")))?;
         let last = own.end.saturating_sub(1) * micro;
@@ -436,6 +459,11 @@ impl<'a> Runner<'a> {
                 self.model.last();
             }
             let part = batch.slice(first, micro);
+            if let Some(teacher) = &mut self.teacher {
+                let part = teacher.give(&mut self.model, &part, (step, targets))?;
+                given.constant += part.constant;
+                given.multiply_adds += part.multiply_adds;
+            }
             self.model.at(step, first as u64);
             let stats = self.model.backward(&part, scale, depth)?;
             let executed = stats.multiply_adds();
@@ -446,15 +474,20 @@ impl<'a> Runner<'a> {
             multiply_adds += executed;
         }
         let (own, own_auxiliary) = (self.model.loss()?, self.model.auxiliary()?);
+        let own_taught = self.model.taught()?.map(|taught| taught + given.constant as f32);
         let own = Part {
             loss: own,
             auxiliary: own_auxiliary.unwrap_or(0.0),
+            taught: own_taught.unwrap_or(0.0),
             multiply_adds,
+            teacher: given.multiply_adds,
             seconds: (worked.elapsed().as_secs_f64() - waited).max(0.0) as f32,
             ..Part::default()
         };
         let pooled = self.pool(own)?;
-        let (loss, norm, multiply_adds) = (pooled.loss, self.model.norm()?, pooled.multiply_adds);
+        let loss = pooled.loss + pooled.taught;
+        let (norm, multiply_adds) = (self.model.norm()?, pooled.multiply_adds);
+        let taught = own_taught.map(|_| f64::from(pooled.taught));
         let auxiliary = own_auxiliary.map(|_| f64::from(pooled.auxiliary * scale.auxiliary));
         let verdict = self.state.guard.judge(train, loss, norm);
         let mut balance = None;
@@ -479,6 +512,7 @@ impl<'a> Runner<'a> {
         state.tokens += tokens;
         state.targets += targets;
         state.multiply_adds += multiply_adds;
+        state.teacher_multiply_adds += pooled.teacher;
         state.train_seconds += seconds;
         // A moving average that forgets the slow first steps soon.
         let now_speed = tokens as f64 / seconds.max(1e-9);
@@ -495,6 +529,7 @@ impl<'a> Runner<'a> {
         let line = StepLine {
             step,
             loss: f64::from(loss),
+            taught,
             auxiliary,
             learning_rate: schedule::learning_rate(train, step),
             norm: f64::from(norm),
@@ -508,6 +543,7 @@ impl<'a> Runner<'a> {
             metrics.push(&line)?;
             let scalars = [
                 ("loss", Some(line.loss)),
+                ("taught", line.taught),
                 ("auxiliary", line.auxiliary),
                 ("learning_rate", Some(line.learning_rate)),
                 ("norm", Some(line.norm)),
@@ -854,6 +890,9 @@ impl<'a> Runner<'a> {
             processed_flops_per_token: self.processed(&line),
             generation_memory: declared.and_then(|c| u64::try_from(c.memory_bytes.generation).ok()),
             executed_flops: 2 * state.multiply_adds,
+            donor_flops: state.donor_flops,
+            teacher_flops_per_token: self.teacher_flops_per_token,
+            teacher_flops: self.teacher.as_ref().map(|_| 2 * state.teacher_multiply_adds),
             peak_memory: memory,
             skipped_steps: state.skipped,
             validation_loss: line.validation_loss,
@@ -882,6 +921,13 @@ impl<'a> Runner<'a> {
         let Some(record) = &self.record else { return Ok(()) };
         Ok(record.folder.write("ledger.json", &ledger.text())?)
     }
+}
+
+/// FLOPs of a teacher's forward, a token of all steps.
+fn teacher_flops(plan: &Option<teacher::Plan>, spec: &Spec) -> Option<f64> {
+    let (heal, each) = (spec.heal.as_ref()?, plan.as_ref()?.flops_per_token?);
+    let (taught, all) = (teacher::Plan::steps(heal, spec.train.steps), spec.train.steps.max(1));
+    Some(each * taught as f64 / all as f64)
 }
 
 /// Opens the files of a run where its checkpoint was.

@@ -110,6 +110,7 @@ impl Trial {
             ..options
         };
         Ok(Prepared {
+            teacher: None,
             compiled: s.pipeline.compile(&self.spec, &options)?,
             scorer: None,
             writer: None,

@@ -72,7 +72,7 @@ pub fn measure(spec: &Spec, device: &DeviceArguments, rewriting: &RewriteArgumen
     folder.begin(&text, &dataset.tokenizer, &prepared.rewriting)?;
     let setup = Setup {
         spec: &spec,
-        base: beginning(&spec, None)?,
+        base: beginning(&spec, None, (folder.path(), device.as_ref()))?,
         text: &text,
         device: device.as_ref(),
         dataset: &dataset,
