@@ -20,6 +20,7 @@ mod hostile;
 mod imported;
 mod ladder;
 mod lsp;
+mod preferences;
 mod quantize;
 mod ranks;
 mod rates;

@@ -8,6 +8,8 @@
 
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "faults/preferences.rs"]
+mod preferences;
 #[path = "faults/transplant.rs"]
 mod transplant;
 
@@ -2670,7 +2672,19 @@ fn main() -> ExitCode {
     let faults = faults();
     let number = faults.len();
     let moved = transplant::faults();
-    let number = number + moved.len();
+    let preferred = preferences::faults();
+    let number = number + moved.len() + preferred.len();
+    trials.push(Trial::test("without a fault: preferences", preferences::sound));
+    trials.extend(preferred.into_iter().map(|fault| {
+        let check = move || {
+            let how = preferences::noticed(&fault)?;
+            if shown {
+                println!("{:<58} {how}", fault.name);
+            }
+            Ok(())
+        };
+        Trial::test(format!("preferences: {}", fault.name), check)
+    }));
     trials.push(Trial::test("the page of faults has their number", move || page(number)));
     trials.extend(moved.into_iter().map(|fault| {
         let name = format!("transplant: {}", fault.name);

@@ -24,6 +24,7 @@ use super::health::{self, Health};
 use super::ledger::Ledger;
 use super::metrics::{Balance, EvaluationLine, Lines, SkippedLine, StepLine};
 use super::pace::Pace;
+use super::preferences::Reference;
 use super::prepare::Prepared;
 use super::schedule::Interval;
 use super::tensorboard::Events;
@@ -140,6 +141,8 @@ struct Runner<'a> {
     writer: Option<Cached>,
     observer: Option<Model>,
     batches: Batches,
+    /// Of the pairs, where the run learns from preferences.
+    reference: Option<Reference>,
     state: State,
     /// The pace of all ranks.
     pace: Pace,
@@ -242,6 +245,7 @@ impl<'a> Runner<'a> {
         let observer = prepared.observer.map(|c| model.beside(c)).transpose()?;
         let mut kept = model.entries();
         let (mut bound, mut states) = (None, None);
+        let begins = setup.from.is_none();
         let mut state = match setup.from.take() {
             // Rank 0 has what the run begins with.
             _ if !group.leads() => State::default(),
@@ -284,6 +288,7 @@ impl<'a> Runner<'a> {
         };
         share(group, &mut model, &mut state, states.as_ref())?;
         let batches = setup.dataset.train(state.cursor.clone())?;
+        let reference = train.dpo.map(|_| reference(&setup, &mut model, begins, watcher)).transpose()?;
         let record = setup.folder.map(|folder| open(folder, &state, setup.spec, &model)).transpose()?;
         let saved = state.step;
         let interval = Interval::new(train.checkpoint.minutes);
@@ -295,6 +300,7 @@ impl<'a> Runner<'a> {
             writer,
             observer,
             batches,
+            reference,
             state,
             pace: Pace::default(),
             record,
@@ -419,12 +425,17 @@ impl<'a> Runner<'a> {
         let begun = Instant::now();
         let step = self.state.step + 1;
         let (rows, micro) = (train.batch as usize, self.model.batch());
-        let Some(batch) = self.batches.take(rows)? else {
+        let Some(mut batch) = self.batches.take(rows)? else {
             return Err(TrainError::Recipe("the data has no rows to train on".into()));
         };
+        if let Some(reference) = &self.reference {
+            reference.give(&mut batch)?;
+        }
         let targets = batch.learned();
         let parts = rows / micro.max(1);
-        let scale = Scale { loss: 1.0 / targets.max(1) as f32, auxiliary: 1.0 / parts.max(1) as f32 };
+        // Preferences have a mean over pairs.
+        let terms = if self.reference.is_some() { rows as u64 / 2 } else { targets };
+        let scale = Scale { loss: 1.0 / terms.max(1) as f32, auxiliary: 1.0 / parts.max(1) as f32 };
         self.model.begin_step()?;
         let depth = schedule::depth(self.setup.spec, step);
         let (mut multiply_adds, mut waited, worked) = (0, 0.0, Instant::now());
@@ -644,6 +655,9 @@ impl<'a> Runner<'a> {
             // nothing.
             line.bits_per_byte = if dataset.tasks().next().is_none() { loss.bits_per_byte() } else { None };
         }
+        if let (Some(reference), Some(dpo)) = (&self.reference, spec.train.dpo) {
+            line.preferred = reference.measure(&mut self.model, dataset, dpo, 2 * rows)?;
+        }
         // Rank 0 asks the problems and looks at the routers; the others hear how many were asked.
         if let (Some(scorer), true) = (&mut self.scorer, group.leads()) {
             let mut found = vec![];
@@ -692,7 +706,8 @@ impl<'a> Runner<'a> {
 
     /// Whether an evaluation is the best so far, which is remembered.
     fn judge(&mut self, line: &EvaluationLine) -> bool {
-        let Some(loss) = line.validation_loss else { return false };
+        let measured = line.preferred.map(|p| p.loss).or(line.validation_loss);
+        let Some(loss) = measured else { return false };
         let best = loss.is_finite() && self.state.best.is_none_or(|(_, b)| loss < b);
         self.state.stale = if best { 0 } else { self.state.stale + 1 };
         if best {
@@ -706,6 +721,9 @@ impl<'a> Runner<'a> {
         let of = if line.complete { "held_out" } else { "validation" };
         let mut scalars = vec![
             (format!("{of}/loss"), line.validation_loss),
+            (format!("{of}/preference_loss"), line.preferred.map(|p| p.loss)),
+            (format!("{of}/preferred"), line.preferred.map(|p| p.share)),
+            (format!("{of}/margin"), line.preferred.map(|p| p.margin)),
             (format!("{of}/targets"), line.targets.map(|n| n as f64)),
             (format!("{of}/bits_per_byte"), line.bits_per_byte),
             (format!("{of}/exact_match"), line.exact_match),
@@ -882,6 +900,29 @@ impl<'a> Runner<'a> {
         let Some(record) = &self.record else { return Ok(()) };
         Ok(record.folder.write("ledger.json", &ledger.text())?)
     }
+}
+
+/// What pairs were worth before training: by the weights that the run begins with, else as it was
+/// kept.
+fn reference(
+    setup: &Setup,
+    model: &mut Model,
+    begins: bool,
+    watcher: &mut dyn Watcher,
+) -> Result<Reference, TrainError> {
+    let (group, hash) = (&setup.group, setup.dataset.hash());
+    // The state of rank 0 says whether the run begins, and every rank has its weights.
+    let begins = group.broadcast(0, &[u8::from(begins)])?.first() == Some(&1);
+    if begins {
+        watcher.tell(&Event::Busy("measuring the reference"));
+        let reference = Reference::of(model, setup.dataset)?;
+        if let Some(folder) = setup.folder {
+            reference.write(folder, &hash)?;
+        }
+        return Ok(reference);
+    }
+    let own = setup.folder.map(|folder| Reference::open(folder.path(), &hash)).transpose()?;
+    Ok(own.unwrap_or_default().share(group)?)
 }
 
 /// Opens the files of a run where its checkpoint was.
