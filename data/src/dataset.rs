@@ -213,7 +213,14 @@ impl Dataset {
     /// Training batches from a cursor on, without end.
     pub fn train(&self, cursor: Cursor) -> Result<Batches, DataError> {
         let sources = self.sources.iter().map(|s| (s.weight, s.train.clone()));
-        self.batches(sources.collect(), cursor, true)
+        self.batches(sources.collect(), cursor, (true, true))
+    }
+
+    /// Rows to learn from in the order of training, of pairs the better answers alone: something to
+    /// look at.
+    pub fn shown(&self) -> Result<Batches, DataError> {
+        let sources = self.sources.iter().map(|s| (s.weight, s.train.clone()));
+        self.batches(sources.collect(), Cursor::default(), (true, false))
     }
 
     /// Held-out rows in the order of the files, always the same; `None` where nothing is held out.
@@ -269,10 +276,20 @@ impl Dataset {
     fn held(&self, order: Option<Philox>) -> Result<Option<Batches>, DataError> {
         let held = |s: &Mixed| s.validation.as_ref().map(|v| (s.weight, v.ordered(order)));
         let sources: Vec<_> = self.sources.iter().filter_map(held).collect();
-        if sources.is_empty() { Ok(None) } else { self.batches(sources, Cursor::default(), false).map(Some) }
+        if sources.is_empty() {
+            Ok(None)
+        } else {
+            self.batches(sources, Cursor::default(), (false, false)).map(Some)
+        }
     }
 
-    fn batches(&self, sources: Vec<(f64, Rows)>, cursor: Cursor, repeat: bool) -> Result<Batches, DataError> {
+    /// Rows of sources, again and again with `repeat`, both answers of pairs with `both`.
+    fn batches(
+        &self,
+        sources: Vec<(f64, Rows)>,
+        cursor: Cursor,
+        (repeat, both): (bool, bool),
+    ) -> Result<Batches, DataError> {
         let mut cursors = cursor.sources;
         if !cursors.is_empty() && cursors.len() != sources.len() {
             return Err(DataError::Section(format!(
@@ -290,7 +307,7 @@ impl Dataset {
                     Rows::Stream(stream) => Supply::Stream(stream, cursor.examples),
                     Rows::Examples(e) => {
                         let pairs = Pairs::new(&e, &self.tokenizer, repeat, cursor.examples.clone());
-                        match pairs.filter(|_| repeat) {
+                        match pairs.filter(|_| both) {
                             Some(pairs) => Supply::Pairs(pairs),
                             None => {
                                 let packer =

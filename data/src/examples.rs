@@ -375,7 +375,7 @@ impl Pairs {
             self.too_long += u64::from(answers.iter().any(|e| e.tokens.len() > out.sequence));
             if answers.iter().any(|e| e.learn >= out.sequence) {
                 useless += 1;
-                if useless >= count {
+                if self.repeat && useless >= count {
                     let sequence = out.sequence;
                     return Err(DataError::Section(format!(
                         "no prompt of the {count} pairs is shorter than the sequence of {sequence} tokens; use a longer \

@@ -249,8 +249,8 @@ pub struct Fields {
     pub template: Template,
 }
 
-/// What shards and data are found by: rows that are no pairs have the text of before there were
-/// any.
+/// The text that shards and data are found by: that of rows which are no pairs is as it was before
+/// there were any.
 impl fmt::Debug for Fields {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Fields { prompt, answer, rejected, template } = self;

@@ -439,14 +439,15 @@ fn pairs_are_two_rows_each_and_held_out_together() {
     assert_eq!(first.documents[1], first.documents[0] + 1);
     assert!(learned.contains(&first.documents[0]));
     let text = |row: usize| {
-        let ids: Vec<u32> = first.targets[8 * row..][..8].iter().filter(|t| **t >= 0).map(|t| *t as u32).collect();
+        let ids: Vec<u32> =
+            first.targets[8 * row..][..8].iter().filter(|t| **t >= 0).map(|t| *t as u32).collect();
         set.tokenizer.decode(&ids)
     };
     let number = first.documents[0] / 2;
     assert_eq!([text(0), text(1)], [format!("yes{number}"), "no".into()]);
     let mut again = set.train(batches.cursor()).unwrap();
     assert_eq!(again.take(30).unwrap(), batches.take(30).unwrap());
-    // What is not about pairs sees their better answers.
+    // All else sees the better answers of pairs.
     let held = set.validation().unwrap().unwrap().take(2).unwrap().unwrap();
     assert!(held.documents.is_empty() && held.learned() > 0);
     // Pairs whose prompts fill a row are left out, and all of them are an error.

@@ -1,4 +1,4 @@
-//! What rounding a matrix costs on a text.
+//! The cost of rounding a matrix, on a text.
 //!
 //! *In*: a model in the precision it was trained in, rows of a calibration text. *Out*: the
 //! [`Importance`] of each number of its matrices, and blocks that are packed by it. *Promise*: of
@@ -7,9 +7,9 @@
 //! nearest.
 //!
 //! To second order the loss grows by `½ Σ F (w - q)²` where `F` is the mean square of a number's
-//! gradient over rows: the diagonal of the Fisher information, as in SqueezeLLM (2306.07629, section
-//! 4.1). A scale that is fitted to the largest number of a block minimises no such error; scales
-//! that clip it are tried, and the best is kept.
+//! gradient over rows: the diagonal of the Fisher information, as in SqueezeLLM (2306.07629,
+//! section 4.1). A scale that is fitted to the largest number of a block minimises no such error;
+//! scales that clip it are tried, and the best is kept.
 
 use crate::checkpoint::Weights;
 use crate::data::{Batches, DataError, NO_LOSS};
@@ -44,7 +44,9 @@ pub enum CalibrateError {
     #[error(transparent)]
     Data(#[from] DataError),
     /// It is too short.
-    #[error("the calibration text has {tokens} tokens to learn, fewer than a row of {row}: give a longer one")]
+    #[error(
+        "the calibration text has {tokens} tokens to learn, fewer than a row of {row}: give a longer one"
+    )]
     Short {
         /// Its tokens.
         tokens: u64,
@@ -52,7 +54,9 @@ pub enum CalibrateError {
         row: u64,
     },
     /// Adapters freeze the matrices.
-    #[error("the matrices of a model with adapters are its base's: `dreamc merge` it first, or quantise the base")]
+    #[error(
+        "the matrices of a model with adapters are its base's: `dreamc merge` it first, or quantise the base"
+    )]
     Adapters,
     /// A gradient is not a number.
     #[error("the gradient of {tensor} on the calibration text is not finite")]
@@ -106,8 +110,7 @@ impl Importance {
             model.begin_step()?;
             model.backward(&batch, Scale { loss: 1.0, auxiliary: 0.0 }, None)?;
             for tensor in &tensors {
-                let (Some(sums), Some(gradient)) =
-                    (squares.get_mut(&tensor.name), model.gradient(tensor)?)
+                let (Some(sums), Some(gradient)) = (squares.get_mut(&tensor.name), model.gradient(tensor)?)
                 else {
                     continue;
                 };
@@ -151,9 +154,11 @@ pub fn pack(packed: Packed, values: &[f32], importance: &[f32], to: &mut Vec<u8>
                 .pack(numbers, &mut block)
                 .map_err(|bad| Unpackable { at: number * unit + bad.at, ..bad })?;
             packed.unpack(&block, &mut unpacked);
-            let error = own.iter().zip(&unpacked).zip(weights).map(|((x, q), w)| {
-                (f64::from(*w) + floor) * (f64::from(*x) - f64::from(*q)).powi(2)
-            });
+            let error = own
+                .iter()
+                .zip(&unpacked)
+                .zip(weights)
+                .map(|((x, q), w)| (f64::from(*w) + floor) * (f64::from(*x) - f64::from(*q)).powi(2));
             let error: f64 = error.sum();
             if best.as_ref().is_none_or(|(least, _)| error < *least) {
                 best = Some((error, block.clone()));

@@ -2,8 +2,9 @@
 //!
 //! *In*: the weights of a model, and a format for each part of it. *Out*: a folder like that of an
 //! import, whose matrices are packed ([`Packed`]) and read so, in their file. *Promise*: numbers
-//! are rounded to the nearest, with scales that a calibration text decides where there is one, vectors and routers stay as they are, and where a number or a scale
-//! cannot be held nothing is written.
+//! are rounded to the nearest, with scales that a calibration text decides where there is one,
+//! vectors and routers stay as they are, and where a number or a scale cannot be held nothing is
+//! written.
 
 use crate::calibrate::{self, CalibrateError, Importance};
 use crate::checkpoint::safetensors::{Dtype, PACKED, Stored, write_stored};
@@ -81,7 +82,7 @@ pub struct Choice {
     pub format: Asked,
     /// Of parts, in the order in which they were written; later ones count.
     pub parts: Vec<(String, Asked)>,
-    /// What rounding costs on a calibration text; to nearest without.
+    /// The cost of rounding on a calibration text; to nearest without.
     pub importance: Option<Importance>,
 }
 

@@ -9,9 +9,9 @@ use crate::show::bytes;
 use crate::spec::{measure_on, open_data};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
+use dreamc_runtime::calibrate::{self, CalibrateError, Importance};
 use dreamc_runtime::checkpoint::folder;
 use dreamc_runtime::files;
-use dreamc_runtime::calibrate::{self, CalibrateError, Importance};
 use dreamc_runtime::quantise::{self, Choice, quantise};
 use dreamc_runtime::train::prepare;
 use std::path::{Path, PathBuf};
@@ -43,8 +43,8 @@ pub struct Arguments {
     #[arg(long, value_name = "PART: FORMAT, …")]
     parts: Option<String>,
 
-    /// Fit scales to what rounding costs on this text, .jsonl or .parquet: by the gradients of up to
-    /// 64 rows of it
+    /// Fit scales to what rounding costs on this text, .jsonl or .parquet: by the gradients of up
+    /// to 64 rows of it
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
 
@@ -89,7 +89,7 @@ pub fn run(a: Arguments) -> Done {
     Ok(())
 }
 
-/// What rounding costs on a text.
+/// The cost of rounding on a text.
 fn importance(trained: &Trained, file: &Path) -> Result<Importance, Failure> {
     let mut spec = trained.spec.clone();
     let sequence = prepare::sequence(&spec).min(calibrate::SEQUENCE);

@@ -110,7 +110,11 @@ fn preferences_that_do_not_fit_are_errors_at_their_token() {
     for (data, train, words) in [
         (data, "seed: 1", "rows with a `rejected` answer are pairs, for `train.dpo`"),
         ("data: {text: t.txt}", "dpo: {beta: 0.1}", "`dpo` learns from pairs, and `data` has none"),
-        ("data: {text: t.txt, rejected: bad}", "dpo: {beta: 0.1}", "`rejected` goes with `jsonl` and `parquet`"),
+        (
+            "data: {text: t.txt, rejected: bad}",
+            "dpo: {beta: 0.1}",
+            "`rejected` goes with `jsonl` and `parquet`",
+        ),
         ("data: {jsonl: p.jsonl, rejected: bad}", "dpo: {beta: 0.1}", "there is no `prompt`"),
         (data, "dpo: {beta: 0}", "`beta` is out of range: 0"),
         (data, "dpo: {smoothing: 0.7}", "most pairs would be the wrong way round"),

@@ -78,7 +78,8 @@ fn pairs_have_the_loss_and_the_gradients_of_the_formula() {
         let module = a.split('.').rev().nth(1).unwrap().replace("out", "o");
         for (factor, own) in [("lora_A", a), ("lora_B", b)] {
             let is = |key: &&String| {
-                key.contains(&format!(".layers.{layer}.")) && key.contains(&format!(".{module}_proj.{factor}."))
+                key.contains(&format!(".layers.{layer}."))
+                    && key.contains(&format!(".{module}_proj.{factor}."))
             };
             let key = expected.keys().find(is).unwrap();
             close(own, &gradients[own], expected[key.as_str()].floats(), largest);
@@ -102,7 +103,8 @@ fn pairs_have_the_loss_and_the_gradients_of_the_formula() {
             ("down.weight", "mlp.down_proj"),
         ];
         for (ours, theirs) in same {
-            let own = gradients.keys().find(|k| k.starts_with(&format!("layers.{layer}.")) && k.ends_with(ours));
+            let own =
+                gradients.keys().find(|k| k.starts_with(&format!("layers.{layer}.")) && k.ends_with(ours));
             let key = format!("model.layers.{layer}.{theirs}.weight");
             let (Some(own), Some(theirs)) = (own, expected.get(&key)) else { continue };
             close(own, &gradients[own], theirs.floats(), largest);

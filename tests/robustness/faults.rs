@@ -6,10 +6,10 @@
 //! function, the plan, the counts. A fault in lowering or differentiation is in the interpreter's
 //! model, too, as it would be if the pass were wrong.
 
-#[path = "../support/mod.rs"]
-mod support;
 #[path = "faults/preferences.rs"]
 mod preferences;
+#[path = "../support/mod.rs"]
+mod support;
 #[path = "faults/transplant.rs"]
 mod transplant;
 

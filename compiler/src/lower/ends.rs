@@ -101,7 +101,8 @@ fn finish_head(lower: Lower, globals: &mut Vec<Weight>) -> Result<(Function, Fac
 }
 
 impl Lower<'_> {
-    /// `Σ -(1 - ε) ln σ(z) - ε ln σ(-z)` over pairs of sequences, `z = β·(ln π(first) - ln π(second)
+    /// `Σ -(1 - ε) ln σ(z) - ε ln σ(-z)` over pairs of sequences, `z = β·(ln π(first) - ln
+    /// π(second)
     /// - reference)`: direct preference optimisation (2305.18290, equation 7).
     fn preferences(&mut self, nll: Value, rows: &[Dim], dpo: spec::Dpo) -> Result<Value, CompileError> {
         let count = self.b.module.size(rows[0]);
@@ -123,8 +124,7 @@ impl Lower<'_> {
         if dpo.smoothing != 0.0 {
             let back = self.b.scale(margin, dpo.beta);
             let back = self.b.unary(Unary::Softplus, back);
-            let (right, wrong) =
-                (self.b.scale(each, 1.0 - dpo.smoothing), self.b.scale(back, dpo.smoothing));
+            let (right, wrong) = (self.b.scale(each, 1.0 - dpo.smoothing), self.b.scale(back, dpo.smoothing));
             each = self.b.add(right, wrong);
         }
         Ok(self.b.reduce(Reduce::Sum, each, &[pairs]))

@@ -120,7 +120,11 @@ impl Checker {
             self.misplaced_in_data(group, &["min_steps", "max_steps", "longer", "size", "length"], "`task`");
         }
         if !matches!(kind, "jsonl" | "parquet") {
-            self.misplaced_in_data(group, &["prompt", "answer", "rejected", "template"], "`jsonl` and `parquet`");
+            self.misplaced_in_data(
+                group,
+                &["prompt", "answer", "rejected", "template"],
+                "`jsonl` and `parquet`",
+            );
         }
         match kind {
             "task" => self.task(group).map(Source::Task),

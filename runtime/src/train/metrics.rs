@@ -143,7 +143,12 @@ impl EvaluationLine {
         let of = |n: Option<u64>, what: &str| n.map_or(String::new(), |n| format!(" (of {n} {what})"));
         let parts = [
             self.preferred.map(|p| {
-                format!("preference loss {:.4}, {:.1} % of {} pairs preferred", p.loss, 100.0 * p.share, p.pairs)
+                format!(
+                    "preference loss {:.4}, {:.1} % of {} pairs preferred",
+                    p.loss,
+                    100.0 * p.share,
+                    p.pairs
+                )
             }),
             self.validation_loss.map(|x| format!("validation loss {x:.4}{}", of(self.targets, "targets"))),
             self.bits_per_byte.map(|x| format!("{x:.4} bits per byte")),

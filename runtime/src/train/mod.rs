@@ -5,8 +5,9 @@
 //! over a folder and locks it, [`run`] is the loop. It leaves [`metrics`] (with routers'
 //! [`health`]) and [`tensorboard`] files, checkpoints, [`sample`]s and a [`ledger`], and tells a
 //! [`event::Watcher`] what happens. [`schedule`] gives the learning rate of a step, [`changes`]
-//! refuses to continue with something else, [`preferences`] keeps what pairs were worth before, `writing` writes checkpoints while it goes on, `pace`
-//! names a rank that is slow, [`signal`] turns Ctrl-C into a checkpoint.
+//! refuses to continue with something else, [`preferences`] keeps what pairs were worth before,
+//! `writing` writes checkpoints while it goes on, `pace` names a rank that is slow, [`signal`]
+//! turns Ctrl-C into a checkpoint.
 
 pub mod changes;
 pub mod error;

@@ -3,8 +3,8 @@
 //!
 //! *In*: a model and the pairs of a dataset. *Out*: the [`Reference`] of every pair, the loss and
 //! the share of held-out pairs that are [`Preferred`]. *Promise*: the reference is computed once,
-//! by the weights that a run begins with, and kept in its folder with a checksum; a run goes on with
-//! those numbers or not at all.
+//! by the weights that a run begins with, and kept in its folder with a checksum; a run goes on
+//! with those numbers or not at all.
 
 use super::error::TrainError;
 use super::folder::RunFolder;
@@ -111,7 +111,8 @@ impl Reference {
     /// That of a run which goes on.
     pub fn open(folder: &Path, data_hash: &str) -> Result<Self, CheckpointError> {
         let path = folder.join(REFERENCE);
-        let corrupt = |problem: &str| CheckpointError::Corrupt { path: path.clone(), problem: problem.into() };
+        let corrupt =
+            |problem: &str| CheckpointError::Corrupt { path: path.clone(), problem: problem.into() };
         let file = Tensors::open(&path)?;
         let get = |name: &str| {
             let found = file.get(name)?;
@@ -153,17 +154,17 @@ impl Reference {
         Ok(())
     }
 
-    /// Held-out pairs, so many rows at most; `None` where none are held out.
+    /// Held-out pairs, so many at most; `None` where none are held out.
     pub fn measure(
         &self,
         model: &mut Model,
         dataset: &Dataset,
         dpo: Dpo,
-        rows: u64,
+        most: u64,
     ) -> Result<Option<Preferred>, EvaluateError> {
         let Some(pairs) = dataset.pairs(true)? else { return Ok(None) };
         let mut all = Preferred::default();
-        for (pair, margin) in margins(model, pairs.at_most(rows.max(2)))? {
+        for (pair, margin) in margins(model, pairs.at_most(most.max(1)))? {
             let Some(reference) = self.held.get(pair as usize).filter(|x| !x.is_nan()) else { continue };
             let z = dpo.beta * (margin - f64::from(*reference));
             all.loss += loss(z, dpo.smoothing);

@@ -32,7 +32,7 @@ use super::writing::{Snapshot, Writing, Written};
 use super::{changes, schedule, signal};
 use crate::checkpoint::safetensors::{Entry, Tensors};
 use crate::checkpoint::{Binding, Checkpoint, Keep, State, VERSION, Weights};
-use crate::data::{Batch, Batches, Cursor, Dataset};
+use crate::data::{Batch, Batches, Dataset};
 use crate::device::machine;
 use crate::device::{Device, Instrument};
 use crate::evaluate;
@@ -656,7 +656,7 @@ impl<'a> Runner<'a> {
             line.bits_per_byte = if dataset.tasks().next().is_none() { loss.bits_per_byte() } else { None };
         }
         if let (Some(reference), Some(dpo)) = (&self.reference, spec.train.dpo) {
-            line.preferred = reference.measure(&mut self.model, dataset, dpo, 2 * rows)?;
+            line.preferred = reference.measure(&mut self.model, dataset, dpo, rows)?;
         }
         // Rank 0 asks the problems and looks at the routers; the others hear how many were asked.
         if let (Some(scorer), true) = (&mut self.scorer, group.leads()) {
@@ -678,7 +678,7 @@ impl<'a> Runner<'a> {
             let rows = (health::TOKENS / observer.sequence().max(1) as u64).max(1);
             let held = match dataset.drawn(rows)? {
                 Some(held) => held,
-                None => dataset.train(Cursor::default())?.at_most(rows),
+                None => dataset.shown()?.at_most(rows),
             };
             line.health = Health::look(observer, &spec.model, None, held)?;
         }
@@ -697,7 +697,7 @@ impl<'a> Runner<'a> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
         let held = match dataset.drawn(health::TEXTS)? {
             Some(held) => held,
-            None => dataset.train(Cursor::default())?.at_most(health::TEXTS),
+            None => dataset.shown()?.at_most(health::TEXTS),
         };
         let (writing, sampling) =
             ((writer as &mut dyn NextLogits, &*dataset.tokenizer), Health::sampling(spec));
@@ -902,7 +902,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// What pairs were worth before training: by the weights that the run begins with, else as it was
+/// The worth of pairs before training: by the weights that the run begins with, else as it was
 /// kept.
 fn reference(
     setup: &Setup,

@@ -95,8 +95,7 @@ fn batch() -> Batch {
 type Found = (f64, Vec<(String, Vec<f32>)>);
 
 fn load(spec: &Spec, edit: Option<&Fault>) -> Result<(Model, bool), Failed> {
-    let options =
-        Options { train: true, batch: ROWS as u64, sequence: TOKENS as u64, ..Options::default() };
+    let options = Options { train: true, batch: ROWS as u64, sequence: TOKENS as u64, ..Options::default() };
     let put = std::cell::Cell::new(false);
     let watch = |pass, _: &mut Module, f: &mut Function| {
         if let (Pass::Lower, Some(fault)) = (pass, edit)
@@ -157,7 +156,7 @@ fn formulas(spec: &Spec) -> Result<Found, Failed> {
     Ok((loss, gradients(&model)?))
 }
 
-/// What is apart between two ways, if something is.
+/// Where two ways are apart, if they are.
 fn apart((loss, gradients): &Found, (expected, others): &Found) -> Option<String> {
     if (loss - expected).abs() > 1e-5 {
         return Some(format!("the loss is {loss}, not {expected}"));
