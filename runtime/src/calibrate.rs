@@ -195,9 +195,9 @@ mod tests {
             assert_eq!(nearest.len(), fitted.len(), "{name}");
             let (nearest, fitted) = (error(&nearest), error(&fitted));
             let share = match name {
-                "f16" => 1.001,
-                "q4_0" => 0.9,
-                _ => 1.0,
+                "q4_0" => 0.97,
+                // Numbers that count nothing here count a little there.
+                _ => 1.01,
             };
             assert!(fitted <= share * nearest, "{name}: {fitted:e}, to nearest {nearest:e}");
         }
