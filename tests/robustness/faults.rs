@@ -2676,6 +2676,7 @@ fn main() -> ExitCode {
     let number = number + moved.len() + preferred.len();
     trials.push(Trial::test("without a fault: preferences", preferences::sound));
     trials.extend(preferred.into_iter().map(|fault| {
+        let name = format!("preferences: {}", fault.name);
         let check = move || {
             let how = preferences::noticed(&fault)?;
             if shown {
@@ -2683,7 +2684,7 @@ fn main() -> ExitCode {
             }
             Ok(())
         };
-        Trial::test(format!("preferences: {}", fault.name), check)
+        Trial::test(name, check)
     }));
     trials.push(Trial::test("the page of faults has their number", move || page(number)));
     trials.extend(moved.into_iter().map(|fault| {
