@@ -76,7 +76,8 @@ model:
     ea: {experts: {count: 4, active: 2, intermediate: 32, query: 8, shared: 1}}
     mix: {gated_delta: {heads: 1, size: 32, value: 32}}
   body:
-    - layers: [mix > ea]
+    - repeat: 1
+      layers: [mix > ea]
     - recur: 2
       layers: [sa > ea]
 data: {text: text.txt, validation: 0.1}

@@ -101,23 +101,24 @@ fn finish_head(lower: Lower, globals: &mut Vec<Weight>) -> Result<(Function, Fac
 }
 
 impl Lower<'_> {
-    /// `Σ -(1 - ε) ln σ(z) - ε ln σ(-z)` over pairs of sequences, `z = β·(ln π(first) - ln
-    /// π(second)
-    /// - reference)`: direct preference optimisation (2305.18290, equation 7).
+    /// `Σ -(1 - ε) ln σ(z) - ε ln σ(-z)` over pairs of sequences (DPO, 2305.18290, equation 7).
+    ///
+    /// `z = β·(ln π(first) - ln π(second) - reference)`.
     fn preferences(&mut self, nll: Value, rows: &[Dim], dpo: spec::Dpo) -> Result<Value, CompileError> {
         let count = self.b.module.size(rows[0]);
         if !count.is_multiple_of(2) {
             return Err(CompileError::Unsupported("preferences over an odd number of sequences"));
         }
-        let (pairs, sides) = (self.dim("pairs", count / 2), self.dim("sides", 2));
-        let parts = [self.dim("chosen", 1), self.dim("rejected", 1)];
-        let answers = self.b.reduce(Reduce::Sum, nll, &[rows[1]]);
-        let answers = self.b.reshape(answers, &[pairs, sides]);
-        let answers = self.b.ops(Split(parts[..].into()), &[answers]);
-        let [chosen, rejected] = [answers[0], answers[1]].map(|side| self.b.reshape(side, &[pairs]));
+        let tokens = self.b.module.size(rows[1]);
+        let pairs = self.dim("pairs", count / 2);
+        let (both, one) = (self.dim("answers", 2 * tokens), self.dim("answer", tokens));
+        let answers = self.b.reshape(nll, &[pairs, both]);
+        let answers = self.b.ops(Split([one, one][..].into()), &[answers]);
         let input = Input::Reference;
         let reference = self.b.param(input.name(), Binding::Batch(input), Type::f32(&[pairs]));
-        let margin = self.b.sub(rejected, chosen);
+        // Losses of tokens are log probabilities with the other sign.
+        let margin = self.b.sub(answers[1], answers[0]);
+        let margin = self.b.reduce(Reduce::Sum, margin, &[one]);
         let margin = self.b.sub(margin, reference);
         let z = self.b.scale(margin, -dpo.beta);
         let mut each = self.b.unary(Unary::Softplus, z);

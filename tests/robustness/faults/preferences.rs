@@ -11,7 +11,7 @@ use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::model::{Model, Scale};
 use libtest_mimic::Failed;
 
-const SPEC: &str = "model m { vocab 23 hidden 16 context 8
+const SPEC: &str = "model m { vocab 256 hidden 16 context 8
   sa = sequence { heads 2 head_size 8 }
   ea = experts { count 4 active 2 intermediate 16 query 8 }
   repeat 2 { sa > ea } }
