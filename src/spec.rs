@@ -182,23 +182,27 @@ pub fn replace_data(spec: &mut Spec, file: &Path, tokenizer: Option<&Path>) -> R
     let extension = file.extension().unwrap_or_default().to_string_lossy().to_lowercase();
     let old = spec.data.as_ref().map(|d| d.sources.as_slice()).unwrap_or_default();
     let fields = old.iter().find_map(|(s, _)| match s {
-        Source::Jsonl { prompt, answer, template, .. } | Source::Parquet { prompt, answer, template, .. } => {
-            Some((prompt.clone(), answer.clone(), template.clone()))
+        Source::Jsonl { prompt, answer, rejected, template, .. }
+        | Source::Parquet { prompt, answer, rejected, template, .. } => {
+            Some((prompt.clone(), answer.clone(), rejected.clone(), template.clone()))
         }
-        _ => None,
+        Source::Task(_) | Source::Text { .. } => None,
     });
     let source = match extension.as_str() {
         "jsonl" | "ndjson" => {
-            let (prompt, answer, template) = match fields {
+            let (prompt, answer, rejected, template) = match fields {
                 Some(fields) => fields,
-                None => guess_fields(file)?,
+                None => {
+                    let (prompt, answer, template) = guess_fields(file)?;
+                    (prompt, answer, None, template)
+                }
             };
-            Source::Jsonl { path, prompt, answer, template }
+            Source::Jsonl { path, prompt, answer, rejected, template }
         }
         "parquet" => {
-            let (prompt, answer, template) =
-                fields.unwrap_or_else(|| (None, "text".into(), "{answer}".into()));
-            Source::Parquet { path, prompt, answer, template }
+            let (prompt, answer, rejected, template) =
+                fields.unwrap_or_else(|| (None, "text".into(), None, "{answer}".into()));
+            Source::Parquet { path, prompt, answer, rejected, template }
         }
         _ => Source::Text { path },
     };

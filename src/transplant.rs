@@ -117,6 +117,7 @@ impl<'a> Transplantation<'a> {
             segments: vec![0; tokens as usize],
             bytes: vec![1; tokens as usize],
             ids,
+            ..Batch::default()
         };
         own.evaluate(&batch)?;
         other.evaluate(&batch)?;

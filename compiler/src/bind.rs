@@ -204,7 +204,10 @@ pub enum Input {
     /// chooses those that it keeps. Each attention of each application has its own
     /// ([`Input::draws`]).
     Draws,
-    /// `f32[1]`: one over the number of targets of the whole step.
+    /// `f32[batch / 2]`: of pairs of sequences, how much more likely the first was before training
+    /// than the second, in nats.
+    Reference,
+    /// `f32[1]`: one over the number of targets of the whole step, or of its pairs.
     LossScale,
     /// `f32[1]`: the weight of the auxiliary losses of a micro-batch.
     AuxScale,
@@ -382,7 +385,7 @@ impl Lifetime {
 
 impl Input {
     /// All of them.
-    pub const ALL: [Input; 15] = [
+    pub const ALL: [Input; 16] = [
         Input::Ids,
         Input::Targets,
         Input::Positions,
@@ -392,6 +395,7 @@ impl Input {
         Input::Asked,
         Input::Noise,
         Input::Draws,
+        Input::Reference,
         Input::LossScale,
         Input::AuxScale,
         Input::LearningRate,
@@ -412,6 +416,7 @@ impl Input {
             Input::Asked => "asked",
             Input::Noise => "noise",
             Input::Draws => "draws",
+            Input::Reference => "reference",
             Input::LossScale => "loss_scale",
             Input::AuxScale => "aux_scale",
             Input::LearningRate => "learning_rate",

@@ -303,14 +303,15 @@ fn run(
 
 /// The shape of training, whose loss has all its terms.
 fn trained(options: &Options, spec: &Spec) -> Shape {
-    let z_loss = if options.train { spec.train.z_loss } else { 0.0 };
-    Shape { z_loss, ..shape(options, options.sequence, None) }
+    let (z_loss, dpo) = if options.train { (spec.train.z_loss, spec.train.dpo) } else { (0.0, None) };
+    Shape { z_loss, dpo, ..shape(options, options.sequence, None) }
 }
 
 fn shape(options: &Options, sequence: u64, cache: Option<lower::Places>) -> Shape {
     let Options { batch, segments, exit, .. } = *options;
     let scores = options.probe.scores() || probe::makes_scores(options.taught.iter());
-    Shape { batch, sequence, segments, cache, observe: options.observe, scores, z_loss: 0.0, exit }
+    let observe = options.observe;
+    Shape { batch, sequence, segments, cache, observe, scores, exit, ..Shape::default() }
 }
 
 /// The programs over caches.

@@ -32,9 +32,12 @@ pub struct Drawn {
 /// Keys that are not drawn: they name files, other specifications or other components, concern
 /// files alone, or are about several sizes of a model. Definitions have a generator of their own,
 /// [`definition`].
-pub const UNDRAWN: [&str; 26] = [
+pub const UNDRAWN: [&str; 29] = [
     "sequence.kv_from",
     "train.transfer",
+    "train.dpo",
+    "data.rejected",
+    "source.rejected",
     "spec.let",
     "spec.include",
     "spec.define",

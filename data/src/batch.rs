@@ -5,7 +5,7 @@ pub const NO_LOSS: i32 = -1;
 
 /// Rows of tokens, row-major, with exactly the types and meanings of the buffers of a compiled
 /// model.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// Tokens in a row.
     pub sequence: usize,
@@ -19,6 +19,10 @@ pub struct Batch {
     pub segments: Vec<i32>,
     /// Bytes of text that each target stands for; 0 where no loss is taken.
     pub bytes: Vec<u32>,
+    /// The document of its source that each row is, where rows are the answers of pairs.
+    pub documents: Vec<u64>,
+    /// How much more likely the first answer of each pair was before training, in nats.
+    pub reference: Vec<f32>,
 }
 
 impl Batch {
@@ -73,6 +77,12 @@ impl Batch {
             segments: self.segments[range.clone()].to_vec(),
             // Batches that are made to be computed alone stand for no text.
             bytes: self.bytes.get(range).map(<[u32]>::to_vec).unwrap_or_default(),
+            documents: self.documents.get(from..from + rows).map(<[u64]>::to_vec).unwrap_or_default(),
+            reference: self
+                .reference
+                .get(from / 2..(from + rows) / 2)
+                .map(<[f32]>::to_vec)
+                .unwrap_or_default(),
         }
     }
 }

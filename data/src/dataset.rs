@@ -5,7 +5,7 @@
 //! by the least-served source first, so that the mixture, too, needs no random state.
 
 use super::batch::Batch;
-use super::examples::{self, Examples, Packer, Part};
+use super::examples::{self, Examples, Packer, Pairs, Part};
 use super::rows::{Fields, Template};
 use super::shard::{self, Format, Shard};
 use super::stream::Stream;
@@ -50,8 +50,8 @@ impl Rows {
     fn ordered(&self, order: Option<Philox>) -> Rows {
         match self.clone() {
             Rows::Stream(stream) => Rows::Stream(Stream { order, shifts: false, ..stream }),
-            Rows::Examples(Examples::Documents { shard, part, .. }) => {
-                Rows::Examples(Examples::Documents { shard, part, order })
+            Rows::Examples(Examples::Documents { shard, part, pairs, .. }) => {
+                Rows::Examples(Examples::Documents { shard, part, order, pairs })
             }
             // Problems are drawn as they are.
             problems @ Rows::Examples(Examples::Problems { .. }) => problems,
@@ -115,8 +115,8 @@ impl Dataset {
         {
             let shard = Arc::new(opener.shard(&settings.base.join(path), &format?, notice)?);
             sources[0].hash = hash(&[&sources[0].hash, &shard.meta.source]);
-            sources[0].validation =
-                Some(opener.rows(&shard, shard.len(), format_prompted(data)?, Side::Whole));
+            let whole = Side::Whole { pairs: data.sources.iter().any(|(s, _)| s.rejected().is_some()) };
+            sources[0].validation = Some(opener.rows(&shard, shard.len(), format_prompted(data)?, whole));
             for other in &mut sources[1..] {
                 other.validation = None;
             }
@@ -213,13 +213,48 @@ impl Dataset {
     /// Training batches from a cursor on, without end.
     pub fn train(&self, cursor: Cursor) -> Result<Batches, DataError> {
         let sources = self.sources.iter().map(|s| (s.weight, s.train.clone()));
-        self.batches(sources.collect(), cursor, true)
+        self.batches(sources.collect(), cursor, (true, true))
+    }
+
+    /// Rows to learn from in the order of training, of pairs the better answers alone: something to
+    /// look at.
+    pub fn shown(&self) -> Result<Batches, DataError> {
+        let sources = self.sources.iter().map(|s| (s.weight, s.train.clone()));
+        self.batches(sources.collect(), Cursor::default(), (true, false))
     }
 
     /// Held-out rows in the order of the files, always the same; `None` where nothing is held out.
     /// Tasks have no end.
     pub fn validation(&self) -> Result<Option<Batches>, DataError> {
         self.held(None)
+    }
+
+    /// Pairs of answers one after another, the held-out ones or those to learn from, once each in
+    /// the order of the file; `None` where there are none.
+    pub fn pairs(&self, held_out: bool) -> Result<Option<Batches>, DataError> {
+        let of = |s: &Mixed| {
+            let rows = if held_out { s.validation.as_ref() } else { Some(&s.train) };
+            match rows?.ordered(None) {
+                Rows::Examples(examples) => {
+                    Pairs::new(&examples, &self.tokenizer, false, examples::Cursor::default())
+                }
+                Rows::Stream(_) => None,
+            }
+        };
+        let Some(pairs) = self.sources.first().and_then(of) else { return Ok(None) };
+        let reader = Reader { weight: 1.0, served: 0, from: Supply::Pairs(pairs), done: false };
+        let (sequence, filler) = (self.sequence, self.tokenizer.end());
+        Ok(Some(Batches { readers: vec![reader], sequence, repeat: false, left: u64::MAX, filler }))
+    }
+
+    /// Documents of the source of pairs, and of the file they are held out in.
+    pub fn pair_documents(&self) -> (u64, u64) {
+        let of = |rows: &Rows| match rows {
+            Rows::Examples(Examples::Documents { shard, pairs: true, .. }) => shard.meta.documents,
+            Rows::Examples(_) | Rows::Stream(_) => 0,
+        };
+        let Some(source) = self.sources.first() else { return (0, 0) };
+        (of(&source.train), source.validation.as_ref().map_or(0, of))
     }
 
     /// `rows` held-out rows to measure on, drawn from all of them by a seed that no specification
@@ -241,10 +276,20 @@ impl Dataset {
     fn held(&self, order: Option<Philox>) -> Result<Option<Batches>, DataError> {
         let held = |s: &Mixed| s.validation.as_ref().map(|v| (s.weight, v.ordered(order)));
         let sources: Vec<_> = self.sources.iter().filter_map(held).collect();
-        if sources.is_empty() { Ok(None) } else { self.batches(sources, Cursor::default(), false).map(Some) }
+        if sources.is_empty() {
+            Ok(None)
+        } else {
+            self.batches(sources, Cursor::default(), (false, false)).map(Some)
+        }
     }
 
-    fn batches(&self, sources: Vec<(f64, Rows)>, cursor: Cursor, repeat: bool) -> Result<Batches, DataError> {
+    /// Rows of sources, again and again with `repeat`, both answers of pairs with `both`.
+    fn batches(
+        &self,
+        sources: Vec<(f64, Rows)>,
+        cursor: Cursor,
+        (repeat, both): (bool, bool),
+    ) -> Result<Batches, DataError> {
         let mut cursors = cursor.sources;
         if !cursors.is_empty() && cursors.len() != sources.len() {
             return Err(DataError::Section(format!(
@@ -261,7 +306,15 @@ impl Dataset {
                 let from = match rows {
                     Rows::Stream(stream) => Supply::Stream(stream, cursor.examples),
                     Rows::Examples(e) => {
-                        Supply::Packer(Packer::new(e, &self.tokenizer, self.mask, repeat, cursor.examples)?)
+                        let pairs = Pairs::new(&e, &self.tokenizer, repeat, cursor.examples.clone());
+                        match pairs.filter(|_| both) {
+                            Some(pairs) => Supply::Pairs(pairs),
+                            None => {
+                                let packer =
+                                    Packer::new(e, &self.tokenizer, self.mask, repeat, cursor.examples)?;
+                                Supply::Packer(packer)
+                            }
+                        }
                     }
                 };
                 Ok(Reader { weight, served: cursor.served, from, done: false })
@@ -277,7 +330,7 @@ impl Dataset {
 enum Side {
     Learned(u64),
     HeldOut,
-    Whole,
+    Whole { pairs: bool },
 }
 
 struct Opener<'a> {
@@ -325,9 +378,11 @@ impl Opener<'_> {
         let hash = hash(&[meta.source.clone(), format!("{format:?}"), self.data.validation.to_string()]);
         let own = self.data.validation_file.is_none() && self.data.validation > 0.0;
         let (train, validation) = if format.prompted() {
-            let (learned, held) = Part::split(meta.documents, if own { self.data.validation } else { 0.0 });
+            let pairs = format.pairs();
+            let all = if pairs { meta.documents / 2 } else { meta.documents };
+            let (learned, held) = Part::split(all, if own { self.data.validation } else { 0.0 });
             let documents = |part: Part, order: Option<Philox>| {
-                Rows::Examples(Examples::Documents { shard: shard.clone(), part, order })
+                Rows::Examples(Examples::Documents { shard: shard.clone(), part, order, pairs })
             };
             let validation = (held.count() > 0).then(|| documents(held, None));
             (documents(learned, Some(self.order(number))), validation)
@@ -356,13 +411,14 @@ impl Opener<'_> {
     /// Rows of a shard: up to token `cut`, from it on, or all.
     fn rows(&self, shard: &Arc<Shard>, cut: u64, prompted: bool, side: Side) -> Rows {
         if prompted {
-            let part = Part::all(shard.meta.documents);
-            return Rows::Examples(Examples::Documents { shard: shard.clone(), part, order: None });
+            let pairs = matches!(side, Side::Whole { pairs: true });
+            let part = Part::all(if pairs { shard.meta.documents / 2 } else { shard.meta.documents });
+            return Rows::Examples(Examples::Documents { shard: shard.clone(), part, order: None, pairs });
         }
         let (range, order) = match side {
             Side::Learned(number) => (0..cut, Some(self.order(number as usize))),
             Side::HeldOut => (cut..shard.len(), None),
-            Side::Whole => (0..shard.len(), None),
+            Side::Whole { .. } => (0..shard.len(), None),
         };
         Rows::Stream(Stream {
             shard: shard.clone(),
@@ -478,7 +534,8 @@ fn hash(parts: &[impl AsRef<str>]) -> String {
 fn format(source: &Source) -> Result<Option<Format>, DataError> {
     let fields = |prompt: &Option<String>, answer: &String, template: &String| -> Result<Fields, DataError> {
         let template = Template::new(template, prompt.is_some())?;
-        Ok(Fields { prompt: prompt.clone(), answer: answer.clone(), template })
+        let rejected = source.rejected().map(String::from);
+        Ok(Fields { prompt: prompt.clone(), answer: answer.clone(), rejected, template })
     };
     Ok(match source {
         Source::Text { .. } => Some(Format::Text),
@@ -531,6 +588,7 @@ pub struct SourceCursor {
 enum Supply {
     Stream(Stream, examples::Cursor),
     Packer(Packer),
+    Pairs(Pairs),
 }
 
 struct Reader {
@@ -570,6 +628,7 @@ impl Batches {
             let repeat = self.repeat;
             let more = match &mut reader.from {
                 Supply::Packer(packer) => packer.row(&mut batch)?,
+                Supply::Pairs(pairs) => pairs.rows(&mut batch)?,
                 Supply::Stream(stream, cursor) => {
                     if repeat && cursor.next >= stream.rows(cursor.epoch) {
                         (cursor.epoch, cursor.next) = (cursor.epoch + 1, 0);
@@ -600,6 +659,7 @@ impl Batches {
             examples: match &r.from {
                 Supply::Stream(_, cursor) => cursor.clone(),
                 Supply::Packer(packer) => packer.cursor().clone(),
+                Supply::Pairs(pairs) => pairs.cursor().clone(),
             },
         });
         Cursor { sources: sources.collect() }
@@ -616,6 +676,7 @@ impl Batches {
                     let c = packer.cursor();
                     (c.epoch, c.next as f64 - c.waiting.len() as f64, packer.count()?)
                 }
+                Supply::Pairs(pairs) => (pairs.cursor().epoch, pairs.cursor().next as f64, pairs.count()),
             };
             Some(epoch as f64 + next / all.max(1) as f64)
         };
@@ -627,6 +688,7 @@ impl Batches {
         let count = |r: &Reader| match &r.from {
             Supply::Stream(..) => 0,
             Supply::Packer(packer) => packer.too_long,
+            Supply::Pairs(pairs) => pairs.too_long,
         };
         self.readers.iter().map(count).sum()
     }

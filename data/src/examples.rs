@@ -54,6 +54,9 @@ pub enum Examples {
         part: Part,
         /// Shuffles them; without, they come in order.
         order: Option<Philox>,
+        /// Two documents of the shard are the answers of a pair, which count as one here: the
+        /// better, which comes first.
+        pairs: bool,
     },
     /// Problems without end.
     Problems {
@@ -131,25 +134,34 @@ impl Examples {
         }
     }
 
+    /// The number in its file of example number `i` of an epoch.
+    fn number(&self, epoch: u64, i: u64) -> u64 {
+        match self {
+            Examples::Documents { part, order, .. } => {
+                part.at(order.map_or(i, |philox| Permutation::new(philox, epoch, part.count()).at(i)))
+            }
+            Examples::Problems { .. } => i,
+        }
+    }
+
     /// Example number `i` of an epoch.
     pub fn get(&self, epoch: u64, i: u64) -> Result<Example, DataError> {
         match self {
-            Examples::Documents { shard, part, order } => {
-                let i = order.map_or(i, |philox| Permutation::new(philox, epoch, part.count()).at(i));
-                let place = shard.document(part.at(i))?;
-                let tokens = shard.tokens(place.start..place.end)?;
-                let bytes = shard.bytes(place.start..place.end)?;
-                Ok(Example {
-                    tokens,
-                    bytes,
-                    learn: (place.learn - place.start) as usize,
-                    asked: vec![],
-                    others: vec![],
-                })
+            Examples::Documents { shard, pairs, .. } => {
+                let number = self.number(epoch, i);
+                document(shard, if *pairs { 2 * number } else { number })
             }
             Examples::Problems { problems, tokenizer } => of_problem(tokenizer, &problems.at(i)?),
         }
     }
+}
+
+/// A document of a shard.
+fn document(shard: &Shard, number: u64) -> Result<Example, DataError> {
+    let place = shard.document(number)?;
+    let tokens = shard.tokens(place.start..place.end)?;
+    let bytes = shard.bytes(place.start..place.end)?;
+    Ok(Example { tokens, bytes, learn: (place.learn - place.start) as usize, asked: vec![], others: vec![] })
 }
 
 /// The tokens of a prompt and its answer.
@@ -338,6 +350,73 @@ impl Packer {
             self.waiting.push(example);
         }
         Ok(())
+    }
+}
+
+/// Gives pairs of answers, each two rows, the better first.
+pub struct Pairs {
+    examples: Examples,
+    shard: Arc<Shard>,
+    begin: u32,
+    end: u32,
+    repeat: bool,
+    cursor: Cursor,
+    /// Pairs longer than a row so far: cut where some of both answers fits, else left out.
+    pub too_long: u64,
+}
+
+impl Pairs {
+    /// Goes on at the cursor. Without `repeat` it ends after one epoch. `None` where the examples
+    /// are no pairs.
+    pub fn new(examples: &Examples, tokenizer: &Tokenizer, repeat: bool, cursor: Cursor) -> Option<Self> {
+        let Examples::Documents { shard, pairs: true, .. } = examples else { return None };
+        let (begin, end, shard) = (tokenizer.begin(), tokenizer.end(), shard.clone());
+        Some(Pairs { examples: examples.clone(), shard, begin, end, repeat, cursor, too_long: 0 })
+    }
+
+    /// How many pairs an epoch has.
+    pub fn count(&self) -> u64 {
+        self.examples.count().unwrap_or(0)
+    }
+
+    /// The position.
+    pub fn cursor(&self) -> &Cursor {
+        &self.cursor
+    }
+
+    /// Adds the two rows of a pair; `false` at the end.
+    pub fn rows(&mut self, out: &mut Batch) -> Result<bool, DataError> {
+        let mut useless = 0;
+        loop {
+            let count = self.count();
+            if self.cursor.next == count && (!self.repeat || count == 0) {
+                return Ok(false);
+            }
+            if self.cursor.next == count {
+                (self.cursor.epoch, self.cursor.next) = (self.cursor.epoch + 1, 0);
+            }
+            let first = 2 * self.examples.number(self.cursor.epoch, self.cursor.next);
+            self.cursor.next += 1;
+            let answers = [document(&self.shard, first)?, document(&self.shard, first + 1)?];
+            self.too_long += u64::from(answers.iter().any(|e| e.tokens.len() > out.sequence));
+            if answers.iter().any(|e| e.learn >= out.sequence) {
+                useless += 1;
+                if self.repeat && useless >= count {
+                    let sequence = out.sequence;
+                    return Err(DataError::Section(format!(
+                        "no prompt of the {count} pairs is shorter than the sequence of {sequence} tokens; use a longer \
+                         sequence"
+                    )));
+                }
+                continue;
+            }
+            for (number, answer) in (first..).zip(&answers) {
+                add(answer, self.begin, true, out.sequence, out);
+                out.pad_row(self.end);
+                out.documents.push(number);
+            }
+            return Ok(true);
+        }
     }
 }
 

@@ -41,6 +41,7 @@ impl ParquetRows {
             .prompt
             .iter()
             .chain([&fields.answer])
+            .chain(&fields.rejected)
             .map(|name| {
                 let column = columns.iter().find(|c| c.name() == name).ok_or_else(|| {
                     let present = columns.iter().map(|c| c.name()).collect::<Vec<_>>().join(", ");
@@ -64,7 +65,7 @@ impl ParquetRows {
 
     /// The next row. A row that cannot be decoded is an error, not a bad row to leave out: the rows
     /// behind it cannot be found.
-    pub fn read_row(&mut self) -> Result<Option<Row<Document>>, DataError> {
+    pub fn read_row(&mut self) -> Result<Option<Row<Vec<Document>>>, DataError> {
         let (path, number) = (&self.path, self.row + 1);
         let damaged = |what: String| {
             DataError::file(path, format!("row {number} cannot be decoded, the file is damaged: {what}"))
@@ -73,7 +74,7 @@ impl ParquetRows {
         let Some(row) = next else { return Ok(None) };
         let row = row.map_err(|e| damaged(e.to_string()))?;
         self.row = number;
-        let document = (|| {
+        let documents = (|| {
             let field = |name: &str| {
                 let value = row.get_column_iter().find(|(n, _)| *n == name).map(|(_, v)| v);
                 match value {
@@ -92,9 +93,11 @@ impl ParquetRows {
                 }
             };
             let prompt = self.fields.prompt.as_deref().map(field).transpose()?;
-            Ok(self.fields.template.apply(prompt.as_deref(), &field(&self.fields.answer)?))
+            let answers = [&self.fields.answer].into_iter().chain(&self.fields.rejected);
+            let answers = answers.map(|name| field(name)).collect::<Result<Vec<_>, _>>()?;
+            self.fields.of(prompt.as_deref(), &answers)
         })();
-        Ok(Some(document.map_err(|problem| BadRow { line: self.row, problem })))
+        Ok(Some(documents.map_err(|problem| BadRow { line: self.row, problem })))
     }
 
     /// Rows read so far.

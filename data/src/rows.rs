@@ -9,6 +9,7 @@
 use super::DataError;
 use crate::files;
 use crate::sums::HashedRead;
+use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -236,22 +237,38 @@ fn text(bytes: &[u8]) -> Result<&str, String> {
 }
 
 /// Which fields of a row make a document.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Fields {
     /// Field of the prompt.
     pub prompt: Option<String>,
     /// Field of the text to learn.
     pub answer: String,
+    /// Field of an answer that is worse, where rows are pairs.
+    pub rejected: Option<String>,
     /// How both are put together.
     pub template: Template,
 }
 
+/// The text that shards and data are found by: that of rows which are no pairs is as it was before
+/// there were any.
+impl fmt::Debug for Fields {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Fields { prompt, answer, rejected, template } = self;
+        let mut out = f.debug_struct("Fields");
+        out.field("prompt", prompt).field("answer", answer);
+        if let Some(rejected) = rejected {
+            out.field("rejected", rejected);
+        }
+        out.field("template", template).finish()
+    }
+}
+
 impl Fields {
-    /// The document of a JSON line; `None` for a blank one.
-    pub fn document(&self, line: &[u8]) -> Result<Option<Document>, String> {
+    /// The documents of a JSON line: one, two of a pair, the better first, or none of a blank line.
+    pub fn documents(&self, line: &[u8]) -> Result<Vec<Document>, String> {
         let line = text(line)?;
         if line.trim().is_empty() {
-            return Ok(None);
+            return Ok(vec![]);
         }
         let row: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line)
             .map_err(|e| format!("not a JSON object: {e}; every line must be one object"))?;
@@ -268,7 +285,22 @@ impl Fields {
             }
         };
         let prompt = self.prompt.as_deref().map(field).transpose()?;
-        Ok(Some(self.template.apply(prompt.as_deref(), &field(&self.answer)?)))
+        let answers = [&self.answer].into_iter().chain(&self.rejected);
+        let answers = answers.map(|name| field(name)).collect::<Result<Vec<_>, _>>()?;
+        self.of(prompt.as_deref(), &answers)
+    }
+
+    /// The documents of a prompt and its answers, which differ.
+    pub fn of(&self, prompt: Option<&str>, answers: &[String]) -> Result<Vec<Document>, String> {
+        if let ([chosen, rejected], Some(name)) = (answers, &self.rejected)
+            && chosen == rejected
+        {
+            return Err(format!(
+                "fields {:?} and {name:?} are the same answer, of which none is preferred",
+                self.answer
+            ));
+        }
+        Ok(answers.iter().map(|answer| self.template.apply(prompt, answer)).collect())
     }
 }
 
@@ -307,18 +339,34 @@ mod tests {
         let fields = Fields {
             prompt: Some("q".into()),
             answer: "a".into(),
+            rejected: None,
             template: Template::new("Q: {prompt}\nA: {answer}!", true).unwrap(),
         };
-        let document = fields.document(br#"{"q": "1+1", "a": 2}"#).unwrap().unwrap();
-        assert_eq!(document, Document { prompt: "Q: 1+1\nA: ".into(), answer: "2!".into() });
-        assert_eq!(fields.document(b"  \n"), Ok(None));
-        let problem = |row: &[u8]| fields.document(row).unwrap_err();
+        let found = fields.documents(br#"{"q": "1+1", "a": 2}"#).unwrap();
+        assert_eq!(found, [Document { prompt: "Q: 1+1\nA: ".into(), answer: "2!".into() }]);
+        assert_eq!(fields.documents(b"  \n"), Ok(vec![]));
+        let problem = |row: &[u8]| fields.documents(row).unwrap_err();
         assert!(problem(br#"{"q": "x"}"#).contains(r#"no field "a"; its fields are "q""#));
         assert!(problem(br#"{"q": [], "a": ""}"#).contains("not a string"));
         assert!(problem(b"[1]").contains("not a JSON object"));
         assert!(problem(b"{\"q\": \"\\u0000\", \"a\": \"\"}").contains("NUL"));
         let deep = "[".repeat(100_000);
         assert!(problem(deep.as_bytes()).contains("not a JSON object"));
+    }
+
+    #[test]
+    fn a_row_of_a_pair_has_two_answers_that_differ() {
+        let fields = Fields {
+            prompt: Some("q".into()),
+            answer: "good".into(),
+            rejected: Some("bad".into()),
+            template: Template::new("{prompt}: {answer}", true).unwrap(),
+        };
+        let found = fields.documents(br#"{"q": "1+1", "good": 2, "bad": 3}"#).unwrap();
+        assert_eq!(found.iter().map(|d| d.answer.as_str()).collect::<Vec<_>>(), ["2", "3"]);
+        let problem = |row: &[u8]| fields.documents(row).unwrap_err();
+        assert!(problem(br#"{"q": "1+1", "good": 2, "bad": 2}"#).contains("the same answer"));
+        assert!(problem(br#"{"q": "1+1", "good": 2}"#).contains(r#"no field "bad""#));
     }
 
     #[test]

@@ -58,6 +58,14 @@ impl Format {
         }
     }
 
+    /// Whether every row is a pair of answers: two documents, the better first.
+    pub fn pairs(&self) -> bool {
+        match self {
+            Format::Text => false,
+            Format::Jsonl(fields) | Format::Parquet(fields) => fields.rejected.is_some(),
+        }
+    }
+
     /// Whether loss begins after a prompt, so that documents must stay whole.
     pub fn prompted(&self) -> bool {
         match self {
@@ -394,8 +402,8 @@ impl<'a> Builder<'a> {
                 let mut lines = Lines::open(path)?;
                 while let Some((line, row)) = lines.read_line().map_err(io)? {
                     let row = row
-                        .and_then(|text| fields.document(text).map_err(|problem| BadRow { line, problem }));
-                    if let Some(Some(document)) = self.sift(path, bad_rows, row)? {
+                        .and_then(|text| fields.documents(text).map_err(|problem| BadRow { line, problem }));
+                    for document in self.sift(path, bad_rows, row)?.into_iter().flatten() {
                         self.push(Part { document, further: false, last: true })?;
                     }
                     report(lines.bytes, total);
@@ -405,7 +413,7 @@ impl<'a> Builder<'a> {
             Format::Parquet(fields) => {
                 let mut rows = super::parquet::ParquetRows::open(path, fields)?;
                 while let Some(row) = rows.read_row()? {
-                    if let Some(document) = self.sift(path, bad_rows, row)? {
+                    for document in self.sift(path, bad_rows, row)?.into_iter().flatten() {
                         self.push(Part { document, further: false, last: true })?;
                     }
                     report(rows.read(), rows.total);

@@ -48,6 +48,7 @@ fn jsonl(path: &str) -> Source {
         path: path.into(),
         prompt: Some("q".into()),
         answer: "a".into(),
+        rejected: None,
         template: "{prompt}={answer}".into(),
     }
 }
@@ -307,6 +308,7 @@ fn a_mask_begins_a_document_at_every_end_token() {
         path: "a.jsonl".into(),
         prompt: None,
         answer: "a".into(),
+        rejected: None,
         template: "{answer}".into(),
     };
     let mut d = data(vec![source]);
@@ -355,6 +357,7 @@ fn parquet_reads_as_jsonl_does() {
         path: path.into(),
         prompt: Some("q".into()),
         answer: answer.into(),
+        rejected: None,
         template: "{prompt}={answer}".into(),
     };
     let mut d = data(vec![source("a.parquet", "a")]);
@@ -392,10 +395,62 @@ fn a_parquet_file_of_a_few_bytes_and_millions_of_rows_is_refused() {
         path: "a.parquet".into(),
         prompt: None,
         answer: "a".into(),
+        rejected: None,
         template: "{answer}".into(),
     };
     let mut d = data(vec![source]);
     d.bad_rows = BadRows::Skip;
     let error = house.open(&d, 8).err().unwrap().to_string();
     assert!(error.contains("has 1048576 rows in ") && error.contains("at most 4 a byte are read"), "{error}");
+}
+
+#[test]
+fn pairs_are_two_rows_each_and_held_out_together() {
+    let row = |i: usize| format!("{{\"q\": \"{i}\", \"good\": \"yes{i}\", \"bad\": \"no\"}}\n");
+    let rows: String = (0..10).map(row).collect();
+    let house = House::new(&[("a.jsonl", rows.as_bytes())]);
+    let source = Source::Jsonl {
+        path: "a.jsonl".into(),
+        prompt: Some("q".into()),
+        answer: "good".into(),
+        rejected: Some("bad".into()),
+        template: "{prompt}={answer}".into(),
+    };
+    let mut d = data(vec![source]);
+    d.validation = 0.2;
+    let set = house.open(&d, 8).unwrap();
+    assert_eq!(set.pair_documents(), (20, 20));
+    let all = |held: bool| {
+        let mut pairs = set.pairs(held).unwrap().unwrap();
+        let mut found = vec![];
+        while let Some(batch) = pairs.take(4).unwrap() {
+            found.extend(batch.documents);
+        }
+        found
+    };
+    let (learned, held) = (all(false), all(true));
+    assert_eq!((learned.len(), held.len()), (16, 4));
+    let mut both = [learned.clone(), held].concat();
+    both.sort_unstable();
+    assert_eq!(both, (0..20).collect::<Vec<_>>());
+    // Loss is on answers and their ends alone, and a cursor goes on in the middle of an epoch.
+    let mut batches = set.train(Cursor::default()).unwrap();
+    let first = batches.take(2).unwrap().unwrap();
+    assert_eq!(first.documents[1], first.documents[0] + 1);
+    assert!(learned.contains(&first.documents[0]));
+    let text = |row: usize| {
+        let ids: Vec<u32> =
+            first.targets[8 * row..][..8].iter().filter(|t| **t >= 0).map(|t| *t as u32).collect();
+        set.tokenizer.decode(&ids)
+    };
+    let number = first.documents[0] / 2;
+    assert_eq!([text(0), text(1)], [format!("yes{number}"), "no".into()]);
+    let mut again = set.train(batches.cursor()).unwrap();
+    assert_eq!(again.take(30).unwrap(), batches.take(30).unwrap());
+    // All else sees the better answers of pairs.
+    let held = set.validation().unwrap().unwrap().take(2).unwrap().unwrap();
+    assert!(held.documents.is_empty() && held.learned() > 0);
+    // Pairs whose prompts fill a row are left out, and all of them are an error.
+    let error = house.open(&d, 1).unwrap().train(Cursor::default()).unwrap().take(2).unwrap_err();
+    assert!(error.to_string().contains("no prompt of the 8 pairs is shorter"), "{error}");
 }

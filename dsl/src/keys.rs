@@ -1093,6 +1093,12 @@ const PARQUET: Key = key("parquet", Type::Path, Absent, "A Parquet file.");
 const PROMPT: Key =
     key("prompt", Type::Optional(&Type::Text), NONE, "Field or column of the prompt; no loss on it.");
 const ANSWER: Key = key("answer", Type::Text, Value("text"), "Field or column of the text to learn.");
+const REJECTED: Key = key(
+    "rejected",
+    Type::Optional(&Type::Text),
+    NONE,
+    "Field or column of an answer that is worse than `answer`, for `train.dpo`: every row is a pair.",
+);
 const TEMPLATE: Key = key(
     "template",
     Type::Text,
@@ -1137,6 +1143,7 @@ pub static SOURCE: Section = Section {
         PARQUET,
         PROMPT,
         ANSWER,
+        REJECTED,
         TEMPLATE,
         MIN_STEPS,
         MAX_STEPS,
@@ -1159,6 +1166,7 @@ pub static DATA: Section = Section {
         PARQUET,
         PROMPT,
         ANSWER,
+        REJECTED,
         TEMPLATE,
         MIN_STEPS,
         MAX_STEPS,
@@ -1257,6 +1265,12 @@ pub static TRAIN: Section = Section {
             Value("0"),
             "Weight of `mean(logsumexp(logits)²)`, over tokens with a target, in the loss that is trained (PaLM).",
         ),
+        key(
+            "dpo",
+            Type::Optional(&Type::Section(&DPO)),
+            NONE,
+            "Preferences in place of targets (DPO): the model that the run begins from is the reference.",
+        ),
         key("seed", COUNT, Value("0"), "Seed of weights, order and sampling."),
         key(
             "precision",
@@ -1327,6 +1341,23 @@ pub static TRAIN: Section = Section {
             Type::Optional(&POSITIVE),
             NONE,
             "Leave out, and count, a step whose loss or gradient norm is more than this many standard deviations above the mean of the last 128 steps; 6 is usual.",
+        ),
+    ],
+};
+
+/// Training on preferences.
+pub static DPO: Section = Section {
+    name: "dpo",
+    doc: "Direct preference optimisation (2305.18290, equation 7): of a pair of answers the loss is `-ln σ(z)`, `z = β·(ln π(chosen) - ln π(rejected) - \
+          reference)`, where `reference` is the same difference of the model that the run begins from; the mean over pairs. Two sequences of `batch` are a pair.",
+    short: None,
+    keys: &[
+        key("beta", POSITIVE, Value("0.1"), "`β`."),
+        key(
+            "smoothing",
+            Type::Real(Range::Fraction),
+            Value("0"),
+            "The share `ε`, below a half, of pairs that are taken to be the wrong way round: `-(1 - ε) ln σ(z) - ε ln σ(-z)`.",
         ),
     ],
 };

@@ -601,12 +601,16 @@ fn source_keys(fields: &mut Fields, source: &Source) {
             return;
         }
         Source::Text { path } => return fields.put("text", word(path)),
-        Source::Jsonl { path, prompt, answer, template } => ("jsonl", path, prompt, answer, template),
-        Source::Parquet { path, prompt, answer, template } => ("parquet", path, prompt, answer, template),
+        Source::Jsonl { path, prompt, answer, template, .. } => ("jsonl", path, prompt, answer, template),
+        Source::Parquet { path, prompt, answer, template, .. } => ("parquet", path, prompt, answer, template),
     };
     fields.put(kind, word(path));
     fields.put("prompt", or_none(prompt.as_deref(), word));
     fields.put("answer", word(answer));
+    // Only where rows are pairs: runs of before keep their hash.
+    if let Some(rejected) = source.rejected() {
+        fields.put("rejected", word(rejected));
+    }
     fields.put("template", word(template));
 }
 
@@ -656,6 +660,12 @@ fn train(train: &Train) -> ValueKind {
     fields.put("decay_embeddings", ValueKind::Bool(train.decay_embeddings));
     fields.put("clip", or_none(train.clip, real));
     fields.put("z_loss", real(train.z_loss));
+    if let Some(Dpo { beta, smoothing }) = train.dpo {
+        let mut dpo = Fields::inline();
+        dpo.put("beta", real(beta));
+        dpo.put("smoothing", real(smoothing));
+        fields.put("dpo", dpo.map());
+    }
     fields.put("seed", int(train.seed));
     fields.put("precision", name(train.precision));
     fields.put("only", list(train.only.iter().map(|pattern| word(pattern))));

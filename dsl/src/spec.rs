@@ -66,6 +66,16 @@ impl Spec {
     }
 }
 
+impl Source {
+    /// The field of the worse answer of each row, where rows are pairs.
+    pub fn rejected(&self) -> Option<&str> {
+        match self {
+            Source::Task(_) | Source::Text { .. } => None,
+            Source::Jsonl { rejected, .. } | Source::Parquet { rejected, .. } => rejected.as_deref(),
+        }
+    }
+}
+
 impl Data {
     /// Its paths: sources, validation and tokenizer.
     pub fn paths(&mut self) -> impl Iterator<Item = &mut String> {
@@ -993,6 +1003,9 @@ pub enum Source {
         prompt: Option<String>,
         /// Field of the text to learn.
         answer: String,
+        /// Field of an answer that is worse; every row is a pair then.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        rejected: Option<String>,
         /// How both are put together; `{prompt}` and `{answer}` are replaced.
         template: String,
     },
@@ -1004,6 +1017,9 @@ pub enum Source {
         prompt: Option<String>,
         /// Column of the text to learn.
         answer: String,
+        /// As for `Jsonl`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        rejected: Option<String>,
         /// As for `Jsonl`.
         template: String,
     },
@@ -1051,6 +1067,15 @@ pub enum Tokenizer {
     File(String),
 }
 
+/// Direct preference optimisation (2305.18290).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Dpo {
+    /// Factor of the differences of log probabilities.
+    pub beta: f64,
+    /// Share of pairs that are taken to be the wrong way round.
+    pub smoothing: f64,
+}
+
 /// The training recipe. Defaults are those of Table 3.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Train {
@@ -1089,6 +1114,9 @@ pub struct Train {
     pub clip: Option<f64>,
     /// Weight of `mean(logsumexp(logits)²)` in the loss that is trained; 0 for none.
     pub z_loss: f64,
+    /// Preferences in place of targets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dpo: Option<Dpo>,
     /// Seed of weights, order and sampling.
     pub seed: u64,
     /// Storage and products.

@@ -361,11 +361,11 @@ fn rows(data: &[u8]) {
     let template = String::from_utf8_lossy(&data[..at]).into_owned();
     let template = Template::new(&template, true).or_else(|_| Template::new("{prompt} {answer}", true));
     let template = template.expect("a good template");
-    let fields = Fields { prompt: Some("q".into()), answer: "a".into(), template };
+    let fields = Fields { prompt: Some("q".into()), answer: "a".into(), rejected: None, template };
     let rest = &data[at..];
     let mut lines = Lines::new(rest);
     while let Ok(Some((_, row))) = lines.read_line() {
-        let _ = row.map(|line| fields.document(line));
+        let _ = row.map(|line| fields.documents(line));
     }
     assert_eq!(lines.bytes, rest.len() as u64);
     let mut pieces = TextPieces::new(Lines::new(rest));
@@ -383,7 +383,7 @@ fn rows(data: &[u8]) {
 fn parquet(data: &[u8]) {
     let path = file("rows.parquet", data);
     let template = Template::new("{prompt} {answer}", true).expect("a good template");
-    let fields = Fields { prompt: Some("q".into()), answer: "a".into(), template };
+    let fields = Fields { prompt: Some("q".into()), answer: "a".into(), rejected: None, template };
     let Ok(mut rows) = ParquetRows::open(&path, &fields) else { return };
     // A small file may say that one value comes a thousand million times.
     for _ in 0..10_000 {

@@ -254,6 +254,7 @@ fn random_rows(spec: &Spec, (batch, sequence): (u64, u64)) -> Batch {
         positions: (0..tokens).map(|i| (i % sequence) as i32).collect(),
         segments: vec![0; tokens as usize],
         bytes: vec![0; tokens as usize],
+        ..Batch::default()
     }
 }
 

@@ -2,6 +2,7 @@
 pub mod adapt;
 pub mod analysis;
 pub mod bench;
+pub mod calibrate;
 pub mod checkpoint;
 pub mod device;
 pub mod evaluate;

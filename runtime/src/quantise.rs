@@ -2,9 +2,11 @@
 //!
 //! *In*: the weights of a model, and a format for each part of it. *Out*: a folder like that of an
 //! import, whose matrices are packed ([`Packed`]) and read so, in their file. *Promise*: numbers
-//! are rounded to the nearest, vectors and routers stay as they are, and where a number or a scale
-//! cannot be held nothing is written.
+//! are rounded to the nearest, with scales that a calibration text decides where there is one,
+//! vectors and routers stay as they are, and where a number or a scale cannot be held nothing is
+//! written.
 
+use crate::calibrate::{self, CalibrateError, Importance};
 use crate::checkpoint::safetensors::{Dtype, PACKED, Stored, write_stored};
 use crate::checkpoint::{CheckpointError, Weights, folder};
 use crate::data::sums;
@@ -30,6 +32,9 @@ pub enum QuantiseError {
     /// Its specification.
     #[error(transparent)]
     Compile(#[from] CompileError),
+    /// The text that it is calibrated with.
+    #[error(transparent)]
+    Calibrate(#[from] CalibrateError),
     /// There is no such format.
     #[error("there is no format `{name}`; {} are built, and `keep` leaves a part as it is", Packed::NAMES.join(", "))]
     Format {
@@ -77,6 +82,8 @@ pub struct Choice {
     pub format: Asked,
     /// Of parts, in the order in which they were written; later ones count.
     pub parts: Vec<(String, Asked)>,
+    /// The cost of rounding on a calibration text; to nearest without.
+    pub importance: Option<Importance>,
 }
 
 impl Choice {
@@ -87,7 +94,8 @@ impl Choice {
             Some((part, format)) => Ok((part.trim().to_string(), asked(format.trim())?)),
             None => Err(QuantiseError::Parts { text: text.into() }),
         };
-        Ok(Choice { format: asked(format)?, parts: pairs.map(pair).collect::<Result<_, _>>()? })
+        let parts = pairs.map(pair).collect::<Result<_, _>>()?;
+        Ok(Choice { format: asked(format)?, parts, importance: None })
     }
 }
 
@@ -131,7 +139,7 @@ fn parts_of(architecture: &Architecture, tensor: &Tensor) -> Vec<String> {
 }
 
 /// Whether a tensor is a matrix that formats are for. Adapters are trained, and stay as they are.
-pub(crate) fn is_matrix(tensor: &Tensor) -> bool {
+pub fn is_matrix(tensor: &Tensor) -> bool {
     let kind = match tensor.kind {
         TensorKind::Embedding | TensorKind::Head | TensorKind::Matrix => true,
         TensorKind::Routed | TensorKind::Shared | TensorKind::Router => true,
@@ -235,7 +243,7 @@ pub fn quantise(
         let lost = || io::Error::other(format!("tensor {name} is gone"));
         let stored = weights.stored(name).ok_or_else(lost)?;
         match formats.get(name) {
-            Some(packed) => pack(&stored, *packed, name, out),
+            Some(packed) => pack(&stored, *packed, (name, choice.importance.as_ref()), out),
             None => stored.copy_elements(0, tensor.elements(), out),
         }
     };
@@ -251,7 +259,12 @@ pub fn quantise(
 }
 
 /// Writes the blocks of a tensor, some rows at a time.
-fn pack(stored: &Stored, packed: Packed, name: &str, out: &mut dyn Write) -> io::Result<()> {
+fn pack(
+    stored: &Stored,
+    packed: Packed,
+    (name, importance): (&str, Option<&Importance>),
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let all: u64 = stored.shape.iter().product();
     let unit = packed.unit() as u64;
     let most = (1 << 20) / unit * unit;
@@ -263,7 +276,11 @@ fn pack(stored: &Stored, packed: Packed, name: &str, out: &mut dyn Write) -> io:
         let values: Vec<f32> =
             bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         let mut blocks = vec![];
-        packed.pack(&values, &mut blocks).map_err(|bad| {
+        let made = match importance.and_then(|found| found.of(name, at, count)) {
+            Some(found) => calibrate::pack(packed, &values, found, &mut blocks),
+            None => packed.pack(&values, &mut blocks),
+        };
+        made.map_err(|bad| {
             let number = at + bad.at as u64;
             io::Error::other(format!(
                 "tensor {name}: number {number} is {}, which {} cannot hold",

@@ -6,11 +6,14 @@ use crate::model::{BaseArguments, Trained};
 use crate::number::grouped;
 use crate::say;
 use crate::show::bytes;
+use crate::spec::{measure_on, open_data};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
+use dreamc_runtime::calibrate::{self, CalibrateError, Importance};
 use dreamc_runtime::checkpoint::folder;
 use dreamc_runtime::files;
-use dreamc_runtime::quantise::{Choice, quantise};
+use dreamc_runtime::quantise::{self, Choice, quantise};
+use dreamc_runtime::train::prepare;
 use std::path::{Path, PathBuf};
 
 /// Store the matrices of a model in fewer bits
@@ -24,6 +27,7 @@ experts, shared, router; `keep` leaves a part as it is.
 Examples:
   dreamc quantize imports/smollm2 --format int8
   dreamc quantize runs/quickstart-001 --format q8_0 --parts 'experts: q4_0, head: keep' -o quick-q4
+  dreamc quantize runs/quickstart-001 --format q4_0 --data numbers.txt -o quick-fitted
   dreamc eval quick-q4 --against runs/quickstart-001")]
 pub struct Arguments {
     /// A run folder, a checkpoint, an import or a .safetensors file
@@ -39,6 +43,11 @@ pub struct Arguments {
     #[arg(long, value_name = "PART: FORMAT, …")]
     parts: Option<String>,
 
+    /// Fit scales to what rounding costs on this text, .jsonl or .parquet: by the gradients of up
+    /// to 64 rows of it
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+
     /// Where it goes; `imports/MODEL-FORMAT` by default
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
@@ -52,13 +61,17 @@ pub struct Arguments {
 }
 
 pub fn run(a: Arguments) -> Done {
-    let choice = Choice::new(&a.format, a.parts.as_deref()).map_err(|e| Failure::Usage(e.to_string()))?;
+    let mut choice = Choice::new(&a.format, a.parts.as_deref()).map_err(|e| Failure::Usage(e.to_string()))?;
     let trained = Trained::open(&a.model, &a.base, &[], Rewriting::off())?;
     let out = match &a.out {
         Some(out) => out.clone(),
         None => Path::new("imports").join(format!("{}-{}", name(&a.model)?, a.format)),
     };
     let beside = beside(&trained)?;
+    if let Some(file) = &a.data {
+        folder::free(&out, a.force).map_err(|error| Failure::Error(Box::new(error)))?;
+        choice.importance = Some(importance(&trained, file)?);
+    }
     let done = quantise(&trained.spec, &trained.tensors, &choice, &out, (&beside, a.force))
         .map_err(|error| Failure::Error(Box::new(error)))?;
     let numbers: u64 = done.by_format.values().map(|(_, numbers)| numbers).sum();
@@ -74,6 +87,22 @@ pub fn run(a: Arguments) -> Done {
     let (out, model) = (out.display(), a.model.display());
     say!("left in {out}; next:\n  dreamc eval {out} --against {model}")?;
     Ok(())
+}
+
+/// The cost of rounding on a text.
+fn importance(trained: &Trained, file: &Path) -> Result<Importance, Failure> {
+    let mut spec = trained.spec.clone();
+    let sequence = prepare::sequence(&spec).min(calibrate::SEQUENCE);
+    spec.train.sequence = Some(sequence);
+    measure_on(&mut spec, file, trained.tokenizer_file().as_deref())?;
+    let dataset = match &spec.data {
+        Some(data) => open_data(&spec, data, None)?,
+        None => return Err(Failure::Usage(format!("--data {}: nothing is read of it", file.display()))),
+    };
+    let short = CalibrateError::Short { tokens: 0, row: sequence };
+    let rows = dataset.drawn(calibrate::ROWS)?.ok_or_else(|| Failure::Error(Box::new(short)))?;
+    Importance::measure(&spec, &trained.tensors, rows, quantise::is_matrix)
+        .map_err(|error| Failure::Error(Box::new(error)))
 }
 
 /// Files of the model's folder that belong to it, its tokenizer wherever that is.

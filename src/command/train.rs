@@ -26,6 +26,7 @@ use dreamc_runtime::device::Device;
 use dreamc_runtime::group::Group;
 use dreamc_runtime::train::event::Event;
 use dreamc_runtime::train::folder::{Place, RunFolder};
+use dreamc_runtime::train::preferences::Preferred;
 use dreamc_runtime::train::teacher::{Plan, words};
 use dreamc_runtime::train::{self, Outcome, Prepared, Setup, Stop, prepare};
 use std::path::{Path, PathBuf};
@@ -495,6 +496,10 @@ fn report(outcome: &Outcome, folder: &Path, evaluated: bool, counted: bool) -> D
         n.map_or(String::new(), |n| format!("  of {} {what}", grouped(n.into())))
     };
     let loss = |x: f64| format!("{x:.4}{}, in {}", of(line.targets, "targets"), l.precision);
+    let preferred = |p: Preferred| {
+        format!("{:.1} %, loss {:.4}, margin {:+.4}  of {} pairs", 100.0 * p.share, p.loss, p.margin, p.pairs)
+    };
+    row("preferred, held out", line.preferred.map(preferred));
     row("validation loss", line.validation_loss.map(loss));
     row("bits per byte", line.bits_per_byte.map(|x| format!("{x:.4}")));
     row(

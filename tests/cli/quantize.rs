@@ -64,6 +64,61 @@ fn a_quantised_model_is_measured_beside_its_own_and_generates() {
     );
 }
 
+/// Experts, shared ones, a loop and a recurrence of the library.
+const EVERY: &str = "\
+model:
+  name: every
+  vocab: 256
+  hidden: 32
+  context: 64
+  components:
+    sa: {sequence: {heads: 2, head_size: 16}}
+    ea: {experts: {count: 4, active: 2, intermediate: 32, query: 8, shared: 1}}
+    mix: {gated_delta: {heads: 1, size: 32, value: 32}}
+  body:
+    - repeat: 1
+      layers: [mix > ea]
+    - recur: 2
+      layers: [sa > ea]
+data: {text: text.txt, validation: 0.1}
+train: {steps: 60, batch: 8, sequence: 32, learning_rate: 3e-3, precision: f32}
+";
+
+#[test]
+fn scales_that_a_text_decides_lose_less_than_rounding_to_nearest() {
+    let sandbox = Sandbox::with(&[("every.yaml", EVERY)]);
+    let text: String = (0..900).map(|i| format!("{i} by {} is {}. ", i % 7, i * (i % 7))).collect();
+    let (learned, other) = text.split_at(text.len() / 2);
+    sandbox.write("text.txt", learned);
+    sandbox.write("other.txt", other);
+    sandbox.good(&["train", "every.yaml", "--out", "runs/every"]);
+    let divergence = |format: &str, data: Option<&str>| {
+        let line = ["quantize", "runs/every", "--format", format, "-o", "out", "--force"];
+        let data: Vec<&str> = data.iter().flat_map(|file| ["--data", *file]).collect();
+        sandbox.good(&[&line[..], &data].concat());
+        let json = sandbox.good(&["eval", "out", "--against", "runs/every", "--data", "other.txt", "--json"]);
+        let reports: serde_json::Value = serde_json::from_str(&json).unwrap();
+        reports[0]["against"]["divergence"].as_f64().unwrap()
+    };
+    for format in ["q4_0", "mxfp4"] {
+        let (nearest, fitted) = (divergence(format, None), divergence(format, Some("text.txt")));
+        assert!(fitted < nearest, "{format}: {fitted:e}, to nearest {nearest:e}");
+    }
+    // By part, and the same bits again.
+    let line = ["quantize", "runs/every", "--format", "q8_0", "--data", "text.txt"];
+    for out in ["a", "b"] {
+        sandbox.good(&[&line[..], &["--parts", "experts: q4_0, shared: keep", "-o", out]].concat());
+    }
+    let bytes = |out: &str| fs::read(sandbox.path(out).join("model.safetensors")).unwrap();
+    assert!(bytes("a") == bytes("b"));
+    sandbox.write("short.txt", "too short");
+    for (file, what) in [("short.txt", "fewer than a row of 32"), ("nowhere.txt", "there is no such file")] {
+        let line = ["quantize", "runs/every", "--format", "q4_0", "--data", file, "-o", "none"];
+        let said = sandbox.error(&line);
+        assert!(said.contains(what) && !sandbox.path("none").exists(), "{said}");
+    }
+}
+
 #[test]
 fn what_is_asked_wrongly_is_refused_and_changes_nothing() {
     let sandbox = trained();

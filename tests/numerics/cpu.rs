@@ -345,6 +345,7 @@ fn uses_of_one_set_of_weights_are_as_models_of_their_own() {
                 positions,
                 segments: vec![0; rows * n],
                 bytes: vec![0; rows * n],
+                ..data::Batch::default()
             }
         };
         for step in 0..2 {

@@ -18,6 +18,7 @@ mod mixers;
 mod multiply_adds;
 mod observation;
 mod optimizers;
+mod preferences;
 mod probing;
 mod rates;
 mod rewriting;

@@ -6,6 +6,8 @@
 //! function, the plan, the counts. A fault in lowering or differentiation is in the interpreter's
 //! model, too, as it would be if the pass were wrong.
 
+#[path = "faults/preferences.rs"]
+mod preferences;
 #[path = "../support/mod.rs"]
 mod support;
 #[path = "faults/teacher.rs"]
@@ -2675,7 +2677,20 @@ fn main() -> ExitCode {
     let number = faults.len();
     let moved = transplant::faults();
     let taught = teacher::faults();
-    let number = number + moved.len() + taught.len();
+    let preferred = preferences::faults();
+    let number = number + moved.len() + taught.len() + preferred.len();
+    trials.push(Trial::test("without a fault: preferences", preferences::sound));
+    trials.extend(preferred.into_iter().map(|fault| {
+        let name = format!("preferences: {}", fault.name);
+        let check = move || {
+            let how = preferences::noticed(&fault)?;
+            if shown {
+                println!("{:<58} {how}", fault.name);
+            }
+            Ok(())
+        };
+        Trial::test(name, check)
+    }));
     trials.push(Trial::test("the page of faults has their number", move || page(number)));
     trials.extend(moved.into_iter().map(|fault| {
         let name = format!("transplant: {}", fault.name);

@@ -485,7 +485,7 @@ impl<'a> Form<'a> {
         sequence: u64,
     ) -> Result<Self, CountError> {
         let (batch, sequence) = (batch.max(1), sequence.max(1));
-        let shape = Shape { batch, sequence, z_loss: train.z_loss, ..Shape::default() };
+        let shape = Shape { batch, sequence, z_loss: train.z_loss, dpo: train.dpo, ..Shape::default() };
         let lowered = lower_declared_training(architecture, shape)?;
         Ok(Form { lowered, ..Form::new(architecture, batch, sequence)? })
     }

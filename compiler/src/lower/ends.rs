@@ -73,7 +73,10 @@ pub(super) fn head(
     let scale = given(Input::LossScale, Type::f32(&[]));
     let nll = lower.b.ops(Op::CrossEntropy, &[logits, targets])[0];
     let each = lower.last_share(nll, targets);
-    let mut sum = lower.b.reduce(Reduce::Sum, each, &rows);
+    let mut sum = match shape.dpo {
+        None => lower.b.reduce(Reduce::Sum, each, &rows),
+        Some(dpo) => lower.preferences(each, &rows, dpo)?,
+    };
     if shape.z_loss != 0.0 {
         // Where a token has no target, its logits are nobody's.
         let lse = lower.log_sum_exp(logits, vocab);
@@ -98,6 +101,36 @@ fn finish_head(lower: Lower, globals: &mut Vec<Weight>) -> Result<(Function, Fac
 }
 
 impl Lower<'_> {
+    /// `Σ -(1 - ε) ln σ(z) - ε ln σ(-z)` over pairs of sequences (DPO, 2305.18290, equation 7).
+    ///
+    /// `z = β·(ln π(first) - ln π(second) - reference)`.
+    fn preferences(&mut self, nll: Value, rows: &[Dim], dpo: spec::Dpo) -> Result<Value, CompileError> {
+        let count = self.b.module.size(rows[0]);
+        if !count.is_multiple_of(2) {
+            return Err(CompileError::Unsupported("preferences over an odd number of sequences"));
+        }
+        let tokens = self.b.module.size(rows[1]);
+        let pairs = self.dim("pairs", count / 2);
+        let (both, one) = (self.dim("answers", 2 * tokens), self.dim("answer", tokens));
+        let answers = self.b.reshape(nll, &[pairs, both]);
+        let answers = self.b.ops(Split([one, one][..].into()), &[answers]);
+        let input = Input::Reference;
+        let reference = self.b.param(input.name(), Binding::Batch(input), Type::f32(&[pairs]));
+        // Losses of tokens are log probabilities with the other sign.
+        let margin = self.b.sub(answers[1], answers[0]);
+        let margin = self.b.reduce(Reduce::Sum, margin, &[one]);
+        let margin = self.b.sub(margin, reference);
+        let z = self.b.scale(margin, -dpo.beta);
+        let mut each = self.b.unary(Unary::Softplus, z);
+        if dpo.smoothing != 0.0 {
+            let back = self.b.scale(margin, dpo.beta);
+            let back = self.b.unary(Unary::Softplus, back);
+            let (right, wrong) = (self.b.scale(each, 1.0 - dpo.smoothing), self.b.scale(back, dpo.smoothing));
+            each = self.b.add(right, wrong);
+        }
+        Ok(self.b.reduce(Reduce::Sum, each, &[pairs]))
+    }
+
     /// Logits of the stream that leaves, behind the final norm; and their dimension.
     pub(super) fn logits(&mut self, mut x: Value) -> (Value, Dim) {
         let (architecture, hidden) = (self.architecture, self.hidden());

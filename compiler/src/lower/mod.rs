@@ -73,6 +73,8 @@ pub struct Shape {
     pub scores: bool,
     /// Weight of `mean(logsumexp(logits)²)` in the loss.
     pub z_loss: f64,
+    /// The loss is of pairs of sequences: the first of each was preferred.
+    pub dpo: Option<spec::Dpo>,
     /// A token leaves its loop where this share of it has, see [`Options`](crate::Options).
     pub exit: Option<f64>,
 }
@@ -111,6 +113,7 @@ impl Default for Shape {
             observe: false,
             scores: false,
             z_loss: 0.0,
+            dpo: None,
             exit: None,
         }
     }

@@ -10,6 +10,15 @@ use crate::spec::*;
 use crate::task::{Facts, Knob};
 use indexmap::IndexMap;
 
+/// Whether the loss sees the streams of passes that are not the last.
+fn every_pass(items: &[Item]) -> bool {
+    items.iter().any(|item| match item {
+        Item::Layer(_) | Item::Statement(_) => false,
+        Item::Repeat { items, .. } => every_pass(items),
+        Item::Recur { items, looping, .. } => !looping.exit.is_last() || every_pass(items),
+    })
+}
+
 impl Checker {
     pub(super) fn data(&mut self, group: &Group) -> Option<Data> {
         let sources = match self.has(group, "sources") {
@@ -111,7 +120,11 @@ impl Checker {
             self.misplaced_in_data(group, &["min_steps", "max_steps", "longer", "size", "length"], "`task`");
         }
         if !matches!(kind, "jsonl" | "parquet") {
-            self.misplaced_in_data(group, &["prompt", "answer", "template"], "`jsonl` and `parquet`");
+            self.misplaced_in_data(
+                group,
+                &["prompt", "answer", "rejected", "template"],
+                "`jsonl` and `parquet`",
+            );
         }
         match kind {
             "task" => self.task(group).map(Source::Task),
@@ -120,11 +133,23 @@ impl Checker {
                 let path = self.text(group, kind);
                 let prompt = self.text_or_none(group, "prompt");
                 let answer = self.text(group, "answer");
+                let rejected = self.text_or_none(group, "rejected");
                 let template = self.template(group, prompt.as_ref().is_some_and(Option::is_some));
                 let (path, prompt, answer, template) = (path?, prompt?, answer?, template?);
+                let rejected = rejected?;
+                if rejected.is_some() && prompt.is_none() {
+                    let message = "`rejected` is the worse answer to a prompt, and there is no `prompt`";
+                    self.error_at(
+                        "missing-key",
+                        &group.path("rejected"),
+                        message,
+                        "name the field of the prompt",
+                    );
+                    return None;
+                }
                 Some(match kind {
-                    "jsonl" => Source::Jsonl { path, prompt, answer, template },
-                    _ => Source::Parquet { path, prompt, answer, template },
+                    "jsonl" => Source::Jsonl { path, prompt, answer, rejected, template },
+                    _ => Source::Parquet { path, prompt, answer, rejected, template },
                 })
             }
         }
@@ -265,6 +290,7 @@ impl Checker {
         let decay_embeddings = self.bool(group, "decay_embeddings");
         let clip = self.real_or_none(group, "clip");
         let z_loss = self.real(group, "z_loss");
+        let dpo = self.dpo(group, (z_loss, batch, accumulate));
         let seed = self.int(group, "seed");
         let precision = self.word(group, "precision");
         let (only, freeze) = (self.texts(group, "only"), self.texts(group, "freeze"));
@@ -315,6 +341,7 @@ impl Checker {
             decay_embeddings: decay_embeddings?,
             clip: clip.or_else(|| (!self.has(group, "clip")).then_some(Some(0.5)))?,
             z_loss: z_loss?,
+            dpo: dpo?,
             seed: seed?,
             precision: if precision? == "f32" { Precision::F32 } else { Precision::Bf16 },
             only: only?,
@@ -334,6 +361,70 @@ impl Checker {
             on_nan: if on_nan? == "skip" { OnNan::Skip } else { OnNan::Stop },
             spike: spike?,
         })
+    }
+
+    fn dpo(
+        &mut self,
+        owner: &Group,
+        (z_loss, batch, accumulate): (Option<f64>, Option<u64>, Option<u64>),
+    ) -> Option<Option<Dpo>> {
+        if !self.has(owner, "dpo") || self.is_none(owner, "dpo") {
+            return Some(None);
+        }
+        let group = self.section(owner, "dpo")?;
+        let (beta, smoothing) = (self.real(&group, "beta"), self.real(&group, "smoothing"));
+        if let Some(smoothing) = smoothing.filter(|&share| share >= 0.5) {
+            let message = format!("`smoothing` is {smoothing}: most pairs would be the wrong way round");
+            self.error_at("out-of-range", &group.path("smoothing"), message, "write less than 0.5");
+        }
+        if z_loss.is_some_and(|weight| weight != 0.0) {
+            let message = "`z_loss` is of tokens that have a target, and `dpo` compares whole answers";
+            self.error_at("unreached", &owner.path("z_loss"), message, "take one of them away");
+        }
+        if let (Some(batch), Some(accumulate)) = (batch, accumulate.filter(|&parts| parts > 0))
+            && batch % accumulate == 0
+            && !(batch / accumulate).is_multiple_of(2)
+        {
+            let rows = batch / accumulate;
+            let message = format!("{rows} sequences at a time are no whole pairs");
+            self.error_at(
+                "indivisible",
+                &owner.path("batch"),
+                message,
+                "`batch / accumulate` is even with `dpo`",
+            );
+        }
+        Some(Some(Dpo { beta: beta?, smoothing: smoothing? }))
+    }
+
+    /// Preferences and pairs go together.
+    pub(super) fn preferences(&mut self, spec: &Spec) {
+        let Some(data) = &spec.data else { return };
+        let pairs = data.sources.iter().filter(|(source, _)| source.rejected().is_some()).count();
+        let data_path = if pairs > 0 && data.sources.len() == 1 { "data.rejected" } else { "data" };
+        let (path, message, help) = match (spec.train.dpo, pairs) {
+            (None, 0) => return,
+            (Some(_), 1) if data.sources.len() == 1 => {
+                if !every_pass(&spec.model.body) {
+                    return;
+                }
+                let message = "`dpo` compares whole answers, and the loss of this model is of every pass";
+                ("train.dpo", message.to_string(), "take the `exit` of the `recur` away")
+            }
+            (Some(_), 0) => {
+                let help = "write `data: {jsonl: FILE, prompt: prompt, answer: chosen, rejected: rejected}`";
+                ("train.dpo", "`dpo` learns from pairs, and `data` has none".to_string(), help)
+            }
+            (Some(_), _) => {
+                let message = "pairs are read from one source, and there are several".to_string();
+                ("data.sources", message, "join the files")
+            }
+            (None, _) => {
+                let message = "rows with a `rejected` answer are pairs, for `train.dpo`".to_string();
+                (data_path, message, "write `train: {dpo: {beta: 0.1}}`, or take `rejected` away")
+            }
+        };
+        self.error_at("preferences", path, message, help);
     }
 
     fn optimizer(&mut self, owner: &Group) -> Option<OptimizerKind> {

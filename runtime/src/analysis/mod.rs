@@ -337,6 +337,7 @@ mod tests {
             positions: vec![0; 8],
             segments: vec![0, 0, 1, 1, 0, 0, 0, 0],
             bytes: vec![0; 8],
+            ..Batch::default()
         };
         assert_eq!(real(&batch), [true, true, false, false, false, false, false, false]);
     }

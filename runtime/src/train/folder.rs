@@ -13,6 +13,7 @@
 //! | `metrics.jsonl` | one line a step, one an evaluation |
 //! | `events.out.tfevents.dreamc` | the same for TensorBoard |
 //! | `checkpoints/` | see [`crate::checkpoint`] |
+//! | `reference.safetensors` | what pairs were worth before training, see [`super::preferences`] |
 //! | `samples.jsonl` | what the model wrote at evaluations |
 //! | `ledger.json` | what was run on what, and what it cost |
 //! | `earlier/` | specifications that the run went on from with another, by the last step of each |

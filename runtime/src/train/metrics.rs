@@ -1,6 +1,7 @@
 //! `metrics.jsonl`: one line a step, one an evaluation.
 
 use super::health::Health;
+use super::preferences::Preferred;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -118,6 +119,10 @@ pub struct EvaluationLine {
     /// How many targets that is of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub targets: Option<u64>,
+    /// Held-out pairs, where the run learns from preferences; the loss above is then that of their
+    /// better answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preferred: Option<Preferred>,
     /// The same in bits per byte of text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bits_per_byte: Option<f64>,
@@ -140,6 +145,14 @@ impl EvaluationLine {
     pub fn words(&self) -> String {
         let of = |n: Option<u64>, what: &str| n.map_or(String::new(), |n| format!(" (of {n} {what})"));
         let parts = [
+            self.preferred.map(|p| {
+                format!(
+                    "preference loss {:.4}, {:.1} % of {} pairs preferred",
+                    p.loss,
+                    100.0 * p.share,
+                    p.pairs
+                )
+            }),
             self.validation_loss.map(|x| format!("validation loss {x:.4}{}", of(self.targets, "targets"))),
             self.bits_per_byte.map(|x| format!("{x:.4} bits per byte")),
             self.exact_match

@@ -5,9 +5,9 @@
 //! over a folder and locks it, [`run`] is the loop. It leaves [`metrics`] (with routers'
 //! [`health`]) and [`tensorboard`] files, checkpoints, [`sample`]s and a [`ledger`], and tells a
 //! [`event::Watcher`] what happens. [`schedule`] gives the learning rate of a step, [`changes`]
-//! refuses to continue with something else, `writing` writes checkpoints while it goes on, `pace`
-//! names a rank that is slow, [`teacher`] runs a teacher beside it (`stored` keeps its values),
-//! [`signal`] turns Ctrl-C into a checkpoint.
+//! refuses to continue with something else, [`preferences`] keeps what pairs were worth before,
+//! `writing` writes checkpoints while it goes on, `pace` names a rank that is slow, [`teacher`]
+//! runs a teacher beside it (`stored` keeps its values), [`signal`] turns Ctrl-C into a checkpoint.
 
 pub mod changes;
 pub mod error;
@@ -18,6 +18,7 @@ pub mod health;
 pub mod ledger;
 pub mod metrics;
 mod pace;
+pub mod preferences;
 pub mod prepare;
 pub mod run;
 pub mod sample;

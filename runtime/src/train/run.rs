@@ -24,6 +24,7 @@ use super::health::{self, Health};
 use super::ledger::Ledger;
 use super::metrics::{Balance, EvaluationLine, Lines, SkippedLine, StepLine};
 use super::pace::Pace;
+use super::preferences::Reference;
 use super::prepare::Prepared;
 use super::schedule::Interval;
 use super::teacher::{self, Given, Teacher};
@@ -32,7 +33,7 @@ use super::writing::{Snapshot, Writing, Written};
 use super::{changes, schedule, signal};
 use crate::checkpoint::safetensors::{Entry, Tensors};
 use crate::checkpoint::{Binding, Checkpoint, Keep, State, VERSION, Weights};
-use crate::data::{Batch, Batches, Cursor, Dataset};
+use crate::data::{Batch, Batches, Dataset};
 use crate::device::machine;
 use crate::device::{Device, Instrument};
 use crate::evaluate;
@@ -143,6 +144,8 @@ struct Runner<'a> {
     teacher: Option<Teacher>,
     teacher_flops_per_token: Option<f64>,
     batches: Batches,
+    /// Of the pairs, where the run learns from preferences.
+    reference: Option<Reference>,
     state: State,
     /// The pace of all ranks.
     pace: Pace,
@@ -258,6 +261,7 @@ impl<'a> Runner<'a> {
         };
         let mut kept = model.entries();
         let (mut bound, mut states, mut donor_flops) = (None, None, None);
+        let begins = setup.from.is_none();
         let mut state = match setup.from.take() {
             // Rank 0 has what the run begins with.
             _ if !group.leads() => State::default(),
@@ -301,6 +305,7 @@ impl<'a> Runner<'a> {
         };
         share(group, &mut model, &mut state, states.as_ref())?;
         let batches = setup.dataset.train(state.cursor.clone())?;
+        let reference = train.dpo.map(|_| reference(&setup, &mut model, begins, watcher)).transpose()?;
         let record = setup.folder.map(|folder| open(folder, &state, setup.spec, &model)).transpose()?;
         let saved = state.step;
         let interval = Interval::new(train.checkpoint.minutes);
@@ -314,6 +319,7 @@ impl<'a> Runner<'a> {
             teacher,
             teacher_flops_per_token,
             batches,
+            reference,
             state,
             pace: Pace::default(),
             record,
@@ -440,13 +446,18 @@ impl<'a> Runner<'a> {
         let begun = Instant::now();
         let step = self.state.step + 1;
         let (rows, micro) = (train.batch as usize, self.model.batch());
-        let Some(batch) = self.batches.take(rows)? else {
+        let Some(mut batch) = self.batches.take(rows)? else {
             return Err(TrainError::Recipe("the data has no rows to train on".into()));
         };
+        if let Some(reference) = &self.reference {
+            reference.give(&mut batch)?;
+        }
         let targets = batch.learned();
         let parts = rows / micro.max(1);
+        // Preferences have a mean over pairs.
+        let terms = if self.reference.is_some() { rows as u64 / 2 } else { targets };
         let own_loss = teacher::own_loss(self.setup.spec, step);
-        let scale = Scale { loss: own_loss / targets.max(1) as f32, auxiliary: 1.0 / parts.max(1) as f32 };
+        let scale = Scale { loss: own_loss / terms.max(1) as f32, auxiliary: 1.0 / parts.max(1) as f32 };
         self.model.begin_step()?;
         let depth = schedule::depth(self.setup.spec, step);
         let (mut multiply_adds, mut waited, worked) = (0, 0.0, Instant::now());
@@ -680,6 +691,9 @@ impl<'a> Runner<'a> {
             // nothing.
             line.bits_per_byte = if dataset.tasks().next().is_none() { loss.bits_per_byte() } else { None };
         }
+        if let (Some(reference), Some(dpo)) = (&self.reference, spec.train.dpo) {
+            line.preferred = reference.measure(&mut self.model, dataset, dpo, rows)?;
+        }
         // Rank 0 asks the problems and looks at the routers; the others hear how many were asked.
         if let (Some(scorer), true) = (&mut self.scorer, group.leads()) {
             let mut found = vec![];
@@ -700,7 +714,7 @@ impl<'a> Runner<'a> {
             let rows = (health::TOKENS / observer.sequence().max(1) as u64).max(1);
             let held = match dataset.drawn(rows)? {
                 Some(held) => held,
-                None => dataset.train(Cursor::default())?.at_most(rows),
+                None => dataset.shown()?.at_most(rows),
             };
             line.health = Health::look(observer, &spec.model, None, held)?;
         }
@@ -719,7 +733,7 @@ impl<'a> Runner<'a> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
         let held = match dataset.drawn(health::TEXTS)? {
             Some(held) => held,
-            None => dataset.train(Cursor::default())?.at_most(health::TEXTS),
+            None => dataset.shown()?.at_most(health::TEXTS),
         };
         let (writing, sampling) =
             ((writer as &mut dyn NextLogits, &*dataset.tokenizer), Health::sampling(spec));
@@ -728,7 +742,8 @@ impl<'a> Runner<'a> {
 
     /// Whether an evaluation is the best so far, which is remembered.
     fn judge(&mut self, line: &EvaluationLine) -> bool {
-        let Some(loss) = line.validation_loss else { return false };
+        let measured = line.preferred.map(|p| p.loss).or(line.validation_loss);
+        let Some(loss) = measured else { return false };
         let best = loss.is_finite() && self.state.best.is_none_or(|(_, b)| loss < b);
         self.state.stale = if best { 0 } else { self.state.stale + 1 };
         if best {
@@ -742,6 +757,9 @@ impl<'a> Runner<'a> {
         let of = if line.complete { "held_out" } else { "validation" };
         let mut scalars = vec![
             (format!("{of}/loss"), line.validation_loss),
+            (format!("{of}/preference_loss"), line.preferred.map(|p| p.loss)),
+            (format!("{of}/preferred"), line.preferred.map(|p| p.share)),
+            (format!("{of}/margin"), line.preferred.map(|p| p.margin)),
             (format!("{of}/targets"), line.targets.map(|n| n as f64)),
             (format!("{of}/bits_per_byte"), line.bits_per_byte),
             (format!("{of}/exact_match"), line.exact_match),
@@ -928,6 +946,29 @@ fn teacher_flops(plan: &Option<teacher::Plan>, spec: &Spec) -> Option<f64> {
     let (heal, each) = (spec.heal.as_ref()?, plan.as_ref()?.flops_per_token?);
     let (taught, all) = (teacher::Plan::steps(heal, spec.train.steps), spec.train.steps.max(1));
     Some(each * taught as f64 / all as f64)
+}
+
+/// The worth of pairs before training: by the weights that the run begins with, else as it was
+/// kept.
+fn reference(
+    setup: &Setup,
+    model: &mut Model,
+    begins: bool,
+    watcher: &mut dyn Watcher,
+) -> Result<Reference, TrainError> {
+    let (group, hash) = (&setup.group, setup.dataset.hash());
+    // The state of rank 0 says whether the run begins, and every rank has its weights.
+    let begins = group.broadcast(0, &[u8::from(begins)])?.first() == Some(&1);
+    if begins {
+        watcher.tell(&Event::Busy("measuring the reference"));
+        let reference = Reference::of(model, setup.dataset)?;
+        if let Some(folder) = setup.folder {
+            reference.write(folder, &hash)?;
+        }
+        return Ok(reference);
+    }
+    let own = setup.folder.map(|folder| Reference::open(folder.path(), &hash)).transpose()?;
+    Ok(own.unwrap_or_default().share(group)?)
 }
 
 /// Opens the files of a run where its checkpoint was.

@@ -156,6 +156,7 @@ pub(crate) mod tests {
             decay_embeddings: false,
             clip: Some(0.5),
             z_loss: 0.0,
+            dpo: None,
             seed: 0,
             precision: Precision::F32,
             only: vec![],

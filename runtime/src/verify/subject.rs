@@ -142,12 +142,15 @@ struct Decided {
 impl<'a> Subject<'a> {
     /// Draws tokens, and weights where none are `given`, until they are well conditioned.
     pub fn new(
-        spec: Spec,
+        mut spec: Spec,
         seed: u64,
         given: Option<&IndexMap<String, Vec<f32>>>,
         devices: &'a [(String, &'a dyn Device)],
         pipeline: &'a dyn Pipeline,
     ) -> Result<Self, VerifyError> {
+        // Proofs are of the model and of losses on tokens, over parts of a batch that are no pairs;
+        // `tests/numerics/preferences.rs` proves the loss of pairs.
+        spec.train.dpo = None;
         let given: IndexMap<String, Tensor> = given
             .into_iter()
             .flatten()

@@ -133,7 +133,15 @@ fn logits(spec: &Spec, numbers: Vec<(String, Vec<f32>)>) -> Result<Vec<f32>, Fai
     let ids: Vec<i32> = (0..TOKENS as i32).map(|i| (i * 5 + 3) % 17).collect();
     let positions = (0..TOKENS as i32).collect();
     let (targets, segments, bytes) = (ids.clone(), vec![0; TOKENS], vec![1; TOKENS]);
-    model.evaluate(&Batch { sequence: TOKENS, ids, targets, positions, segments, bytes })?;
+    model.evaluate(&Batch {
+        sequence: TOKENS,
+        ids,
+        targets,
+        positions,
+        segments,
+        bytes,
+        ..Batch::default()
+    })?;
     let all: Result<Vec<_>, _> = (0..TOKENS).map(|column| model.logits(0, column)).collect();
     Ok(all?.concat())
 }

@@ -1,0 +1,208 @@
+//! The cost of rounding a matrix, on a text.
+//!
+//! *In*: a model in the precision it was trained in, rows of a calibration text. *Out*: the
+//! [`Importance`] of each number of its matrices, and blocks that are packed by it. *Promise*: of
+//! every kind of matrix alike (experts, shared ones, matrices of loops and recurrences), since
+//! nothing but gradients is read; a block's weighted error is never above that of rounding to
+//! nearest.
+//!
+//! To second order the loss grows by `½ Σ F (w - q)²` where `F` is the mean square of a number's
+//! gradient over rows: the diagonal of the Fisher information, as in SqueezeLLM (2306.07629,
+//! section 4.1). A scale that is fitted to the largest number of a block minimises no such error;
+//! scales that clip it are tried, and the best is kept.
+
+use crate::checkpoint::Weights;
+use crate::data::{Batches, DataError, NO_LOSS};
+use crate::device::cpu::{CpuDevice, CpuOptions};
+use crate::model::{Model, ModelError, Scale};
+use crate::train::prepare;
+use dreamc_compiler::compiled::Tensor;
+use dreamc_compiler::format::{Packed, Unpackable};
+use dreamc_compiler::{Options, compile};
+use dreamc_dsl::Spec;
+use dreamc_dsl::spec::{OptimizerKind, Precision};
+use std::collections::HashMap;
+use thiserror::Error;
+
+/// Most tokens of a row.
+pub const SEQUENCE: u64 = 512;
+
+/// Most rows that are read.
+pub const ROWS: u64 = 64;
+
+/// Shares of the largest number of a block that scales are fitted to.
+const CLIPS: [f32; 15] =
+    [1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.88, 0.86, 0.84, 0.82, 0.79, 0.76, 0.72, 0.68, 0.63];
+
+/// Why a text is not calibrated with.
+#[derive(Debug, Error)]
+pub enum CalibrateError {
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The text.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// It is too short.
+    #[error(
+        "the calibration text has {tokens} tokens to learn, fewer than a row of {row}: give a longer one"
+    )]
+    Short {
+        /// Its tokens.
+        tokens: u64,
+        /// Tokens of a row.
+        row: u64,
+    },
+    /// Adapters freeze the matrices.
+    #[error(
+        "the matrices of a model with adapters are its base's: `dreamc merge` it first, or quantise the base"
+    )]
+    Adapters,
+    /// A gradient is not a number.
+    #[error("the gradient of {tensor} on the calibration text is not finite")]
+    NotFinite {
+        /// Whose.
+        tensor: String,
+    },
+}
+
+/// The mean square of the gradient of each number of tensors, by name.
+#[derive(Clone, Debug, Default)]
+pub struct Importance {
+    squares: HashMap<String, Vec<f32>>,
+}
+
+impl Importance {
+    /// Over rows of a text, one at a time, of the matrices that are wanted.
+    pub fn measure(
+        spec: &Spec,
+        weights: &Weights,
+        mut batches: Batches,
+        wanted: impl Fn(&Tensor) -> bool,
+    ) -> Result<Self, CalibrateError> {
+        if spec.model.adapt.is_some() {
+            return Err(CalibrateError::Adapters);
+        }
+        let mut spec = spec.clone();
+        let train = &mut spec.train;
+        (train.only, train.freeze, train.groups) = (vec![], vec![], vec![]);
+        (train.dpo, train.transfer, train.memory) = (None, None, None);
+        // Nothing is moved: the least of states.
+        (train.optimizer, train.moments) = (OptimizerKind::Lion, Precision::Bf16);
+        let sequence = prepare::sequence(&spec);
+        let segments = prepare::masked(&spec);
+        let options = Options { train: true, segments, ..prepare::forward(1, sequence) };
+        let compiled = compile(&spec, &options).map_err(ModelError::from)?;
+        let mut model = Model::load(&CpuDevice::new(CpuOptions::default()), compiled)?;
+        model.restore(weights)?;
+        let tensors: Vec<Tensor> =
+            model.compiled().tensors.iter().filter(|t| t.gradient.is_some() && wanted(t)).cloned().collect();
+        let mut squares: HashMap<String, Vec<f32>> =
+            tensors.iter().map(|t| (t.name.clone(), vec![0.0; t.elements() as usize])).collect();
+        let (mut rows, mut tokens) = (0u64, 0);
+        while let Some(batch) = batches.take(1)? {
+            let learned = batch.targets.iter().filter(|&&target| target != NO_LOSS).count() as u64;
+            if learned == 0 {
+                continue;
+            }
+            (rows, tokens) = (rows + 1, tokens + learned);
+            model.drop_step()?;
+            model.begin_step()?;
+            model.backward(&batch, Scale { loss: 1.0, auxiliary: 0.0 }, None)?;
+            for tensor in &tensors {
+                let (Some(sums), Some(gradient)) = (squares.get_mut(&tensor.name), model.gradient(tensor)?)
+                else {
+                    continue;
+                };
+                if gradient.iter().any(|g| !g.is_finite()) {
+                    return Err(CalibrateError::NotFinite { tensor: tensor.name.clone() });
+                }
+                sums.iter_mut().zip(&gradient).for_each(|(sum, g)| *sum += g * g);
+            }
+        }
+        if tokens < sequence {
+            return Err(CalibrateError::Short { tokens, row: sequence });
+        }
+        squares.values_mut().flatten().for_each(|sum| *sum /= rows as f32);
+        Ok(Importance { squares })
+    }
+
+    /// That of numbers of a tensor from number `at` on; none where the text says nothing of it.
+    pub fn of(&self, tensor: &str, at: u64, count: u64) -> Option<&[f32]> {
+        self.squares.get(tensor)?.get(at as usize..(at + count) as usize)
+    }
+}
+
+/// Appends the blocks of numbers, of which there are whole blocks, with the scales of the least
+/// error that is weighted so.
+pub fn pack(packed: Packed, values: &[f32], importance: &[f32], to: &mut Vec<u8>) -> Result<(), Unpackable> {
+    let unit = packed.unit();
+    let (mut block, mut unpacked, mut clipped) = (vec![], vec![0.0; unit], vec![0.0; unit]);
+    for (number, (own, weights)) in values.chunks_exact(unit).zip(importance.chunks_exact(unit)).enumerate() {
+        let largest = own.iter().fold(0f32, |most, x| most.max(x.abs()));
+        // Numbers that the text never reaches count a little, so that they are not lost.
+        let mean = weights.iter().map(|w| f64::from(*w)).sum::<f64>() / unit as f64;
+        let floor = if mean > 0.0 { 0.01 * mean } else { 1.0 };
+        let mut best: Option<(f64, Vec<u8>)> = None;
+        for clip in CLIPS {
+            let most = clip * largest;
+            clipped.iter_mut().zip(own).for_each(|(to, x)| *to = x.clamp(-most, most));
+            // A number that a block cannot hold is one whose scale is to be fitted to it.
+            let numbers = if clip == 1.0 { own } else { &clipped[..] };
+            block.clear();
+            packed
+                .pack(numbers, &mut block)
+                .map_err(|bad| Unpackable { at: number * unit + bad.at, ..bad })?;
+            packed.unpack(&block, &mut unpacked);
+            let error = own
+                .iter()
+                .zip(&unpacked)
+                .zip(weights)
+                .map(|((x, q), w)| (f64::from(*w) + floor) * (f64::from(*x) - f64::from(*q)).powi(2));
+            let error: f64 = error.sum();
+            if best.as_ref().is_none_or(|(least, _)| error < *least) {
+                best = Some((error, block.clone()));
+            }
+        }
+        to.extend(best.map(|(_, block)| block).unwrap_or_default());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Philox;
+
+    /// In every format the weighted error is at most that of rounding to nearest, and less in most.
+    #[test]
+    fn scales_of_the_least_error_are_found() {
+        let mut random = Philox::new(1, "calibration").stream(0);
+        let n = 4096;
+        let values: Vec<f32> = (0..n).map(|_| (random.unit() + random.unit() - 1.0) as f32).collect();
+        let importance: Vec<f32> = (0..n).map(|_| random.unit().powi(4) as f32).collect();
+        for name in Packed::NAMES {
+            let packed = Packed::named(name, 256).unwrap();
+            let error = |bytes: &[u8]| -> f64 {
+                let mut found = vec![0.0; n];
+                packed.unpack(bytes, &mut found);
+                let each = values.iter().zip(&found).zip(&importance);
+                each.map(|((x, q), w)| f64::from(*w) * f64::from(x - q).powi(2)).sum()
+            };
+            let (mut nearest, mut fitted) = (vec![], vec![]);
+            packed.pack(&values, &mut nearest).unwrap();
+            pack(packed, &values, &importance, &mut fitted).unwrap();
+            assert_eq!(nearest.len(), fitted.len(), "{name}");
+            let (nearest, fitted) = (error(&nearest), error(&fitted));
+            let share = match name {
+                "q4_0" => 0.97,
+                // Numbers that count nothing here count a little there.
+                _ => 1.01,
+            };
+            assert!(fitted <= share * nearest, "{name}: {fitted:e}, to nearest {nearest:e}");
+        }
+        let mut out = vec![];
+        let bad = pack(Packed::Q4, &[f32::NAN; 32], &[1.0; 32], &mut out).unwrap_err();
+        assert_eq!(bad.at, 0);
+    }
+}
