@@ -105,7 +105,9 @@ fn models(teacher: &str) -> [Spec; 2] {
     );
     [
         spec(&format!("model teacher {{ {MODEL} repeat 4 {{ sa > mlp }} }}")),
-        spec(&format!("{heal}\nmodel m {{ {MODEL} repeat 2 {{ sa > mlp }} }}\ntrain {{ steps 10 sequence 6 }}")),
+        spec(&format!(
+            "{heal}\nmodel m {{ {MODEL} repeat 2 {{ sa > mlp }} }}\ntrain {{ steps 10 sequence 6 }}"
+        )),
     ]
 }
 
