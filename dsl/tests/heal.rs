@@ -94,3 +94,11 @@ fn mistakes_are_refused_where_they_stand() {
         assert!(error.contains(message) && error.contains("spec:1:"), "{keys}: {error}");
     }
 }
+
+#[test]
+fn preferences_and_a_teacher_are_not_learned_from_at_once() {
+    let text = format!("heal {{ teacher \"runs/a\" stages [{{ match logits }}] }}\n{MODEL}");
+    let text = text.replace("train { steps 3000 }", "train { steps 3000 dpo { beta 0.1 } }");
+    let said = read(&text, Spelling::Dream).unwrap_err().to_string();
+    assert!(said.contains("from preferences or from a teacher, not from both"), "{said}");
+}

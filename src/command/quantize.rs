@@ -27,7 +27,7 @@ experts, shared, router; `keep` leaves a part as it is.
 Examples:
   dreamc quantize imports/smollm2 --format int8
   dreamc quantize runs/quickstart-001 --format q8_0 --parts 'experts: q4_0, head: keep' -o quick-q4
-  dreamc quantize runs/quickstart-001 --format q4_0 --data numbers.txt -o quick-fitted
+  dreamc quantize runs/quickstart-001 --format q4_0 --data book.txt -o quick-fitted
   dreamc eval quick-q4 --against runs/quickstart-001")]
 pub struct Arguments {
     /// A run folder, a checkpoint, an import or a .safetensors file

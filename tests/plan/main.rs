@@ -102,6 +102,7 @@ fn step(spec: &Spec, group: &Group) -> (Traffic, Memory, u64) {
         positions: (0..tokens).map(|i| (i % sequence) as i32).collect(),
         segments: vec![0; tokens],
         bytes: vec![0; tokens],
+        ..Batch::default()
     };
     model.begin_step().unwrap();
     let parts = spec.train.accumulate / group.size();

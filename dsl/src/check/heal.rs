@@ -147,6 +147,17 @@ impl Checker {
             self.error_at("missing-key", "heal", "there is no teacher", help);
             return None;
         }
+        if spec.train.dpo.is_some() {
+            let help =
+                "leave `train.dpo` or `heal` out, or train twice: the second run begins from the first";
+            self.error_at(
+                "out-of-range",
+                "heal",
+                "a run learns from preferences or from a teacher, not from both",
+                help,
+            );
+            return None;
+        }
         let steps: u64 = heal.stages.iter().filter_map(|stage| stage.steps).fold(0, u64::saturating_add);
         if steps > spec.train.steps {
             let message = format!("the stages take {steps} steps, and training has {}", spec.train.steps);
