@@ -415,8 +415,8 @@ mod tests {
     #[test]
     fn an_answer_is_right_where_another_token_is_right_in_its_place() {
         let others = vec![vec![7], vec![]];
-        let one =
-            Example { tokens: vec![1, 2, 3, 4], bytes: vec![1; 4], learn: 1, asked: vec![1..3], others };
+        let asked = std::iter::once(1..3).collect();
+        let one = Example { tokens: vec![1, 2, 3, 4], bytes: vec![1; 4], learn: 1, asked, others };
         let found = |tokens: [i32; 4]| right_answers(&one, &|i| tokens[i]);
         assert_eq!([found([0, 2, 3, 0]), found([0, 7, 3, 0]), found([0, 2, 7, 0])], [1, 1, 0]);
         let plain = Example { asked: vec![], others: vec![], ..one.clone() };

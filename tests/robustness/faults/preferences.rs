@@ -11,6 +11,9 @@ use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::model::{Model, Scale};
 use libtest_mimic::Failed;
 
+/// A tensor by name.
+type Named = (String, Vec<f32>);
+
 const SPEC: &str = "model m { vocab 256 hidden 16 context 8
   sa = sequence { heads 2 head_size 8 }
   ea = experts { count 4 active 2 intermediate 16 query 8 }
@@ -162,7 +165,7 @@ fn apart((loss, gradients): &Found, (expected, others): &Found) -> Option<String
         return Some(format!("the loss is {loss}, not {expected}"));
     }
     let largest = others.iter().flat_map(|(_, g)| g).fold(0f32, |most, x| most.max(x.abs()));
-    let differs = |((name, own), (_, other)): (&(String, Vec<f32>), &(String, Vec<f32>))| {
+    let differs = |((name, own), (_, other)): (&Named, &Named)| {
         let most = own.iter().zip(other).map(|(x, y)| (x - y).abs()).fold(0f32, f32::max);
         (most > 1e-4 * largest).then(|| format!("the gradient of {name} differs by {most:e}"))
     };

@@ -87,7 +87,7 @@ fn rotate(model: &Model, name: &str) {
 }
 
 fn cpu() -> CpuDevice {
-    CpuDevice::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })
+    CpuDevice::new(CpuOptions { threads: Some(1) })
 }
 
 fn spec(text: &str) -> Spec {
