@@ -35,6 +35,7 @@ use dreamc_compiler::{CompileError, Compiled, LAST, Options, Pass, compile_watch
 use dreamc_dsl::spec::{Activation, Component, Expr, Group as Rates, Item, Model, OptimizerKind, SkipRule};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::group::{Collective, Group, GroupError, Transport};
+use dreamc_runtime::train::run::FIGURES;
 use dreamc_runtime::verify::{Pipeline, Report, Task, Verdict, verify};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::HashSet;
@@ -1064,10 +1065,10 @@ fn faults() -> Vec<Fault> {
                 }
             })
         }),
-        // The figures of a step are 22 bytes, of which the loss is the first four.
         ranks("the loss of a step is averaged twice", |group| {
             wrong(group, |group, what, bytes| {
-                if let (Collective::AllGather, 22, Some(loss)) = (what, bytes.len(), bytes.first_chunk()) {
+                if let (Collective::AllGather, FIGURES, Some(loss)) = (what, bytes.len(), bytes.first_chunk())
+                {
                     let loss = f32::from_le_bytes(*loss) / group.size() as f32;
                     bytes[..4].copy_from_slice(&loss.to_le_bytes());
                 }

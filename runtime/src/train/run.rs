@@ -205,6 +205,9 @@ struct Part {
     late: bool,
 }
 
+/// Bytes of the figures of a step, the loss first, as ranks exchange them.
+pub const FIGURES: usize = 3 * 4 + 2 * 8 + 4 + 2;
+
 impl Part {
     fn bytes(self) -> Vec<u8> {
         let floats = [self.loss, self.auxiliary, self.taught].map(f32::to_le_bytes).concat();

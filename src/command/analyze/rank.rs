@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn ranks_are_of_singular_values() {
-        assert_eq!([0.5, 0.9, 0.99, 1.0].map(|share| kept(&[3.0, 1.0, 0.1, 0.0], share)), [1, 1, 2, 3]);
+        assert_eq!([0.5, 0.9, 0.99, 1.0].map(|share| kept(&[3.0, 1.0, 0.1, 0.0], share)), [1, 2, 2, 3]);
         assert!((effective(&[2.0, 2.0, 0.0]) - 2.0).abs() < 1e-12);
     }
 }
