@@ -8,7 +8,7 @@ const MARKER: &str = "//";
 const KEYWORDS: [&str; 7] = ["let", "model", "repeat", "recur", "layer", "body", "skip"];
 /// The grammar's `flag_name`: keys that are read as true where a word follows them in the same
 /// line.
-const FLAGS: [&str; 18] = [
+const FLAGS: [&str; 19] = [
     "tie",
     "unit_offset",
     "pre_norm",
@@ -23,6 +23,7 @@ const FLAGS: [&str; 18] = [
     "value_residual",
     "depth_keys",
     "document_mask",
+    "recheck",
     "begin",
     "decay_embeddings",
     "best",
