@@ -20,7 +20,7 @@ mod tree;
 
 use dreamc_compiler::CompileError;
 use dreamc_compiler::architecture::{Architecture, skips};
-use dreamc_compiler::ir::{Attention, Dim, Dims, Function, Node, Op, Value};
+use dreamc_compiler::ir::{Attention, Binding, Dim, Dims, Function, Input, Node, Op, Value};
 use dreamc_compiler::lower::{Shape, lower};
 use dreamc_dsl::spec::{Model, SkipRule};
 use layer::{Class, Source};
@@ -46,6 +46,12 @@ pub enum TorchError {
 pub struct Module {
     /// The text of `model.py`.
     pub text: String,
+    /// Its classes, `Model` last, and the functions that they call: without imports and `load`.
+    pub code: String,
+    /// Whether the code calls functions of Python's `math`.
+    pub math: bool,
+    /// Whether the stream begins with numbers that are given, as `noise`.
+    pub noise: bool,
     /// Tensors whose name in the module is another than in checkpoints.
     pub renamed: BTreeMap<String, String>,
 }
@@ -58,6 +64,9 @@ pub struct Options {
     /// Weight of `mean(logsumexp(logits)²)` in the loss.
     pub z_loss: f64,
 }
+
+/// Imports of the code of every module.
+pub const IMPORTS: &str = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n";
 
 /// Writes a model as a module.
 pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
@@ -136,7 +145,10 @@ pub fn module(model: &Model, options: Options) -> Result<Module, TorchError> {
             renamed.insert(name, other);
         }
     }
-    Ok(Module { text: text(model, &classes, &renamed), renamed })
+    let (code, math) = code(&classes);
+    let given = |f: &Function| f.param_of(Binding::Batch(Input::Noise)).is_some();
+    let noise = lowered.module.functions.values().any(given);
+    Ok(Module { text: text(model, (&code, math), &renamed), code, math, noise, renamed })
 }
 
 /// The dimension of the tokens that a choice of them gives.
@@ -245,13 +257,17 @@ fn capacities(architecture: &Architecture) -> Vec<f64> {
     found
 }
 
+/// The classes and what they call, and whether that is in Python's `math`.
+fn code(classes: &[Class]) -> (String, bool) {
+    let body = classes.iter().map(Class::text).collect::<Vec<_>>().join("\n\n");
+    let mut parts = helpers::needed(&body);
+    parts.push(body.trim_end());
+    let math = parts.iter().any(|part| part.contains("math."));
+    (parts.join("\n\n\n"), math)
+}
+
 /// The whole text.
-fn text(model: &Model, classes: &[Class], renamed: &BTreeMap<String, String>) -> String {
-    let mut body: Vec<String> = classes.iter().map(Class::text).collect();
-    body.push(loader(renamed));
-    let body = body.join("\n\n");
-    let helpers = helpers::needed(&body);
-    let math = body.contains("math.") || helpers.iter().any(|h| h.contains("math."));
+fn text(model: &Model, (code, math): (&str, bool), renamed: &BTreeMap<String, String>) -> String {
     let mut out = format!("\"\"\"`{}`, as `dreamc export torch` writes it.\n\n", model.name);
     out.push_str("    model = load(\"FOLDER\")            # model.safetensors beside this file\n");
     out.push_str("    logits = model(ids)               # ids [batch, seq]\n");
@@ -259,14 +275,9 @@ fn text(model: &Model, classes: &[Class], renamed: &BTreeMap<String, String>) ->
     if math {
         out.push_str("import math\n");
     }
-    out.push_str(
-        "import pathlib\n\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n",
-    );
-    for helper in helpers {
-        out.push_str(helper);
-        out.push_str("\n\n\n");
-    }
-    out.push_str(&body);
+    out.push_str("import pathlib\n\n");
+    out.push_str(IMPORTS);
+    out.push_str(&format!("\n\n{code}\n\n\n{}", loader(renamed)));
     out
 }
 

@@ -9,7 +9,6 @@ use super::template::{Parts, expand};
 use super::{CLASS, noise};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Item, Statement};
 use dreamc_torch::Options;
 
 const PRINTED: &str = include_str!("parts/printed.py");
@@ -35,32 +34,16 @@ pub fn modeling(spec: &Spec) -> Result<String, HfError> {
         return refused(format!("`{ours}` would be `{theirs}` in Python: give its component another name"));
     }
     let mut parts = Parts::new();
-    let mut more = String::new();
-    if begins_with_noise(&spec.model.body) {
+    let (mut numpy, mut numbers) = ("", String::new());
+    if module.noise {
         parts.insert("noise");
-        more = format!("import numpy as np\n\n\n{}\n\n\n", noise(spec).trim_end());
+        (numpy, numbers) = ("import numpy as np\n", format!("{}\n\n\n", noise(spec).trim_end()));
     }
-    // Transformers loads the folder: the module's own way of it goes.
-    let text = module.text;
-    let text = text.find("\n\n\ndef load(folder):").map_or(text.as_str(), |end| &text[..end]);
-    let after = "import torch.nn.functional as F\n";
-    let Some(at) = text.find(after).map(|at| at + after.len()) else {
-        return refused("the module has no imports".into());
-    };
     let title = format!(
         "\"\"\"`{}`, as `dreamc export hf` writes it: printed from its specification, with `{CLASS}` around it.\"\"\"\n\n",
         spec.model.name
     );
-    let body = text[text.find("import ").unwrap_or(0)..at].replace("import pathlib\n\n", "");
-    let rest = text[at..].trim_start();
-    Ok(format!("{title}{body}{IMPORTS}\n\n{more}{rest}\n\n\n{}", expand(PRINTED, &parts)))
-}
-
-/// Whether the stream begins with drawn numbers somewhere.
-fn begins_with_noise(items: &[Item]) -> bool {
-    items.iter().any(|item| match item {
-        Item::Layer(_) => false,
-        Item::Statement(statement) => matches!(statement, Statement::StartNormal(_)),
-        Item::Repeat { items, .. } | Item::Recur { items, .. } => begins_with_noise(items),
-    })
+    let math = if module.math { "import math\n\n" } else { "" };
+    let imports = format!("{math}{numpy}{}{IMPORTS}", dreamc_torch::IMPORTS);
+    Ok(format!("{title}{imports}\n\n{numbers}{}\n\n\n{}", module.code, expand(PRINTED, &parts)))
 }
