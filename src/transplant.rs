@@ -230,8 +230,7 @@ pub fn teacher_flops(spec: &Spec) -> Result<f64, Failure> {
     let teacher = Trained::open(Path::new(path), &BaseArguments { base: None }, &[], Rewriting::off())?;
     let options = count::Options { tokens: sequence(spec), ..count::Options::default() };
     let each = count::count(&teacher.spec, &options)?.flops_per_token.training_forward.mean();
-    let (taught, all) = (Taught::steps(heal, spec.train.steps), spec.train.steps.max(1));
-    Ok(each * taught as f64 / all as f64)
+    Ok(Taught::flops_over(heal, each, spec.train.steps))
 }
 
 /// FLOPs that the donor of a specification, or of the weights that it begins from, was trained

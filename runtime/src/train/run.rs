@@ -947,8 +947,7 @@ impl<'a> Runner<'a> {
 /// FLOPs of a teacher's forward, a token of all steps.
 fn teacher_flops(plan: &Option<teacher::Plan>, spec: &Spec) -> Option<f64> {
     let (heal, each) = (spec.heal.as_ref()?, plan.as_ref()?.flops_per_token?);
-    let (taught, all) = (teacher::Plan::steps(heal, spec.train.steps), spec.train.steps.max(1));
-    Some(each * taught as f64 / all as f64)
+    Some(teacher::Plan::flops_over(heal, each, spec.train.steps))
 }
 
 /// The worth of pairs before training: by the weights that the run begins with, else as it was

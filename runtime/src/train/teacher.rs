@@ -152,6 +152,12 @@ impl Plan {
         self.compiled.output(Of::Whole, Output::Logits).is_some()
     }
 
+    /// FLOPs of a teacher's forward, a token of all steps; `each` are those of a token that it
+    /// reads.
+    pub fn flops_over(heal: &Heal, each: f64, all: u64) -> f64 {
+        each * Plan::steps(heal, all) as f64 / all.max(1) as f64
+    }
+
     /// Steps that have a teacher.
     pub fn steps(heal: &Heal, all: u64) -> u64 {
         let each = heal.stages.iter().map(|stage| stage.steps.unwrap_or(all));
