@@ -13,34 +13,35 @@ template <int TOKENS> DEVICE int following(const int *segments, int token, bool 
     return -1;
 }
 
-template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, bool LATER>
+// A thread has `N` adjacent channels of a token, which are read and written at once.
+template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, bool LATER, int N>
 DEVICE void conv_rows(const float *x, i64 x_stride, const float *w, float *y) {
-    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * N;
     if (at >= i64(BATCH) * TOKENS * CHANNELS) return;
     int c = int(at % CHANNELS), i = int(at / CHANNELS % TOKENS);
     const float *own = x + at / CHANNELS * x_stride + c;
     int count = LATER ? TOKENS - i : i + 1;
     if (count > WIDTH) count = WIDTH;
     i64 step = LATER ? x_stride : -x_stride;
-    float sum = 0.0f;
-    for (int k = 0; k < count; ++k) sum = fmaf(w[i64(k) * CHANNELS + c], own[k * step], sum);
-    y[at] = sum;
+    Floats<N> sum(0.0f);
+    for (int k = 0; k < count; ++k) sum = fmaf(load<N>(w + i64(k) * CHANNELS + c), load<N>(own + k * step), sum);
+    store(y + at, sum);
 }
 
-template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, bool LATER>
+template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, bool LATER, int N>
 DEVICE void conv_documents(const float *x, i64 x_stride, const float *w, const int *segments, float *y) {
-    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * N;
     if (at >= i64(BATCH) * TOKENS * CHANNELS) return;
     int c = int(at % CHANNELS), i = int(at / CHANNELS % TOKENS);
     i64 first = at / (i64(CHANNELS) * TOKENS) * TOKENS;
     const int *own = segments + first;
-    float sum = 0.0f;
+    Floats<N> sum(0.0f);
     int j = own[i] >= 0 ? i : -1;
     for (int k = 0; k < WIDTH && j >= 0; ++k) {
-        sum = fmaf(w[i64(k) * CHANNELS + c], x[(first + j) * x_stride + c], sum);
+        sum = fmaf(load<N>(w + i64(k) * CHANNELS + c), load<N>(x + (first + j) * x_stride + c), sum);
         if (k + 1 < WIDTH) j = following<TOKENS>(own, j, LATER);
     }
-    y[at] = sum;
+    store(y + at, sum);
 }
 
 // A thread has a channel of a text.
@@ -79,33 +80,57 @@ template <int CHANNELS> DEVICE void conv_sum(float sum, float *dw, int entry, in
     dw[i64(entry) * CHANNELS + c] = all;
 }
 
-// A block has one entry of the filters of 32 channels.
-template <int BATCH, int TOKENS, int CHANNELS, int WIDTH>
-DEVICE void conv_filters(const float *x, i64 x_stride, const float *dy, i64 dy_stride, float *dw) {
-    int entry = int(blockIdx.x % WIDTH), c = int(blockIdx.x / WIDTH) * 32 + int(threadIdx.x % 32);
-    float sum = 0.0f;
-    if (c < CHANNELS) {
-        for (i64 token = threadIdx.x / 32; token < i64(BATCH) * TOKENS; token += 8) {
-            if (token % TOKENS < entry) continue;
-            sum = fmaf(dy[token * dy_stride + c], x[(token - entry) * x_stride + c], sum);
-        }
+// A block has one entry of the filters of 32 channels, and `SLICE` tokens: sums of slices are
+// `CHANNELS` times `WIDTH` apart.
+template <int TOKENS, int CHANNELS, int WIDTH, int SLICE> struct Filter {
+    int entry, c;
+    i64 slice;
+    DEVICE Filter() {
+        u32 block = blockIdx.x;
+        entry = int(take(block, WIDTH));
+        c = int(take(block, (CHANNELS + 31) / 32)) * 32 + int(threadIdx.x % 32);
+        slice = block;
     }
-    conv_sum<CHANNELS>(sum, dw, entry, c);
+    // `term(token)` of the tokens of this thread.
+    template <class Term> DEVICE void sum(i64 tokens, float *dw, Term term) const {
+        i64 end = (slice + 1) * SLICE < tokens ? (slice + 1) * SLICE : tokens;
+        float sum = 0.0f;
+        if (c < CHANNELS) {
+#pragma unroll 4
+            for (i64 token = slice * SLICE + threadIdx.x / 32; token < end; token += 8) sum += term(token);
+        }
+        conv_sum<CHANNELS>(sum, dw + slice * WIDTH * CHANNELS, entry, c);
+    }
+};
+
+template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, int SLICE>
+DEVICE void conv_filters(const float *x, i64 x_stride, const float *dy, i64 dy_stride, float *dw) {
+    Filter<TOKENS, CHANNELS, WIDTH, SLICE> at;
+    at.sum(i64(BATCH) * TOKENS, dw, [&](i64 token) {
+        bool inside = token % TOKENS >= at.entry;
+        return inside ? dy[token * dy_stride + at.c] * x[(token - at.entry) * x_stride + at.c] : 0.0f;
+    });
 }
 
-template <int BATCH, int TOKENS, int CHANNELS, int WIDTH>
+template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, int SLICE>
 DEVICE void conv_filters_of_documents(const float *x, i64 x_stride, const float *dy, i64 dy_stride, const int *segments,
                                       float *dw) {
-    int entry = int(blockIdx.x % WIDTH), c = int(blockIdx.x / WIDTH) * 32 + int(threadIdx.x % 32);
+    Filter<TOKENS, CHANNELS, WIDTH, SLICE> at;
+    at.sum(i64(BATCH) * TOKENS, dw, [&](i64 token) {
+        i64 first = token / TOKENS * TOKENS;
+        const int *own = segments + first;
+        int j = own[token - first] >= 0 ? int(token - first) : -1;
+        for (int k = 0; k < at.entry && j >= 0; ++k) j = following<TOKENS>(own, j, false);
+        return j >= 0 ? dy[token * dy_stride + at.c] * x[(first + j) * x_stride + at.c] : 0.0f;
+    });
+}
+
+// The sums of all slices, in their order.
+template <int COUNT> DEVICE void conv_slices(const float *parts, float *dw, int slices) {
+    int at = int(blockIdx.x * blockDim.x + threadIdx.x);
+    if (at >= COUNT) return;
     float sum = 0.0f;
-    if (c < CHANNELS) {
-        for (i64 token = threadIdx.x / 32; token < i64(BATCH) * TOKENS; token += 8) {
-            i64 first = token / TOKENS * TOKENS;
-            const int *own = segments + first;
-            int j = own[token - first] >= 0 ? int(token - first) : -1;
-            for (int k = 0; k < entry && j >= 0; ++k) j = following<TOKENS>(own, j, false);
-            if (j >= 0) sum = fmaf(dy[token * dy_stride + c], x[(first + j) * x_stride + c], sum);
-        }
-    }
-    conv_sum<CHANNELS>(sum, dw, entry, c);
+#pragma unroll 8
+    for (int slice = 0; slice < slices; ++slice) sum += parts[i64(slice) * COUNT + at];
+    dw[at] = sum;
 }
