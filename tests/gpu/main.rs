@@ -6,6 +6,7 @@ mod support;
 
 mod codegen;
 mod cuda;
+mod linear;
 mod machine;
 mod naive;
 mod ptx;

@@ -60,7 +60,7 @@ fn logits_losses_and_gradients_agree_with_the_cpu_and_the_reference() {
 }
 
 /// Writes the numbers of a buffer, made of their places.
-fn write(
+pub(crate) fn write(
     session: &mut dyn Session,
     id: BufferId,
     b: &Buffer,
@@ -1102,7 +1102,10 @@ fn all_examples_train_alike_on_a_gpu() {
 
 /// Buffers and launches of a plan made by hand: every launch with its operands by the buffers'
 /// names, and where rows are not all of a buffer, `name:offset:stride`.
-fn by_hand(buffers: &[(&str, DType, &[u64])], launches: Vec<(Kernel, Vec<&str>, Option<&str>)>) -> Plan {
+pub(crate) fn by_hand(
+    buffers: &[(&str, DType, &[u64])],
+    launches: Vec<(Kernel, Vec<&str>, Option<&str>)>,
+) -> Plan {
     let mut plan = Plan::default();
     for (name, dtype, shape) in buffers {
         let offset = plan.arena;
@@ -1553,7 +1556,7 @@ fn segment(token: u64, row: u64) -> i32 {
 }
 
 /// Every float that a plan leaves behind, by buffer.
-fn results<F>(plan: &Plan, fill: &F, device: &dyn Device) -> Vec<(String, Vec<f32>)>
+pub(crate) fn results<F>(plan: &Plan, fill: &F, device: &dyn Device) -> Vec<(String, Vec<f32>)>
 where
     F: Fn(&mut dyn Session) -> Result<(), DeviceError>,
 {

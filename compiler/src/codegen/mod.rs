@@ -32,6 +32,7 @@ use thiserror::Error;
 /// The files that generated texts include: name and text. One front page for all of them is
 /// `kernels/README.md`.
 pub const HEADERS: &[(&str, &str)] = &[
+    ("linear.cuh", include_str!("../../../kernels/linear.cuh")),
     ("prelude.cuh", include_str!("../../../kernels/prelude.cuh")),
     ("product.cuh", include_str!("../../../kernels/product.cuh")),
     ("grouped.cuh", include_str!("../../../kernels/grouped.cuh")),

@@ -13,7 +13,7 @@ use std::fmt::Display;
 type Result<T> = std::result::Result<T, CodegenError>;
 
 /// Where a head begins in the rows of an operand, as an expression of `h`.
-fn first(shape: &LinearShape, part: &Part) -> String {
+pub(super) fn first(shape: &LinearShape, part: &Part) -> String {
     let mut after = shape.head_count();
     let mut terms: Vec<String> = vec![];
     for (size, stride) in shape.heads.iter().zip(&part.strides) {
@@ -28,7 +28,7 @@ fn first(shape: &LinearShape, part: &Part) -> String {
 /// Numbers by their names.
 type Numbers = Vec<(String, String)>;
 
-const LETTERS: [&str; 5] = ["Q", "K", "V", "U", "W"];
+pub(super) const LETTERS: [&str; 5] = ["Q", "K", "V", "U", "W"];
 
 fn numbers(shape: &LinearShape, delta: Delta, before: bool) -> Numbers {
     let mut list: Numbers = [

@@ -180,7 +180,10 @@ impl KernelKind for LinearAttention {
     }
 
     fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        super::cuda::forward(self, variant)
+        match super::chunks::forward(self, variant)? {
+            Some(source) => Ok(Some(source)),
+            None => super::cuda::forward(self, variant),
+        }
     }
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
@@ -229,7 +232,10 @@ impl KernelKind for LinearAttentionGrad {
     }
 
     fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        super::cuda::backward(self, variant)
+        match super::chunks::backward(self, variant)? {
+            Some(source) => Ok(Some(source)),
+            None => super::cuda::backward(self, variant),
+        }
     }
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {

@@ -1,5 +1,6 @@
 //! Linear attention: recurrences whose step is linear in a matrix of state.
 
+mod chunks;
 pub(crate) mod cuda;
 pub mod kernel;
 pub mod outside;

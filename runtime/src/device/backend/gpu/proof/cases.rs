@@ -36,13 +36,14 @@ macro_rules! case {
 }
 
 /// Small ones first: they take no time, and find most.
-pub const CASES: [Case; 9] = [
+pub const CASES: [Case; 10] = [
     case!("smallest", "smallest", (1, 3), false, false),
     case!("smallest-bf16", "smallest", (1, 3), true, false),
     case!("ragged", "ragged", (3, 37), false, true),
     case!("ragged-bf16", "ragged", (3, 37), true, true),
     case!("skips-bf16", "skips", (2, 30), true, false),
     case!("recurrence", "recurrence", (2, 70), false, false),
+    case!("chunks", "chunks", (3, 150), true, true),
     case!("mixture", "mixture", (4, 1000), true, false),
     case!("dense", "dense", (4, 512), true, true),
     case!("wide-heads", "wide-heads", (6, 390), true, false),
