@@ -632,8 +632,8 @@ impl<'a> Decoder<'a> {
             ("mov", [kind]) => return self.mov(kind, operands),
             ("setp", rest) => return self.setp(opcode, rest, operands),
             ("cvta", rest) => return self.window(opcode, rest, operands),
-            ("ld", rest) => return self.transfer(opcode, rest, operands, true),
-            ("st", rest) => return self.transfer(opcode, rest, operands, false),
+            ("ld", rest) => return self.transfer(opcode, rest, operands, true, instruction.used),
+            ("st", rest) => return self.transfer(opcode, rest, operands, false, None),
             ("atom" | "red", rest) => return self.atomic(opcode, rest, operands),
             ("bra", [] | ["uni"]) => return self.jump(operands),
             ("ret" | "exit", [] | ["uni"]) => {
@@ -973,6 +973,7 @@ impl<'a> Decoder<'a> {
         parts: &[&str],
         operands: &[Operand<'a>],
         load: bool,
+        used: Option<u64>,
     ) -> Result<(), LoadError> {
         let (space, order, scope, rest) = self.access(parts);
         let (constant, rest) = match &rest[..] {
@@ -1031,9 +1032,17 @@ impl<'a> Decoder<'a> {
         }
         let Address { base, offset } = self.address(place)?;
         self.note_access(space, bytes * count, order);
+        // From the first byte that is used to the last, of 32 at most.
+        let all = (bytes * count) as u8;
+        let used = match used {
+            Some(mask) if mask != 0 => {
+                (mask.trailing_zeros() as u8).min(all)..(64 - mask.leading_zeros() as u8).min(all)
+            }
+            _ => 0..all,
+        };
         let bytes = bytes as u8;
         let transfer =
-            Box::new(Transfer { space, order, scope, bytes, signed, constant, base, offset, regs });
+            Box::new(Transfer { space, order, scope, bytes, signed, constant, base, offset, regs, used });
         if !load {
             self.emit(Op::Store(transfer));
             return Ok(());

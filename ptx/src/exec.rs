@@ -951,13 +951,15 @@ impl Core<'_> {
         let bytes = u64::from(transfer.bytes);
         let all = bytes * transfer.regs.len() as u64;
         let base = Address { base: transfer.base, offset: transfer.offset };
+        let (from, used) = (transfer.used.start, transfer.used.len() as u64);
         try_each(active, |lane| {
             let (space, address) = Self::resolve(transfer.space, warp.address(base, lane));
             let on_lane = |trouble: Box<Trouble>| trouble.lane(lane as u32);
             match space {
                 Space::Shared => {
                     let offset = self.locate_own(warp, address, all, all, false).map_err(on_lane)?;
-                    self.note_shared(warp, lane, offset, all, Access::Read, transfer.order)?;
+                    let at = offset + usize::from(from);
+                    self.note_shared(warp, lane, at, used, Access::Read, transfer.order)?;
                     for (i, reg) in transfer.regs.iter().enumerate() {
                         let Some(reg) = *reg else { continue };
                         let value = self.shared.load(offset + i * bytes as usize, bytes as usize);
@@ -1009,8 +1011,8 @@ impl Core<'_> {
                     self.note_global(
                         warp,
                         lane,
-                        place,
-                        all,
+                        (place.0, place.1 + u64::from(from)),
+                        used,
                         Access::Read,
                         (transfer.order, transfer.scope),
                         worker,

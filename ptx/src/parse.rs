@@ -105,6 +105,9 @@ pub struct Instruction<'a> {
     pub guard: Option<(&'a str, bool)>,
     pub opcode: &'a str,
     pub operands: Vec<Operand<'a>>,
+    /// Bit `i`: a load uses byte `i`, as `.pragma "used_bytes_mask"` says. The compiler reads more
+    /// bytes than a program asked for where that takes one access less.
+    pub used: Option<u64>,
 }
 
 /// An operand as written.
@@ -132,7 +135,7 @@ pub enum Operand<'a> {
 
 /// Parses a whole file.
 pub fn parse(text: &str) -> Result<Unit<'_>, LoadError> {
-    let mut parser = Parser { text, at: 0, line: 1 };
+    let mut parser = Parser { text, at: 0, line: 1, used: None };
     let mut unit = Unit::default();
     while let Some(start) = parser.peek() {
         match start {
@@ -162,6 +165,8 @@ struct Parser<'a> {
     text: &'a str,
     at: usize,
     line: u32,
+    /// For the next instruction: see [`Instruction::used`].
+    used: Option<u64>,
 }
 
 impl<'a> Parser<'a> {
@@ -549,7 +554,7 @@ impl<'a> Parser<'a> {
                 break;
             }
         }
-        Ok(Some(What::Instruction(Instruction { guard, opcode, operands })))
+        Ok(Some(What::Instruction(Instruction { guard, opcode, operands, used: self.used.take() })))
     }
 
     fn body_directive(&mut self) -> Result<Option<What<'a>>, LoadError> {
@@ -594,7 +599,11 @@ impl<'a> Parser<'a> {
                 What::Location { at, inlined_at }
             }
             ".pragma" => {
+                let from = self.at;
                 self.skip_statement();
+                let words = self.text[from..self.at].split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                let mut words = words.skip_while(|word| *word != "used_bytes_mask").skip(1);
+                self.used = words.find_map(|word| word.parse().ok()).or(self.used);
                 return Ok(None);
             }
             directive => match home_of(directive) {

@@ -2,6 +2,7 @@
 //! [`decode`](super::decode), which [`exec`](super::exec) runs.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::alu::{File, Run, Slots};
 use super::finding::{Site, SourceLine};
@@ -219,6 +220,8 @@ pub(super) struct Transfer {
     pub offset: i64,
     /// One register an element; `None` for `_`.
     pub regs: Vec<Option<Reg>>,
+    /// The bytes that a load uses; others are read, and nobody looks at them.
+    pub used: Range<u8>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

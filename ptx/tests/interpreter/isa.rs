@@ -1282,3 +1282,26 @@ fn no_text_panics() {
         }
     }
 }
+
+/// The compiler reads 16 bytes where a program wants 12, and says so: nobody has the last four.
+#[test]
+fn bytes_that_a_load_does_not_use_are_not_read() {
+    let body = |pragma: &str| {
+        format!(
+            "mov.u64 %d1, s; setp.ne.u32 %p1, %t, 0; mov.b32 %r5, 3; @%p1 bra FILLED;\n\
+             st.shared.v2.b32 [%d1], {{%r5, %r5}}; st.shared.b32 [%d1+8], %r5;\n\
+             FILLED: bar.sync 0; @%p1 bra READ;\n\
+             st.shared.b32 [%d1+12], %t; bra END;\n\
+             READ: {pragma} ld.shared.v4.b32 {{%r1, %r2, %r3, %r4}}, [%d1];\n\
+             mul.wide.u32 %d2, %t, 4; add.u64 %d2, %d2, %out; add.u32 %r3, %r3, %r1; st.global.b32 [%d2], %r3;\n\
+             END: mov.u32 %r6, 0;"
+        )
+    };
+    let shared = ".shared .align 16 .b8 s[64];";
+    let race = finding(shared, &body(""), 64);
+    assert_eq!(race.kind, Kind::Race, "{race}");
+    let used = words(shared, &body(".pragma \"used_bytes_mask 4095\";"), 64, &[0; 4], 64).unwrap();
+    assert_eq!(used[1..], [6; 63]);
+    let others = finding(shared, &body(".pragma \"used_bytes_mask 65520\";"), 64);
+    assert_eq!(others.kind, Kind::Race, "{others}");
+}
