@@ -123,6 +123,18 @@ template <int WIDTH, int THREADS> DEVICE void bring_rows(bf16 *to, const bf16 *f
     }
 }
 
+// Eight adjacent numbers, each times the same.
+DEVICE Words<4> scaled(Words<4> words, float scale) {
+#pragma unroll
+    for (u32 &pair : words.of)
+        pair = pack(__uint_as_float(pair << 16) * scale, __uint_as_float(pair & 0xffff0000u) * scale);
+    return words;
+}
+
+// Eight adjacent numbers of bf16, on 16 bytes.
+DEVICE Words<4> &eight(bf16 *at) { return *reinterpret_cast<Words<4> *>(at); }
+DEVICE const Words<4> &eight(const bf16 *at) { return *reinterpret_cast<const Words<4> *>(at); }
+
 // --- a chunk -------------------------------------------------------------------------------------
 
 // The chunk of a block: its sequence, head, number, and first token.
@@ -241,20 +253,21 @@ DEVICE void chunks(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, con
         invert(s.triangle, s.turn);
     }
     // `u` and `k` as later kernels read them, scaled in place.
-    for (int i = int(threadIdx.x); i < CHUNK * D; i += THREADS) {
-        int row = i / D, column = i % D;
-        bf16 &key = s.k[row * ROW<D> + column];
-        store(key, to_float(key) * s.decays.after[row]);
-        ends[at.number() * (CHUNK * D) + i] = key;
+    for (int i = int(threadIdx.x); i < CHUNK * D / 8; i += THREADS) {
+        int row = i / (D / 8), column = i % (D / 8) * 8;
+        i64 to = at.number() * (CHUNK * D) + i * 8;
+        Words<4> &key = eight(s.k + row * ROW<D> + column);
+        key = scaled(key, s.decays.after[row]);
+        eight(ends + to) = key;
         if constexpr (S::DELTA) {
-            bf16 &own = s.u[row * ROW<D> + column];
-            store(own, to_float(own) * s.decays.before[row]);
-            if (GRADIENT) keys_u[at.number() * (CHUNK * D) + i] = own;
+            Words<4> &own = eight(s.u + row * ROW<D> + column);
+            own = scaled(own, s.decays.before[row]);
+            if (GRADIENT) eight(keys_u + to) = own;
         }
         if (GRADIENT) {
-            float scale = S::BEFORE ? s.decays.before[row] : s.decays.through[row];
-            float query = present(row) ? to_float(q[at.token(row) * q_stride + S::q(at.h) + column]) : 0.0f;
-            store(queries[at.number() * (CHUNK * D) + i], query * scale);
+            Words<4> query = {{0, 0, 0, 0}};
+            if (present(row)) query = eight(q + at.token(row) * q_stride + S::q(at.h) + column);
+            eight(queries + to) = scaled(query, S::BEFORE ? s.decays.before[row] : s.decays.through[row]);
         }
     }
     __syncthreads();
@@ -265,8 +278,8 @@ DEVICE void chunks(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, con
         bf16 *to = w + (at.number() * CHUNK + warp * 16) * D;
         each_pair(c, [&](int i, int j, float first, float second) { store_pair(to + i * D + j, first, second); });
         if (GRADIENT) {
-            for (int i = int(threadIdx.x); i < CHUNK * CHUNK; i += THREADS)
-                turns[at.number() * (CHUNK * CHUNK) + i] = s.turn[i / CHUNK * ROW<CHUNK> + i % CHUNK];
+            for (int i = int(threadIdx.x) * 8; i < CHUNK * CHUNK; i += THREADS * 8)
+                eight(turns + at.number() * (CHUNK * CHUNK) + i) = eight(s.turn + i / CHUNK * ROW<CHUNK> + i % CHUNK);
         }
     }
     for (int part = 0; part < S::VALUE; part += E) {
@@ -282,8 +295,8 @@ DEVICE void chunks(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, con
                 store_pair(to + (i + warp * 16) * S::VALUE + j, first, second);
             });
         } else {
-            for (int i = int(threadIdx.x); i < CHUNK * E; i += THREADS)
-                to[i / E * S::VALUE + i % E] = s.v[i / E * ROW<E> + i % E];
+            for (int i = int(threadIdx.x) * 8; i < CHUNK * E; i += THREADS * 8)
+                eight(to + i / E * S::VALUE + i % E) = eight(s.v + i / E * ROW<E> + i % E);
         }
     }
 }
@@ -632,8 +645,7 @@ template <class S, int N, class Give> DEVICE void give_rows(const Place<S> &at, 
         i64 token = at.token(row);
 #pragma unroll
         for (int n = 0; n < N / 8; ++n) {
-            give(token, at.h, first + column_of(n), c[n][2 * half]);
-            give(token, at.h, first + column_of(n) + 1, c[n][2 * half + 1]);
+            give(token, at.h, first + column_of(n), c[n][2 * half], c[n][2 * half + 1]);
         }
     }
 }
@@ -721,14 +733,17 @@ DEVICE void gradients(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, 
             __syncthreads();
             multiply<N, E, false, true>(of, s.x + strip * ROW<E>, ROW<E>, s.dstate + half * N, ROW<D>);
             if (S::DECAY) {
-                for (int i = int(threadIdx.x); i < E * D; i += THREADS) {
+                for (int i = int(threadIdx.x) * 2; i < E * D; i += THREADS * 2) {
                     int place = i / D * ROW<D> + i % D;
-                    joint = fmaf(to_float(s.state[place]), to_float(s.dstate[place]), joint);
+                    TwoFloats a = load_pair(s.state + place), b = load_pair(s.dstate + place);
+                    joint = fmaf(a.low, b.low, fmaf(a.high, b.high, joint));
                 }
             }
-            for (int i = int(threadIdx.x); i < CHUNK * E; i += THREADS) {
+            for (int i = int(threadIdx.x) * 2; i < CHUNK * E; i += THREADS * 2) {
                 int row = i / E, column = part + i % E;
-                if (inside(row)) give_v(at.token(row), at.h, column, to_float(own_dx[row * S::VALUE + column]));
+                if (!inside(row)) continue;
+                TwoFloats pair = load_pair(own_dx + row * S::VALUE + column);
+                give_v(at.token(row), at.h, column, pair.low, pair.high);
             }
         }
         scale_rows(of, s.decays.after + strip);

@@ -386,7 +386,7 @@ pub(super) fn backward(kernel: &LinearAttentionGrad, variant: Variant) -> Result
         let name = letter.to_lowercase();
         let found = kernel.operands().find(|(operand, ..)| *operand == name);
         let Some((_, gradient, part)) = found else {
-            passed.push("[&](i64, int, int, float) {}".into());
+            passed.push("[&](i64, int, int, float, float) {}".into());
             continue;
         };
         let width = match letter {
@@ -409,7 +409,9 @@ pub(super) fn backward(kernel: &LinearAttentionGrad, variant: Variant) -> Result
         };
         passed.push(match letter {
             "DECAY" => format!("\n        [&](i64 token, int h, float x) {{ store({give}], x); }}"),
-            _ => format!("\n        [&](i64 token, int h, int c, float x) {{ store({give} + c], x); }}"),
+            _ => format!(
+                "\n        [&](i64 token, int h, int c, float x, float y) {{ store_pair(&{give} + c], x, y); }}"
+            ),
         });
     }
     if s.decay.is_none() {
