@@ -72,6 +72,8 @@ DEVICE void conv_continue(const float *x, i64 x_stride, const float *w, const in
 template <int CHANNELS> DEVICE void conv_sum(float sum, float *dw, int entry, int c) {
     __shared__ float parts[8][32];
     int lane = int(threadIdx.x % 32), group = int(threadIdx.x / 32);
+    // The sums of the entry before may still be read.
+    __syncthreads();
     parts[group][lane] = sum;
     __syncthreads();
     if (group > 0 || c >= CHANNELS) return;
@@ -80,48 +82,62 @@ template <int CHANNELS> DEVICE void conv_sum(float sum, float *dw, int entry, in
     dw[i64(entry) * CHANNELS + c] = all;
 }
 
-// A block has one entry of the filters of 32 channels, and `SLICE` tokens: sums of slices are
-// `CHANNELS` times `WIDTH` apart.
+// A block has the filters of 32 channels, or an entry of long ones, and `SLICE` tokens: sums of
+// slices are `CHANNELS` times `WIDTH` apart.
 template <int TOKENS, int CHANNELS, int WIDTH, int SLICE> struct Filter {
+    static constexpr int ENTRIES = WIDTH <= 8 ? WIDTH : 1;
     int entry, c;
     i64 slice;
     DEVICE Filter() {
         u32 block = blockIdx.x;
-        entry = int(take(block, WIDTH));
+        entry = int(take(block, WIDTH / ENTRIES)) * ENTRIES;
         c = int(take(block, (CHANNELS + 31) / 32)) * 32 + int(threadIdx.x % 32);
         slice = block;
     }
-    // `term(token)` of the tokens of this thread.
-    template <class Term> DEVICE void sum(i64 tokens, float *dw, Term term) const {
+    // `add(token, sums)` of the tokens of this thread.
+    template <class Add> DEVICE void sum(i64 tokens, float *dw, Add add) const {
         i64 end = (slice + 1) * SLICE < tokens ? (slice + 1) * SLICE : tokens;
-        float sum = 0.0f;
+        float sums[ENTRIES];
+#pragma unroll
+        for (int e = 0; e < ENTRIES; ++e) sums[e] = 0.0f;
         if (c < CHANNELS) {
 #pragma unroll 4
-            for (i64 token = slice * SLICE + threadIdx.x / 32; token < end; token += 8) sum += term(token);
+            for (i64 token = slice * SLICE + threadIdx.x / 32; token < end; token += 8) add(token, sums);
         }
-        conv_sum<CHANNELS>(sum, dw + slice * WIDTH * CHANNELS, entry, c);
+#pragma unroll
+        for (int e = 0; e < ENTRIES; ++e) conv_sum<CHANNELS>(sums[e], dw + slice * WIDTH * CHANNELS, entry + e, c);
     }
 };
 
 template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, int SLICE>
 DEVICE void conv_filters(const float *x, i64 x_stride, const float *dy, i64 dy_stride, float *dw) {
-    Filter<TOKENS, CHANNELS, WIDTH, SLICE> at;
-    at.sum(i64(BATCH) * TOKENS, dw, [&](i64 token) {
-        bool inside = token % TOKENS >= at.entry;
-        return inside ? dy[token * dy_stride + at.c] * x[(token - at.entry) * x_stride + at.c] : 0.0f;
+    typedef Filter<TOKENS, CHANNELS, WIDTH, SLICE> Own;
+    Own at;
+    at.sum(i64(BATCH) * TOKENS, dw, [&](i64 token, float (&sums)[Own::ENTRIES]) {
+        float d = dy[token * dy_stride + at.c];
+        int before = int(token % TOKENS) - at.entry;
+#pragma unroll
+        for (int e = 0; e < Own::ENTRIES; ++e)
+            if (before >= e) sums[e] = fmaf(d, x[(token - at.entry - e) * x_stride + at.c], sums[e]);
     });
 }
 
 template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, int SLICE>
 DEVICE void conv_filters_of_documents(const float *x, i64 x_stride, const float *dy, i64 dy_stride, const int *segments,
                                       float *dw) {
-    Filter<TOKENS, CHANNELS, WIDTH, SLICE> at;
-    at.sum(i64(BATCH) * TOKENS, dw, [&](i64 token) {
+    typedef Filter<TOKENS, CHANNELS, WIDTH, SLICE> Own;
+    Own at;
+    at.sum(i64(BATCH) * TOKENS, dw, [&](i64 token, float (&sums)[Own::ENTRIES]) {
         i64 first = token / TOKENS * TOKENS;
         const int *own = segments + first;
         int j = own[token - first] >= 0 ? int(token - first) : -1;
         for (int k = 0; k < at.entry && j >= 0; ++k) j = following<TOKENS>(own, j, false);
-        return j >= 0 ? dy[token * dy_stride + at.c] * x[(first + j) * x_stride + at.c] : 0.0f;
+        float d = dy[token * dy_stride + at.c];
+#pragma unroll
+        for (int e = 0; e < Own::ENTRIES; ++e) {
+            if (j >= 0) sums[e] = fmaf(d, x[(first + j) * x_stride + at.c], sums[e]);
+            if (e + 1 < Own::ENTRIES && j >= 0) j = following<TOKENS>(own, j, false);
+        }
     });
 }
 

@@ -126,26 +126,84 @@ impl Case {
     }
 }
 
+/// A decay of heads, the delta of a key, documents.
+const GATED: Case = Case {
+    delta: Delta::Key,
+    decay: true,
+    before: false,
+    segments: true,
+    batch: 2,
+    tokens: 150,
+    size: 32,
+    value: 48,
+    shared: false,
+};
+
+fn interpreted() -> bool {
+    dreamc_skip::need(PtxDevice::fast()).is_some()
+}
+
+#[test]
+fn a_gated_delta_rule_in_chunks_is_right_and_clean() {
+    if interpreted() {
+        GATED.compare("gated delta rule");
+    }
+}
+
 #[test]
 fn linear_attention_in_chunks_is_right_and_clean() {
-    if dreamc_skip::need(PtxDevice::fast()).is_none() {
+    if !interpreted() {
         return;
     }
-    let gated = Case {
-        delta: Delta::Key,
-        decay: true,
-        before: false,
-        segments: true,
-        batch: 2,
-        tokens: 150,
-        size: 32,
-        value: 48,
-        shared: false,
-    };
-    gated.compare("gated delta rule");
-    Case { delta: Delta::None, shared: true, tokens: 70, value: 80, ..gated }.compare("decays");
-    Case { before: true, tokens: 65, size: 64, value: 16, ..gated }.compare("delta, states before");
-    Case { decay: false, segments: false, shared: true, size: 16, value: 64, ..gated }.compare("delta rule");
-    let plain = Case { delta: Delta::None, decay: false, before: true, segments: false, tokens: 33, ..gated };
+    Case { delta: Delta::None, shared: true, tokens: 70, value: 80, ..GATED }.compare("decays");
+    Case { before: true, tokens: 65, size: 64, value: 16, ..GATED }.compare("delta, states before");
+    Case { decay: false, segments: false, shared: true, size: 16, value: 64, ..GATED }.compare("delta rule");
+    let plain = Case { delta: Delta::None, decay: false, before: true, segments: false, tokens: 33, ..GATED };
     plain.compare("no decay");
+}
+
+/// Lines of `linear.cuh`, and faults in their place.
+const FAULTS: [(&str, &str, &str); 7] = [
+    (
+        "a document reads the one before it",
+        "near[t][i] = begins[t] ? 0.0f : product;",
+        "near[t][i] = product;",
+    ),
+    ("a token does not see itself", "return j <= i ? decays.far(i, j)", "return j < i ? decays.far(i, j)"),
+    ("a state does not decay", "state[j][e] *= whole;", "state[j][e] *= 1.0f;"),
+    (
+        "the triangle decays once more",
+        "first * s.decays.near[i][j] : 0.0f",
+        "first * s.decays.far(i, j) : 0.0f",
+    ),
+    (
+        "states before chunks are a chunk late",
+        "bring(chunk + 1);\n            copy_commit();\n            copy_wait<STAGES - 1>",
+        "bring(chunk);\n            copy_commit();\n            copy_wait<STAGES - 1>",
+    ),
+    (
+        "pairs before a token are counted",
+        "float pairs = of(s.rows, i) - down(s.columns, i)",
+        "float pairs = of(s.rows, i)",
+    ),
+    ("a barrier is missing", "        __syncthreads();\n        invert(", "        invert("),
+];
+
+/// Each in a process of its own, since blocks of kernels are read once.
+#[test]
+fn faults_of_chunks_are_noticed() {
+    if !interpreted() {
+        return;
+    }
+    let text = include_str!("../../kernels/linear.cuh");
+    for (what, line, fault) in FAULTS {
+        assert!(text.contains(line), "{what}: there is no `{line}`");
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("linear.cuh"), text.replacen(line, fault, 1)).unwrap();
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "linear::a_gated_delta_rule_in_chunks_is_right_and_clean"]);
+        let out = command.env("DREAMC_KERNELS", folder.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stdout);
+        assert!(said.contains("running 1 test") && !out.status.success(), "{what} is not noticed:\n{said}");
+    }
 }

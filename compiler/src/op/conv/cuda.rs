@@ -57,7 +57,9 @@ pub(super) fn grad(kernel: &ConvGrad, variant: Variant) -> Result<Option<Source>
     let kind = if kernel.segments { "conv_grad_segments" } else { "conv_grad" };
     let name = format!("{kind}_{}x{}x{}_{}", s.batch, s.tokens, s.channels, s.width);
     let slices = times(&[s.batch, s.tokens]).div_ceil(SLICE);
-    let grid = blocks(times(&[s.channels.div_ceil(LINE), s.width, slices.max(1)]))?;
+    // Entries of a filter of a block: `ENTRIES` of `conv.cuh`.
+    let entries = if s.width <= 8 { s.width.max(1) } else { 1 };
+    let grid = blocks(times(&[s.channels.div_ceil(LINE), s.width / entries, slices.max(1)]))?;
     let template = if kernel.segments { "conv_filters_of_documents" } else { "conv_filters" };
     let constants = format!("{}, {}, {SLICE}", fits("sequences", s.batch)?, constants(s)?);
     let mut builder = Builder::new(name, "conv.cuh");
