@@ -43,6 +43,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PYTORCH = ROOT / "benches" / "pytorch"
 MODELS = ("la-16", "dr-da-16")
+# Two layers of a recurrence and an MLP, beside this file.
+RECURRENT = ("gated-delta", "delta", "mamba2")
 # Dense bf16 peaks in FLOP/s, from the vendor's data sheets; the report also measures what one large product reaches.
 PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "L40S": 362e12}
 
@@ -149,6 +151,9 @@ def parts(a):
     for model, spec, size in models:
         bench[model] = [dreamc, "bench", spec, "--device", "cuda", "--json", "--steps", str(a.steps)] + size
         yield 2, f"dreamc_{model}", bench[model] + ["--tokens", "0"], ["gpu"], a.each
+    for name in RECURRENT:
+        rate = [dreamc, "bench", str(HERE / f"{name}.dream"), "--device", "cuda", "--json", "--steps", str(a.steps), "--tokens", "0"]
+        yield 2, f"recurrent_{name}", rate + (["--batch", str(a.batch)] if a.batch else []), ["gpu"], a.each
     for model, _, _ in models:
         profile = ["ncu", "--set", "full", "--clock-control", "none", "--kernel-name", f"regex:{PROFILED}", "--launch-count", "40"]
         profile += ["-f", "-o", str(a.out / f"profile-{model}"), "env", "DREAMC_GRAPHS=0"]
@@ -412,6 +417,18 @@ def report(results, name):
     if written:
         lines += ["", "| model | written by | texts at once | tokens/s |", "|---|---|---|---|"]
         lines += [f"| {model} | {who} | {texts} | {rate:,.0f} |" for model, who, texts, rate in sorted(written)]
+    recurrent = []
+    for part in (part for part in results if part.startswith("recurrent_")):
+        training = (results[part].get("json") or {}).get("training") or {}
+        launches = training.get("launches") or []
+        # Of one layer.
+        each = {k["kernel"].split(" ")[0]: f"{k['seconds'] / k['count'] * 1e3:.2f}" for k in launches}
+        times = [each.get(f"linear_attention{kind}", "") for kind in ("", "_grad")]
+        if training:
+            recurrent.append((part[len("recurrent_") :], training["tokens_per_second"], *times))
+    if recurrent:
+        lines += ["", "| recurrence | tokens/s | forward, ms | backward, ms |", "|---|---|---|---|"]
+        lines += [f"| {name} | {rate:,.0f} | {forward} | {backward} |" for name, rate, forward, backward in recurrent]
     return "\n".join(lines) + "\n"
 
 

@@ -155,6 +155,15 @@ class Bench(unittest.TestCase):
         self.assertEqual(names, ["vllm_llama-3.2-1b"])
         self.assertEqual(decode.rate(0.5, 1.5, 8, 129), 1024)
 
+    def test_recurrences_have_times_of_one_layer(self):
+        launches = [
+            {"kernel": "linear_attention 8x4096", "seconds": 0.002, "count": 2},
+            {"kernel": "linear_attention_grad 8x4096", "seconds": 0.006, "count": 2},
+        ]
+        found = {"training": {"tokens_per_second": 750000.0, "launches": launches}}
+        text = bench.report({"recurrent_delta": {"skipped": None, "code": 0, "json": found}}, "a card")
+        self.assertIn("| delta | 750,000 | 1.00 | 3.00 |", text)
+
     def test_first_contact_is_all_calls_in_half_an_hour(self):
         script = bench.HERE / "first-contact"
         out = subprocess.run([sys.executable, str(script), "--plan"], capture_output=True, text=True, check=True).stdout
