@@ -108,8 +108,10 @@ struct Plan {
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
-/// Threads of a processor at once that registers are found for: 64 for each.
-const RESIDENT: u64 = 1024;
+/// Threads of a processor at once that registers are found for: 128 for each, or 64 where a block
+/// has a row, so that a thread has little of it.
+const RESIDENT: u64 = 512;
+const RESIDENT_OF_BLOCKS: u64 = 1024;
 /// Rows of this length at most have a warp each, which needs no barrier, where there are enough of
 /// them to fill a GPU.
 const WARP_ROW: u64 = 1024;
@@ -194,11 +196,11 @@ fn mostly_columns(kernel: &RowKernel) -> bool {
     kernel.rows > 0 && longest >= 16 * BLOCK && longest / BLOCK > kernel.rows / SUM_BLOCK
 }
 
-/// Whether rows are fewer than processors and so long that a thread for each element makes more
-/// blocks than one for each row.
+/// Whether rows are few for the processors, and so long that a launch more for what is kept of them
+/// costs less than one block for each: a thread of it has 256 elements.
 fn few_and_long(kernel: &RowKernel, variant: Variant) -> bool {
     let longest = kernel.outputs.iter().map(|o| kernel.lengths[o.array as usize]).max().unwrap_or(0);
-    kernel.rows < 8 * variant.processors() && longest >= 16 * BLOCK
+    kernel.rows < 8 * variant.processors() && longest >= 256 * BLOCK
 }
 
 /// Values kept of a row, and their memory.
@@ -1706,10 +1708,12 @@ impl<'k> Generator<'k> {
         }
         if grid > 0 {
             self.buffer(head);
-            // Half of the threads that a processor has at once at least: a row waits for memory and
-            // for its barriers most of the time. An H200 takes a quarter to a third less time for
-            // rows of many operands than with half as many.
-            builder.resident((RESIDENT / block).max(1) as u32);
+            // A quarter of the threads that a processor has at once at least, or half: a row waits
+            // for memory and for its barriers most of the time. An H200 takes a quarter to a third
+            // less time for rows of many operands with half. More would spill where a warp has a
+            // row.
+            let resident = if self.threads == BLOCK { RESIDENT_OF_BLOCKS } else { RESIDENT };
+            builder.resident((resident / block).max(1) as u32);
             self.entry(&mut builder, "rows", (grid, block as u32, shared), list);
         }
         for (o, at) in seconds {
