@@ -97,7 +97,7 @@ impl Case {
                 let value = |j: u64| match b.name.as_str() {
                     // A factor of 0, factors of 1, and others.
                     "decay" if j % 83 == 7 => f32::NEG_INFINITY,
-                    "decay" if j % 5 == 0 => 0.0,
+                    "decay" if j.is_multiple_of(5) => 0.0,
                     "decay" => -0.3 * random(j).abs(),
                     "q" | "k" | "u" => random(j) / (self.size as f32 / 8.0).sqrt(),
                     _ => random(j),

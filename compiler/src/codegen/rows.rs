@@ -109,7 +109,7 @@ struct Plan {
 /// Threads of a block.
 const BLOCK: u64 = 256;
 /// Threads of a processor at once that registers are found for: 128 for each, or 64 where a block
-/// has a row, so that a thread has little of it.
+/// has a row, so that a thread has little of it, and not eight numbers of each of its arrays.
 const RESIDENT: u64 = 512;
 const RESIDENT_OF_BLOCKS: u64 = 1024;
 /// Rows of this length at most have a warp each, which needs no barrier, where there are enough of
@@ -1710,9 +1710,9 @@ impl<'k> Generator<'k> {
             self.buffer(head);
             // A quarter of the threads that a processor has at once at least, or half: a row waits
             // for memory and for its barriers most of the time. An H200 takes a quarter to a third
-            // less time for rows of many operands with half. More would spill where a warp has a
-            // row.
-            let resident = if self.threads == BLOCK { RESIDENT_OF_BLOCKS } else { RESIDENT };
+            // less time for rows of many operands with half. Elsewhere that would spill.
+            let few = self.threads == BLOCK && (summed || self.width <= 4);
+            let resident = if few { RESIDENT_OF_BLOCKS } else { RESIDENT };
             builder.resident((resident / block).max(1) as u32);
             self.entry(&mut builder, "rows", (grid, block as u32, shared), list);
         }
