@@ -141,7 +141,13 @@ fn branches_loops_and_multipliers_have_factors_of_their_own() {
     assert_eq!(line(&looped, "layers.0.mlp.up.weight").rate, 1.0);
     assert_eq!(line(&looped, "layers.0.mlp.down.weight").rate, 0.25);
     let averaged = found(model(", stream: {attend: {block: 1}}", layers, "{rule: mup, width: 16, depth: 2}"));
-    assert_eq!(line(&averaged, "layers.0.mlp.down.weight").rate, 1.0);
+    let down = line(&averaged, "layers.0.mlp.down.weight");
+    assert_eq!((down.init, down.rate), (1.0, 0.5));
+    assert!(averaged.warnings.is_empty(), "{:?}", averaged.warnings);
+    let unknown =
+        found(model(", stream: {attend: {block: 1}}", layers, "{rule: completep, width: 16, depth: 2}"));
+    assert_eq!(line(&unknown, "layers.0.mlp.down.weight").rate, 1.0);
+    assert!(unknown.warnings.iter().any(|w| w.weight == "model.stream"), "{:?}", unknown.warnings);
     // Multipliers are keys of the model, which export and every other program read.
     let heads = model("", layers, "{rule: mup, width: 16, depth: 8, sizes: {sa.head_size: 4}}");
     assert_eq!(read(&heads).unwrap().model.components["sa"].attention().unwrap().scale, Some(2.0 / 16.0));
