@@ -66,9 +66,8 @@ pub fn faults() -> Vec<Fault> {
     add(
         "a fan in of all experts together",
         Of::Factors(|s| {
-            if let Some(Component::Experts(ea)) = s.model.components.get_mut("ea") {
-                (ea.intermediate, ea.count) = (ea.intermediate * ea.count, 1);
-            }
+            // Those of the base for one of them: a fourth of what a sum is of.
+            transfer(s).sizes.insert("ea.intermediate".into(), 24 / 2 / 4);
         }),
     );
     add("branches of half as many layers", Of::Factors(|s| transfer(s).depth *= 2));
@@ -243,7 +242,6 @@ fn expected_factors() -> Vec<(&'static str, f64, f64)> {
     let (root, passes, half) = (layers.powf(-0.5), 0.5, 0.5f64);
     vec![
         ("embed.weight", 1.0, plain),
-        ("norm.weight", 1.0, 0.0),
         ("head.weight", half, plain * half),
         ("layers.0.sa.norm.weight", root, 0.0),
         ("layers.0.sa.qkv.weight", half * root, plain * half.sqrt()),
@@ -389,7 +387,7 @@ name: rise
 baseline: one.yaml
 variants: [{spec: two.yaml}]
 data: {task: permutation, size: 4, max_steps: 2}
-train: {steps: 20, batch: 2, sequence: 32, warmup: 2, precision: f32, evaluate: {every: 10, batches: 1}}
+train: {steps: 20, batch: 2, sequence: 32, warmup: 2, schedule: cosine, precision: f32, evaluate: {every: 10, batches: 1}}
 eval: {examples: 4, max_tokens: 8}
 sweep: {train.learning_rate: [1e-3, 4e-3, 1.6e-2]}
 sweep_edge: allow
