@@ -454,7 +454,7 @@ fn shape(spec: &Spec, transfer: &Transfer, lowered: &Lowered) -> Option<Warning>
     let first = weights(lowered).find(|(body, _)| body.is_some()).map(|(_, w)| w.name.clone());
     let steps = each.iter().map(u64::to_string).collect::<Vec<_>>().join(" or ");
     let message = format!(
-        "the base has another topology: the body has {fixed} applications{}, and none makes {} of it; components' factors          (`{}` and after) are by the ratio alone",
+        "the base has another topology: the body has {fixed} applications{}, and none makes {} of it; components' factors (`{}` and after) are by the ratio alone",
         if steps.is_empty() { String::new() } else { format!(" and {steps} for each turn of a `repeat`") },
         transfer.depth,
         first.unwrap_or_default()
