@@ -303,11 +303,9 @@ fn expected(base: &Spec, axis: Axis, of: &str, moved: bool) -> f64 {
             Some(TransferRule::Mup | TransferRule::Completep | TransferRule::Hyperp | TransferRule::Umup),
             _,
         ) => {
-            if of == "logits" && !moved {
-                -0.5
-            } else {
-                0.0
-            }
+            // By `umup` rows of the embedding have a rate that falls with the width.
+            let rows = rule == Some(TransferRule::Umup) && of == "embed.out";
+            if (of == "logits" && !moved) || (rows && moved) { -0.5 } else { 0.0 }
         }
         // Its deviations follow the sizes themselves: a head that is narrower than the vocabulary
         // is long has no factor.

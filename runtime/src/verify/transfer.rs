@@ -136,7 +136,14 @@ fn unit(spec: &Spec, t: &Tensor) -> Option<f64> {
     let width = match t.kind {
         TensorKind::Embedding => i.powf(-0.5),
         _ if sums_over_width(t) => 1.0 / i,
-        _ if matches!(t.part, Part::Low(_, Factor::B) | Part::Adapter(_, Factor::B)) => 1.0 / i,
+        // Products over a size that stays.
+        _ if matches!(
+            t.part,
+            Part::RouterKeys | Part::PredictorDown | Part::Low(_, Factor::B) | Part::Adapter(_, Factor::B)
+        ) =>
+        {
+            1.0 / i
+        }
         _ => 1.0,
     };
     if !matches!(t.owner, Owner::Component(_) | Owner::Skip(_)) {
