@@ -141,7 +141,14 @@ fn branches_loops_and_multipliers_have_factors_of_their_own() {
     assert_eq!(line(&looped, "layers.0.mlp.up.weight").rate, 1.0);
     assert_eq!(line(&looped, "layers.0.mlp.down.weight").rate, 0.25);
     let averaged = found(model(", stream: {attend: {block: 1}}", layers, "{rule: mup, width: 16, depth: 2}"));
-    assert_eq!(line(&averaged, "layers.0.mlp.down.weight").rate, 1.0);
+    let down = line(&averaged, "layers.0.mlp.down.weight");
+    // Its first values are those of the base; by default they are smaller.
+    assert_eq!((down.init, down.rate), (2.0, 0.5));
+    assert!(averaged.warnings.is_empty(), "{:?}", averaged.warnings);
+    let unknown =
+        found(model(", stream: {attend: {block: 1}}", layers, "{rule: completep, width: 16, depth: 2}"));
+    assert_eq!(line(&unknown, "layers.0.mlp.down.weight").rate, 1.0);
+    assert!(unknown.warnings.iter().any(|w| w.weight == "model.stream"), "{:?}", unknown.warnings);
     // Multipliers are keys of the model, which export and every other program read.
     let heads = model("", layers, "{rule: mup, width: 16, depth: 8, sizes: {sa.head_size: 4}}");
     assert_eq!(read(&heads).unwrap().model.components["sa"].attention().unwrap().scale, Some(2.0 / 16.0));
@@ -252,4 +259,36 @@ fn other_topologies_are_named_and_gradients_have_their_column() {
     assert_eq!(line(&sgd, "head.weight").rate, 0.5);
     assert_eq!(line(&sgd, "layers.1.mlp.up.weight").rate, 1.0);
     assert_eq!(line(&sgd, "norm.weight").rate, 2.0);
+}
+
+/// Definitions of the library with heads of twice the size: norms and quotients take sizes away,
+/// and two read numbers that grow.
+#[test]
+fn sums_of_the_library_are_followed() {
+    let named = |component: &str| -> Vec<String> {
+        let spec = spec(&format!(
+            "model m {{ vocab 9 hidden 64 context 8 c = {component} repeat 2 {{ c }} }}\ntrain {{ transfer {{ rule mup width 32 depth 2 }} }}"
+        ));
+        let own =
+            |w: &dreamc_compiler::transfer::Warning| w.message.contains("by a scale that it writes itself");
+        table(&spec).unwrap().warnings.into_iter().filter(own).map(|w| w.weight).collect()
+    };
+    for component in [
+        "alibi { heads 4 }",
+        "canon { width 3 }",
+        "deltanet { heads 4 }",
+        "forgetting { heads 4 }",
+        "gated_delta { heads 4 }",
+        "gla { heads 4 }",
+        "kda { heads 4 }",
+        "lightning { heads 4 }",
+        "linear_attention { heads 4 }",
+        "mamba2 { size 8 state 8 }",
+        "retnet { heads 4 }",
+        "rwkv7 { size 8 }",
+    ] {
+        assert_eq!(named(component), [""; 0], "{component}");
+    }
+    assert_eq!(named("differential { heads 4 }"), ["c.more", "c.less"]);
+    assert_eq!(named("mlstm { heads 4 }"), ["c.o"]);
 }

@@ -1463,7 +1463,7 @@ pub static TRANSFER: Section = Section {
     ],
 };
 
-const RULES: [(&str, &str); 5] = [
+const RULES: [(&str, &str); 6] = [
     (
         "mup",
         "Maximal Update Parametrization (2203.03466, table 3) over the width, Depth-µP (2310.02244) over the depth; with `adamw`, `lion`, \
@@ -1482,6 +1482,11 @@ const RULES: [(&str, &str); 5] = [
     (
         "hyperp",
         "matrices on their spheres by `depth^-1/2 · tokens^-0.32` (HyperP, 2603.28743), the rest by `mup`; with `muonh`",
+    ),
+    (
+        "umup",
+        "first values, rates and multipliers by the sizes themselves (u-µP, 2407.17465): `width` and `depth` say where the rate was tuned, \
+         and nothing follows from them; with `adamw` or `lion`",
     ),
 ];
 
@@ -1735,6 +1740,7 @@ pub static LADDER: Section = Section {
                 ("spectral", "the same with `spectral`"),
                 ("standard", "the same with `standard`, which has no factors"),
                 ("hyperp", "the same with `hyperp`; needs `muonh`, and goes without `cooldown`"),
+                ("umup", "the same with `umup`, which has no base"),
             ]),
             Value("none"),
             "How the rate that was tuned at the smallest cell is used at the others.",

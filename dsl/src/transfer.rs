@@ -44,16 +44,19 @@ pub enum TransferRule {
     Standard,
     /// Hypersphere Parameterization (2603.28743).
     Hyperp,
+    /// Unit-scaled µP (2407.17465).
+    Umup,
 }
 
 impl TransferRule {
     /// All of them, in the order of the language.
-    pub const ALL: [TransferRule; 5] = [
+    pub const ALL: [TransferRule; 6] = [
         TransferRule::Mup,
         TransferRule::Completep,
         TransferRule::Spectral,
         TransferRule::Standard,
         TransferRule::Hyperp,
+        TransferRule::Umup,
     ];
 
     /// Its word.
@@ -64,6 +67,7 @@ impl TransferRule {
             TransferRule::Spectral => "spectral",
             TransferRule::Standard => "standard",
             TransferRule::Hyperp => "hyperp",
+            TransferRule::Umup => "umup",
         }
     }
 }
@@ -226,9 +230,33 @@ impl Multiplier {
     }
 }
 
-/// The factor of scores of heads of a size, which at the base is `1/sqrt(base)`: 1/d.
-fn of_scores(base: u64, here: u64) -> f64 {
-    (base as f64).sqrt() / here as f64
+impl TransferRule {
+    /// The factor of scores of heads of a size, of which the default is known: 1/d. At the base it
+    /// is the default, but for the rule that has no base.
+    fn of_scores(self, base: u64, here: u64, default: f64) -> f64 {
+        match self {
+            TransferRule::Standard => default,
+            TransferRule::Umup => 1.0 / here as f64,
+            TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral | TransferRule::Hyperp => {
+                if base == here {
+                    default
+                } else {
+                    (base as f64).sqrt() / here as f64
+                }
+            }
+        }
+    }
+
+    /// The factor of logits that read the embedding, of a hidden size and that of the base.
+    fn of_logits(self, base: u64, here: u64) -> f64 {
+        match self {
+            TransferRule::Standard => 1.0,
+            TransferRule::Umup => 1.0 / here as f64,
+            TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral | TransferRule::Hyperp => {
+                base as f64 / here as f64
+            }
+        }
+    }
 }
 
 impl Transfer {
@@ -236,17 +264,15 @@ impl Transfer {
     /// knows their values.
     pub fn multipliers(&self, model: &Model) -> Vec<Multiplier> {
         let base = self.base(model).model;
-        let standard = self.rule == TransferRule::Standard;
         let mut found = vec![];
         if model.tie {
-            let carried = if standard { 1.0 } else { base.hidden as f64 / model.hidden as f64 };
             found.push(Multiplier {
                 field: "model.logit_scale".into(),
                 path: "model.logit_scale".into(),
                 here: model.logit_scale.unwrap_or(1.0),
                 written: model.logit_scale.is_some(),
                 base: 1.0,
-                rule: carried,
+                rule: self.rule.of_logits(base.hidden, model.hidden),
                 of: Of::Logits,
             });
         }
@@ -262,7 +288,7 @@ impl Transfer {
                     here: here.scale.unwrap_or(default(d)),
                     written: here.scale.is_some(),
                     base: default(b),
-                    rule: if standard || b == d { here.scale.unwrap_or(default(d)) } else { of_scores(b, d) },
+                    rule: self.rule.of_scores(b, d, here.scale.unwrap_or(default(d))),
                     of: Of::Attention,
                 });
             }
@@ -277,7 +303,7 @@ impl Transfer {
                     here: a.scale,
                     written: a.written,
                     base: if a.written { at_base.scale } else { default(b) },
-                    rule: if standard || b == d { a.scale } else { of_scores(b, d) },
+                    rule: self.rule.of_scores(b, d, a.scale),
                     of: Of::Defined(number),
                 });
             }

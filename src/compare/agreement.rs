@@ -292,6 +292,7 @@ fn optimizer(t: &Train) -> String {
         Some(TransferRule::Spectral) => ", over sizes by the spectral condition",
         Some(TransferRule::Standard) => ", the same at all sizes",
         Some(TransferRule::Hyperp) => ", over sizes by HyperP",
+        Some(TransferRule::Umup) => ", over sizes by u-µP",
     };
     if t.decay_embeddings {
         text += ", embeddings decay";

@@ -85,3 +85,96 @@ fn what_no_rule_is_known_of_is_a_warning_at_its_token() {
     let error = sandbox.error(&["show", "model.yaml", "--set", "train.optimizer=muonh"]);
     assert!(error.contains("`mup` has no rule for `muonh`") && error.contains("`sa`"), "{error}");
 }
+
+/// Bad input: each is refused at its token, or warned of, with the name of the weight or of its
+/// component, and what would be right.
+#[test]
+fn bad_input_names_the_weight_and_a_way_out() {
+    let defined = MODEL
+        .replace("mlp: {mlp: {intermediate: 48}}", "gd: {gated_delta: {heads: 4}}")
+        .replace("sa > mlp", "sa > gd");
+    let sandbox = Sandbox::with(&[("model.yaml", MODEL), ("defined.yaml", &defined)]);
+    let said = |file: &str, sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", *set]);
+        let line: Vec<&str> = ["check", file].into_iter().chain(sets).collect();
+        let output = sandbox.run(&line);
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        (output.status.success(), text.concat())
+    };
+    let base = |width: u64, depth: u64, sizes: &str| {
+        format!("train.transfer={{rule: mup, width: {width}, depth: {depth}, sizes: {{{sizes}}}}}")
+    };
+    let heads = "sa.heads: 2, sa.kv_heads: 1, sa.head_size: 4";
+    // A base of another topology is a warning, with the weights that it is about.
+    let (good, text) =
+        said("model.yaml", &["model.body=[{repeat: 2, layers: [sa, mlp]}]", &base(16, 3, heads)]);
+    assert!(good, "{text}");
+    for part in ["warning[no-rule]", "another topology", "none makes 3 of it", "`sa.norm.weight`"] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    let errors: [(&str, Vec<String>, &[&str]); 7] = [
+        // Heads that are no whole number at the base.
+        ("model.yaml", vec![base(5, 1, "")], &["`sa.heads` is 2", "no whole number", "sizes: {sa.heads: …}"]),
+        // Groups of heads that do not divide.
+        (
+            "model.yaml",
+            vec![base(16, 1, "sa.heads: 3, sa.kv_heads: 2")],
+            &["the base breaks a rule of the language", "`sa`", "3 heads"],
+        ),
+        // Heads of a definition that are no whole size.
+        ("defined.yaml", vec![base(12, 1, heads)], &["the base breaks a rule of the language", "`gd`"]),
+        // Optimizers without a rule.
+        (
+            "model.yaml",
+            vec![base(16, 1, heads), "train.optimizer=muonh".into()],
+            &["`mup` has no rule for `muonh`", "`sa`", "`hyperp`"],
+        ),
+        (
+            "model.yaml",
+            vec![
+                base(16, 1, heads).replace("mup", "umup"),
+                "train.optimizer={kind: sgd, momentum: 0.9}".into(),
+            ],
+            &["`umup` has no rule", "the matrices of `sa`", "`optimizer: adamw`"],
+        ),
+        (
+            "model.yaml",
+            vec![base(16, 1, heads).replace("mup", "umup"), "train.optimizer=muon".into()],
+            &["`umup` has no rule", "whole matrices"],
+        ),
+        (
+            "model.yaml",
+            vec![format!(
+                "train.transfer={{rule: hyperp, width: 16, depth: 1, tokens: 100, sizes: {{{heads}}}}}"
+            )],
+            &["`hyperp` is about matrices of a fixed norm", "muonh"],
+        ),
+    ];
+    for (file, sets, parts) in errors {
+        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        let (good, text) = said(file, &sets);
+        assert!(!good, "{sets:?}\n{text}");
+        for part in parts {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+    }
+}
+
+/// `--rates` and `explain` of a component that is written as formulas.
+#[test]
+fn rates_of_definitions_are_printed() {
+    let defined = MODEL
+        .replace("mlp: {mlp: {intermediate: 48}}", "gd: {gated_delta: {heads: 4}}")
+        .replace("sa > mlp", "sa > gd");
+    let sandbox = Sandbox::with(&[("defined.yaml", &defined)]);
+    let out = sandbox.good(&["show", "defined.yaml", "--rates"]);
+    for part in
+        ["layers.0.gd.q.weight", "layers.0.gd.b.weight", "to a size that stays", "filter", "ends a branch"]
+    {
+        assert!(out.contains(part), "{part}\n{out}");
+    }
+    let unit = sandbox.good(&["show", "defined.yaml", "--rates", "--set", "train.transfer.rule=umup"]);
+    for part in ["umup, rate", "fan in 32", "a row of 32 is looked up", "2 layers"] {
+        assert!(unit.contains(part), "{part}\n{unit}");
+    }
+}

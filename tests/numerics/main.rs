@@ -6,6 +6,7 @@ mod support;
 
 mod adapters;
 mod authors;
+mod carried;
 mod cpu;
 mod definitions;
 mod export;

@@ -182,6 +182,7 @@ fn transferred_rates_keep_sizes_at_every_width() {
         (OptimizerKind::AdamW, base(TransferRule::Completep, None)),
         (OptimizerKind::AdamW, base(TransferRule::Spectral, None)),
         (OptimizerKind::Lion, base(TransferRule::Standard, None)),
+        (OptimizerKind::AdamW, base(TransferRule::Umup, None)),
     ];
     for (name, spec) in models(specs("examples/ladder")) {
         let all = if name.contains("dr-da") { &recipes[..] } else { &recipes[..1] };

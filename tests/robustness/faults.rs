@@ -12,6 +12,8 @@ mod preferences;
 mod support;
 #[path = "faults/teacher.rs"]
 mod teacher;
+#[path = "faults/transfer.rs"]
+mod transfer;
 #[path = "faults/transplant.rs"]
 mod transplant;
 
@@ -2679,8 +2681,21 @@ fn main() -> ExitCode {
     let moved = transplant::faults();
     let taught = teacher::faults();
     let preferred = preferences::faults();
-    let number = number + moved.len() + taught.len() + preferred.len();
+    let carried = transfer::faults();
+    let number = number + moved.len() + taught.len() + preferred.len() + carried.len();
     trials.push(Trial::test("without a fault: preferences", preferences::sound));
+    trials.push(Trial::test("without a fault: rates that carry", transfer::sound));
+    trials.extend(carried.into_iter().map(|fault| {
+        let name = format!("transfer: {}", fault.name);
+        let check = move || {
+            let how = transfer::noticed(&fault)?;
+            if shown {
+                println!("{:<58} {how}", fault.name);
+            }
+            Ok(())
+        };
+        Trial::test(name, check)
+    }));
     trials.extend(preferred.into_iter().map(|fault| {
         let name = format!("preferences: {}", fault.name);
         let check = move || {

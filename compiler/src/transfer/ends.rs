@@ -82,7 +82,9 @@ impl Back<'_> {
             // Behind a norm its gain; else a gain changes nothing about what ends the value.
             Op::Binary(Binary::Mul) => first(found) || by_weights(found),
             Op::Binary(Binary::Div | Binary::Where) => self.from(node.inputs[0], found),
-            Op::Contract(_) | Op::Grouped(_) | Op::ByHead(_) => by_weights(found) || first(found),
+            Op::Contract(_) | Op::Grouped(_) | Op::ByHead(_) | Op::Conv(_) => {
+                by_weights(found) || first(found)
+            }
             Op::Attention(_) | Op::DepthAttention(_) => {
                 node.inputs.get(2).is_some_and(|values| self.from(*values, found))
             }
@@ -94,7 +96,6 @@ impl Back<'_> {
             | Op::Unary(_)
             | Op::Rms(_)
             | Op::Softmax
-            | Op::Conv(_)
             | Op::LinearAttention(_)
             | Op::Recurrence(_)
             | Op::Embed

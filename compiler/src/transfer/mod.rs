@@ -10,6 +10,7 @@
 //! model has to know them; those of attentions and of tied heads are keys of the model
 //! ([`Spec::carry`]).
 
+mod aligned;
 mod completep;
 mod ends;
 mod hyperp;
@@ -19,6 +20,7 @@ mod scales;
 mod spectral;
 mod standard;
 mod table;
+mod umup;
 
 pub use table::{Line, Multiplier, Table, Warning, findings, table};
 
@@ -26,11 +28,11 @@ use crate::CompileError;
 use crate::architecture::{Architecture, Work};
 use crate::bind::{Owner, Part};
 use crate::compiled::{Init, TensorKind};
-use crate::ir::{Dim, Module};
+use crate::ir::{Dim, Function, Module};
 use crate::lower::{Lowered, Shape, Weight, lower};
 use crate::optim::matrix;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Item, OptimizerKind, Stream, Train, Transfer, TransferRule};
+use dreamc_dsl::spec::{Item, Model, OptimizerKind, Stream, Train, Transfer, TransferRule};
 use place::Use;
 use std::collections::{HashMap, HashSet};
 
@@ -74,6 +76,11 @@ struct Seen {
     head: bool,
     /// Whether it begins as a constant.
     constant: bool,
+    /// Deviation of its first values at the base, of one that is drawn; else 1.
+    begins: f64,
+    /// A number that brings what it multiplies to a deviation of 1, by a rule that asks, where one
+    /// is known.
+    reads: Option<f64>,
     /// Whether a step is in proportion to the gradient.
     gradient: bool,
     /// Where the optimizer moves its whole matrices, how much longer its step is for their shape.
@@ -119,6 +126,7 @@ fn rule(rule: TransferRule) -> &'static dyn Rule {
         TransferRule::Spectral => &spectral::Spectral,
         TransferRule::Standard => &standard::Standard,
         TransferRule::Hyperp => &hyperp::Hyperp,
+        TransferRule::Umup => &umup::Umup,
     }
 }
 
@@ -134,7 +142,8 @@ impl Rates {
     pub fn of(spec: &Spec, a: &Architecture, lowered: &Lowered) -> Result<Rates, CompileError> {
         let Some(transfer) = &spec.train.transfer else { return Ok(Rates::default()) };
         let compared = Compared::new(spec, transfer, a, lowered)?;
-        if compared.growth == Growth::NONE && compared.model == spec.model {
+        let based = transfer.rule != TransferRule::Umup;
+        if based && compared.growth == Growth::NONE && compared.model == spec.model {
             return Ok(Rates::default());
         }
         let mut rates = Rates::default();
@@ -158,8 +167,8 @@ impl Rates {
     }
 }
 
-/// First values by the factor on those of the base. A constant is multiplied where it ends a
-/// component: elsewhere its factor is 1.
+/// First values by the factor on those of the base. Constants and numbers that are uniform are
+/// multiplied where they end a component: elsewhere their factor is 1.
 fn begins(init: Init, at: (Init, Place), w: &Weight, unit_offset: bool, share: Share) -> Init {
     let Some(by) = share.init else { return init };
     match (init, at) {
@@ -168,6 +177,7 @@ fn begins(init: Init, at: (Init, Place), w: &Weight, unit_offset: bool, share: S
             let one = if unit_offset && w.part == Part::PostNorm { 1.0 } else { 0.0 };
             Init::Constant((gain + one) * by - one)
         }
+        (Init::Uniform(low, high), (_, Place::End)) => Init::Uniform(low * by, high * by),
         (
             Init::Normal(_)
             | Init::Constant(_)
@@ -196,18 +206,33 @@ impl Growth {
         let over = |here: u64, base: u64| here as f64 / base.max(1) as f64;
         let train: &Train = &spec.train;
         let tokens = train.steps * train.batch * train.sequence.unwrap_or(a.model.context);
-        let passes = transfer.passes.map_or(1.0, |base| over(passes(&spec.model.body), base));
+        // A rule without a base has the sizes themselves.
+        let unit = transfer.rule == TransferRule::Umup;
+        let depth = if unit { 1 } else { transfer.depth };
+        let base_passes = if unit { Some(1) } else { transfer.passes };
+        let passes = base_passes.map_or(1.0, |base| over(passes(&spec.model.body), base));
         let looped = a.bodies.iter().filter(|b| matches!(b.work, Work::Layer(_)) && b.recurrent.is_some());
         let looped: u64 = looped.map(|b| b.applications).sum();
         let without = (a.depth - looped.min(a.depth)) as f64 + looped as f64 / passes;
         Growth {
             width: over(a.model.hidden, transfer.width),
-            depth: over(a.depth, transfer.depth),
-            layers: without / transfer.depth.max(1) as f64,
+            depth: over(a.depth, depth),
+            layers: without / depth.max(1) as f64,
             passes,
             tokens: transfer.tokens.map_or(1.0, |base| over(tokens, base)),
         }
     }
+}
+
+/// A model of twice the width, lowered; none where a definition's arithmetic does not fit it.
+fn twice(model: &Model) -> Option<(Model, Lowered)> {
+    let mut wide = model.clone();
+    wide.hidden = wide.hidden.saturating_mul(2);
+    for component in wide.components.values_mut() {
+        component.widths().into_iter().for_each(|(_, size)| *size = size.saturating_mul(2));
+    }
+    let lowered = Architecture::new(&wide, None).and_then(|a| lower(&a, Shape::default())).ok()?;
+    Some((wide, lowered))
 }
 
 /// Passes of the outermost loop; 1 where there is none.
@@ -222,7 +247,7 @@ pub fn passes(body: &[Item]) -> u64 {
 
 /// The model at the base.
 struct Compared {
-    model: dreamc_dsl::spec::Model,
+    model: Model,
     lowered: Lowered,
     growth: Growth,
     /// Weights that end components here, by the leader of their body and name.
@@ -236,12 +261,26 @@ impl Compared {
         a: &Architecture,
         here: &Lowered,
     ) -> Result<Compared, CompileError> {
-        let base = transfer.base(&spec.model);
-        let mut at_base = Architecture::new(&base.model, None)?;
-        at_base.depth = transfer.depth;
-        let lowered = lower(&at_base, Shape::default())?;
+        let base = transfer.base(&spec.model).model;
+        let (model, lowered) = match transfer.rule {
+            // Sizes that stay are those of a model of twice the width, too.
+            TransferRule::Umup => match twice(&spec.model) {
+                Some(wide) => wide,
+                None => (spec.model.clone(), here.clone()),
+            },
+            TransferRule::Mup
+            | TransferRule::Completep
+            | TransferRule::Spectral
+            | TransferRule::Standard
+            | TransferRule::Hyperp => {
+                let mut at_base = Architecture::new(&base, None)?;
+                at_base.depth = transfer.depth;
+                let lowered = lower(&at_base, Shape::default())?;
+                (base, lowered)
+            }
+        };
         let (growth, ends) = (Growth::of(spec, transfer, a), ended(a, here));
-        Ok(Compared { model: base.model, lowered, growth, ends })
+        Ok(Compared { model, lowered, growth, ends })
     }
 
     /// A weight at the base.
@@ -290,10 +329,36 @@ impl Compared {
             averaged: matches!(a.model.stream, Stream::Attend { .. }),
             head: w.kind == TensorKind::Head,
             constant: !matches!(w.init, Init::Normal(_)),
+            begins: if let Init::Normal(deviation) = base.init { deviation } else { 1.0 },
+            reads: self.reads(spec, a, lowered, body, w).ok(),
             gradient: matches!(spec.train.optimizer, OptimizerKind::Sgd(_)),
             whole,
         };
         Ok((seen, base.init))
+    }
+
+    /// A number that brings what a weight multiplies to a deviation of 1, by a rule that asks; the
+    /// operation of which none is known is the error.
+    fn reads(
+        &self,
+        spec: &Spec,
+        a: &Architecture,
+        lowered: &Lowered,
+        body: Option<usize>,
+        w: &Weight,
+    ) -> Result<f64, &'static str> {
+        let (Some(leader), true) =
+            (body, spec.train.transfer.as_ref().is_some_and(|t| t.rule == TransferRule::Umup))
+        else {
+            return Ok(1.0);
+        };
+        let tokens = spec.train.sequence.unwrap_or(a.model.context);
+        let own = |f: &&Function| {
+            let of = a.bodies.iter().any(|b| b.name == f.name && b.leader == leader);
+            of && f.params.iter().any(|p| p.name == w.name)
+        };
+        let function = lowered.module.functions.values().find(own);
+        function.map_or(Ok(1.0), |f| umup::unit(&lowered.module, f, &w.name, tokens))
     }
 
     /// The size of a dimension at the base, by its name.

@@ -22,6 +22,11 @@
 //! `l` times as many layers. Passes of a loop add the same again: `p` times as many have the factor
 //! `1/p` and no change of rates (2606.18524). The multiplier is in the last matrix, its first
 //! values and its rate.
+//!
+//! Under `stream attend` the stream is a mean of sources, which norms bring to one size. First
+//! values of `l` times as many sources add up to `l^1/2` of one, and what training adds to them,
+//! which agrees, to `l`: rates in components have the factor `l^-1/2`, and what they add has none.
+//! The papers say nothing of such a stream; `dreamc check-transfer` measures it.
 
 use super::{Growth, Place, Rule, Seen, Share, Use};
 
@@ -51,9 +56,14 @@ pub(super) fn width(seen: &Seen) -> Share {
 /// The same with the factors of depth, where what is added falls with the power `alpha` of the
 /// layers.
 pub(super) fn depth(alpha: f64, seen: &Seen, growth: Growth, width: Share) -> Share {
-    // A weighted mean of sources keeps its size however many there are.
-    if seen.place == Place::Stream || seen.averaged {
+    if seen.place == Place::Stream {
         return width;
+    }
+    if seen.averaged {
+        // A gradient is in proportion to one over the size of the mean, whatever a norm makes of
+        // it.
+        let deep = if seen.gradient || alpha != 0.5 { 1.0 } else { growth.layers.powf(-0.5) };
+        return Share { rate: width.rate * deep, ..width };
     }
     let passes = if seen.looped { growth.passes } else { 1.0 };
     let adds = growth.layers.powf(-alpha) / passes;

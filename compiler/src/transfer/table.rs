@@ -1,7 +1,7 @@
 //! The factors of every weight as people read them, each with its reason.
 
 use super::place::Use;
-use super::{Compared, Growth, Place, Seen, Share, begins, rule, weights};
+use super::{Compared, Fan, Growth, Place, Seen, Share, begins, rule, weights};
 use crate::CompileError;
 use crate::architecture::Architecture;
 use crate::bind::Owner;
@@ -126,16 +126,23 @@ pub fn table(spec: &Spec) -> Result<Table, CompileError> {
             let field = field(&a, w);
             table.warnings.push(Warning { weight: name.clone(), field, message });
         }
+        if let Err(op) = compared.reads(spec, &a, &lowered, body, w) {
+            let message = format!(
+                "no number is known that brings what it reads of `{op}` to a deviation of 1: it has none"
+            );
+            table.warnings.push(Warning { weight: name.clone(), field: field(&a, w), message });
+        }
         let init = begins(w.init, (base, seen.place), w, a.model.norm.unit_offset, share);
         let shape: Vec<u64> = w.dims.iter().map(|&d| lowered.module.size(d)).collect();
         let moved = recipe((&spec.train, spec.model.adapt.is_some()), &name, w, &shape);
         let role = role(&seen, &grows, w, &lowered);
-        let size = |fan: f64| fan as u64;
+        let based = transfer.rule != TransferRule::Umup;
+        let fan = |fan: Fan| [fan.here, if based { fan.base } else { fan.here }].map(|size| size as u64);
         table.lines.push(Line {
             sets: body.map_or(1, |b| a.bodies[b].sets),
             role,
-            fan_in: [size(seen.fan_in.here), size(seen.fan_in.base)],
-            fan_out: [size(seen.fan_out.here), size(seen.fan_out.base)],
+            fan_in: fan(seen.fan_in),
+            fan_out: fan(seen.fan_out),
             optimizer: moved.map(|rule| optimizer(&spec.train, &rule).name()),
             deviation: match init {
                 Init::Normal(deviation) => Some(deviation),
@@ -149,6 +156,7 @@ pub fn table(spec: &Spec) -> Result<Table, CompileError> {
             init: match (init, w.init) {
                 (Init::Normal(now), Init::Normal(default)) => now / default,
                 (Init::Constant(now), Init::Constant(default)) if default != 0.0 => now / default,
+                (Init::Uniform(_, now), Init::Uniform(_, default)) if default != 0.0 => now / default,
                 _ => 1.0,
             },
             rate: share.rate,
@@ -173,14 +181,9 @@ fn growing(spec: &Spec, compared: &Compared, here: &Lowered) -> Result<Vec<Strin
     if !found.is_empty() {
         return Ok(found);
     }
-    let mut wide = spec.model.clone();
-    wide.hidden = wide.hidden.saturating_mul(2);
-    for component in wide.components.values_mut() {
-        component.widths().into_iter().for_each(|(_, size)| *size = size.saturating_mul(2));
-    }
     // A definition whose arithmetic does not fit twice the width says nothing of its own.
-    let wide = Architecture::new(&wide, None).and_then(|a| lower(&a, Shape::default()));
-    Ok(wide.map(|wide| differ(&wide)).unwrap_or_else(|_| vec!["hidden".into()]))
+    let wide = super::twice(&spec.model);
+    Ok(wide.map_or_else(|| vec!["hidden".into()], |(_, wide)| differ(&wide)))
 }
 
 fn role(seen: &Seen, grows: &[String], w: &Weight, lowered: &Lowered) -> &'static str {
@@ -207,6 +210,9 @@ fn reason(rule: TransferRule, seen: &Seen, growth: Growth, role: &str, share: Sh
         return "one rate for all".into();
     }
     let mut parts = vec![];
+    if rule == TransferRule::Umup {
+        return of_units(seen, growth, role);
+    }
     let (m, n) = (seen.fan_in.ratio(), seen.fan_out.ratio());
     let times = |x: f64| format!("×{}", (x * 1000.0).round() / 1000.0);
     parts.push(match (&seen.of, seen.whole.is_some()) {
@@ -223,7 +229,9 @@ fn reason(rule: TransferRule, seen: &Seen, growth: Growth, role: &str, share: Sh
     match seen.place {
         Place::Stream => {}
         Place::Branch | Place::End if !deep => {}
-        Place::Branch | Place::End if seen.averaged => parts.push("sources are averaged".into()),
+        Place::Branch | Place::End if seen.averaged => {
+            parts.push(format!("in a mean of sources: layers {}", times(growth.layers)));
+        }
         Place::Branch | Place::End => {
             let what = if seen.place == Place::End { "ends a branch" } else { "in a branch" };
             let passes = if seen.looped && growth.passes != 1.0 {
@@ -239,6 +247,28 @@ fn reason(rule: TransferRule, seen: &Seen, growth: Growth, role: &str, share: Sh
     }
     if share.eps != 1.0 {
         parts.push("ε by the size of gradients".into());
+    }
+    parts.join("; ")
+}
+
+/// The reason of factors by the sizes themselves.
+fn of_units(seen: &Seen, growth: Growth, role: &str) -> String {
+    let number = |x: f64| (x * 1000.0).round() / 1000.0;
+    let mut parts = vec![match &seen.of {
+        Use::Unknown(_) | Use::Unread | Use::Taps => "no rule is known".into(),
+        Use::Product { .. } if role == "output" => {
+            format!("to a size that stays; fan in {}", seen.fan_in.here)
+        }
+        Use::Product { .. } => format!("fan in {}", seen.fan_in.here),
+        Use::Lookup { .. } => format!("a row of {} is looked up", seen.fan_out.here),
+        Use::Factor | Use::Term => "one number for each of a width".into(),
+    }];
+    if let Some(unit) = seen.reads.filter(|unit| *unit != 1.0) {
+        parts.push(format!("what it reads is brought to 1 by {}", number(unit)));
+    }
+    if seen.place != Place::Stream {
+        let what = if seen.place == Place::End { "ends a branch" } else { "in a branch" };
+        parts.push(format!("{what}: {} layers", number(growth.layers)));
     }
     parts.join("; ")
 }
@@ -276,9 +306,15 @@ fn warnings(
         return Ok(vec![]);
     }
     let mut found = unended(a, lowered, base);
-    found.extend(mixtures(a, base));
-    found.extend(scores(spec, transfer, lowered, base));
-    found.extend(shape(spec, transfer, lowered));
+    found.extend(averaged(transfer, a, base));
+    found.extend(written(spec, transfer));
+    // Without a base nothing differs from it.
+    if transfer.rule != TransferRule::Umup {
+        found.extend(mixtures(a, base));
+        let known = found.iter().map(|w| w.field.clone()).collect::<Vec<_>>();
+        found.extend(scores(spec, lowered, base, &known));
+        found.extend(shape(spec, transfer, lowered));
+    }
     Ok(found)
 }
 
@@ -300,6 +336,22 @@ fn unended(a: &Architecture, lowered: &Lowered, base: &Compared) -> Vec<Warning>
         found.push(Warning { weight: name.clone(), field: component(name), message });
     }
     found
+}
+
+/// A stream that is a mean of sources, under a rule that says nothing of how they move together.
+fn averaged(transfer: &Transfer, a: &Architecture, base: &Compared) -> Option<Warning> {
+    let known = match transfer.rule {
+        TransferRule::Mup | TransferRule::Hyperp | TransferRule::Umup | TransferRule::Standard => true,
+        TransferRule::Completep | TransferRule::Spectral => false,
+    };
+    if known || base.growth.layers == 1.0 || !matches!(a.model.stream, Stream::Attend { .. }) {
+        return None;
+    }
+    let message = format!(
+        "the stream is a mean of sources, and no rule is known for how {} times as many move together: components' rates have no factor",
+        base.growth.layers
+    );
+    Some(Warning { weight: "model.stream".into(), field: "model.stream".into(), message })
 }
 
 /// Mixtures whose experts change in number.
@@ -331,11 +383,11 @@ fn mixtures(a: &Architecture, base: &Compared) -> Vec<Warning> {
     found
 }
 
-/// Multipliers that are written otherwise, and sums of products of tokens that have none.
-fn scores(spec: &Spec, transfer: &Transfer, lowered: &Lowered, base: &Compared) -> Vec<Warning> {
+/// Multipliers that are written otherwise.
+fn written(spec: &Spec, transfer: &Transfer) -> Vec<Warning> {
     let written = transfer.multipliers(&spec.model).into_iter().filter(|m| !m.fits());
     let number = |x: f64| (x * 1e6).round() / 1e6;
-    let mut found: Vec<Warning> = written
+    written
         .map(|m| Warning {
             message: format!(
                 "it is written as {}, and is {} by the rule ({})",
@@ -346,29 +398,50 @@ fn scores(spec: &Spec, transfer: &Transfer, lowered: &Lowered, base: &Compared) 
             field: m.path,
             weight: m.field,
         })
-        .collect();
-    for (name, own) in super::scales::scales(lowered, &base.lowered) {
-        let (top, field) = (name.split('.').next().unwrap_or(&name), component(&name));
-        let known = found.iter().any(|w| w.field.starts_with(&component(top)));
-        if let (Some([d, b]), false) = (own.attention, known) {
+        .collect()
+}
+
+/// Sums of products of tokens that have no multiplier; `known` are fields of which one is said.
+fn scores(spec: &Spec, lowered: &Lowered, base: &Compared, known: &[String]) -> Vec<Warning> {
+    let mut found = vec![];
+    for (name, [d, b]) in super::scales::scales(lowered, &base.lowered) {
+        let field = component(&name);
+        if !known.iter().any(|known| known.starts_with(&field)) {
             let message =
                 format!("heads are of {d} and not {b}, and their scale is not that of the rule, 1/d");
-            found.push(Warning { weight: name.clone(), field: field.clone(), message });
+            found.push(Warning { weight: name, field, message });
         }
-        if let (Some([d, b]), true) =
-            (own.own, matches!(component_of(spec, top), Some(Component::Defined(_))))
-        {
-            let message = format!(
-                "it sums products of what tokens give over {d} and not {b} numbers, by a scale that it writes itself: the rule has 1/d"
-            );
-            found.push(Warning { weight: name.clone(), field, message });
-        }
+    }
+    for (name, own) in &spec.model.components {
+        let (Component::Defined(here), Some(Component::Defined(there))) =
+            (own, base.model.components.get(name))
+        else {
+            continue;
+        };
+        let (Ok(here), Ok(there)) = (here.graph(&spec.model), there.graph(&base.model)) else { continue };
+        found.extend(super::aligned::grown(&here, &there).into_iter().map(|grown| Warning {
+            weight: grown.value.as_ref().map_or(name.clone(), |value| format!("{name}.{value}")),
+            message: by_its_own_scale(&grown),
+            field: component(name),
+        }));
     }
     found
 }
 
-fn component_of<'s>(spec: &'s Spec, name: &str) -> Option<&'s Component> {
-    spec.model.components.get(name)
+/// A place of a definition that reads numbers which grow, in words.
+fn by_its_own_scale(grown: &super::aligned::Grown) -> String {
+    const SUMS: &str =
+        "it sums products of what tokens give over a size that grows, by a scale that it writes itself";
+    let number = |x: f64| (x * 1e4).round() / 1e4;
+    match grown.ratio {
+        Some(ratio) => format!(
+            "{SUMS}: `{}` reads what training makes {} times as large as at the base; times {} it would be as large",
+            grown.by,
+            number(ratio),
+            number(1.0 / ratio)
+        ),
+        None => format!("{SUMS}: `{}` is of numbers that grow and of others that do not", grown.by),
+    }
 }
 
 /// A base that is no smaller model of the same parts.
@@ -381,7 +454,7 @@ fn shape(spec: &Spec, transfer: &Transfer, lowered: &Lowered) -> Option<Warning>
     let first = weights(lowered).find(|(body, _)| body.is_some()).map(|(_, w)| w.name.clone());
     let steps = each.iter().map(u64::to_string).collect::<Vec<_>>().join(" or ");
     let message = format!(
-        "the base has another topology: the body has {fixed} applications{}, and none makes {} of it; components' factors          (`{}` and after) are by the ratio alone",
+        "the base has another topology: the body has {fixed} applications{}, and none makes {} of it; components' factors (`{}` and after) are by the ratio alone",
         if steps.is_empty() { String::new() } else { format!(" and {steps} for each turn of a `repeat`") },
         transfer.depth,
         first.unwrap_or_default()

@@ -481,7 +481,11 @@ impl Checker {
                 self.error("missing-key", group.at, "`tokens` is missing in transfer", help);
             }
             (
-                TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral | TransferRule::Standard,
+                TransferRule::Mup
+                | TransferRule::Completep
+                | TransferRule::Spectral
+                | TransferRule::Standard
+                | TransferRule::Umup,
                 Some(Some(_)),
             ) => {
                 let message = format!(
@@ -495,7 +499,8 @@ impl Checker {
                 | TransferRule::Completep
                 | TransferRule::Spectral
                 | TransferRule::Standard
-                | TransferRule::Hyperp,
+                | TransferRule::Hyperp
+                | TransferRule::Umup,
                 _,
             ) => {}
         }
@@ -538,18 +543,27 @@ impl Checker {
     /// Refuses a rule that says nothing about the recipe's optimizer.
     pub(super) fn transferable(&mut self, field: &str, rule: TransferRule, optimizer: OptimizerKind) {
         let mut names = self.known.components.iter().map(|(name, _)| format!("`{name}`"));
-        let moved = match (names.next(), names.next()) {
-            (None, _) => "matrices keep their norm".to_string(),
-            (Some(one), None) => format!("the matrices of {one} keep their norm"),
-            (Some(one), Some(_)) => format!("the matrices of {one} and of other components keep their norm"),
+        let matrices = match (names.next(), names.next()) {
+            (None, _) => "matrices".to_string(),
+            (Some(one), None) => format!("the matrices of {one}"),
+            (Some(one), Some(_)) => format!("the matrices of {one} and of other components"),
         };
         let (message, help) = match (rule, optimizer) {
             (
                 TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral,
                 OptimizerKind::MuonH(_),
             ) => (
-                format!("`{}` has no rule for `muonh`, by which {moved}", rule.word()),
+                format!("`{}` has no rule for `muonh`, by which {matrices} keep their norm", rule.word()),
                 "write `hyperp`, or another optimizer",
+            ),
+            (
+                TransferRule::Umup,
+                OptimizerKind::Sgd(_) | OptimizerKind::Muon(_) | OptimizerKind::MuonH(_),
+            ) => (
+                format!(
+                    "`umup` has no rule for steps of {matrices} that follow the size of gradients or whole matrices"
+                ),
+                "write `mup`, or `optimizer: adamw`",
             ),
             (
                 TransferRule::Hyperp,
@@ -560,6 +574,7 @@ impl Checker {
                 OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Sgd(_) | OptimizerKind::Muon(_),
             )
             | (TransferRule::Standard, _)
+            | (TransferRule::Umup, OptimizerKind::AdamW | OptimizerKind::Lion)
             | (TransferRule::Hyperp, OptimizerKind::MuonH(_)) => return,
         };
         self.error_at("unreached", field, message, help);

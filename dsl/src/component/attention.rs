@@ -578,10 +578,16 @@ impl Described for Attention {
             Some(p) => (p.count.as_mut(), p.router.query()),
             None => (None, None),
         };
+        let (turned, value) = match &mut self.latent {
+            Some(latent) => (Some(&mut latent.turned), Some(&mut latent.value)),
+            None => (None, None),
+        };
         vec![
             ("heads", Some(&mut self.heads)),
             ("kv_heads", Some(&mut self.kv_heads)),
             ("head_size", Some(&mut self.head_size)),
+            ("latent.turned", turned),
+            ("latent.value", value),
             ("window", self.window.as_mut()),
             ("projection.count", count),
             ("projection.router.query", query),

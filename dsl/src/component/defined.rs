@@ -74,6 +74,40 @@ impl Defined {
 }
 
 impl Defined {
+    /// The setting that counts its parts, where its arithmetic has one: with as many more of them
+    /// as the hidden size is larger, parts stay as large. `heads` of `gated_delta` is one. Of
+    /// several the first over whose dimension nothing is summed.
+    pub fn count(&self, model: &Model) -> Option<String> {
+        let twice = |setting: Option<&str>| {
+            let (mut own, mut model) = (self.clone(), model.clone());
+            model.hidden = model.hidden.saturating_mul(2);
+            if let Some(Setting::Size(size)) = setting.and_then(|name| own.settings.get_mut(name)) {
+                *size = size.saturating_mul(2);
+            }
+            own.graph(&model).ok()
+        };
+        let here = self.graph(model).ok()?;
+        let grown = |other: &Graph| -> Vec<String> {
+            let size = |name: &str| other.dims.iter().find(|dim| dim.name == name).map(|dim| dim.size);
+            let own =
+                here.dims.iter().filter(|dim| dim.name != "hidden" && size(&dim.name) != Some(dim.size));
+            own.map(|dim| dim.name.clone()).collect()
+        };
+        let follow = grown(&twice(None)?);
+        if follow.is_empty() {
+            return None;
+        }
+        let reduced = here.reduced();
+        let summed = |name: &str| reduced.iter().any(|dim| here.name(*dim) == name);
+        let sizes = self.settings.iter().filter(|(_, own)| matches!(own, Setting::Size(size) if *size > 0));
+        let mut counts = sizes.map(|(name, _)| name).filter(|name| {
+            twice(Some(name)).is_some_and(|wide| grown(&wide).iter().all(|dim| !follow.contains(dim)))
+        });
+        let first = counts.next()?;
+        let found = if summed(first) { counts.find(|name| !summed(name)).unwrap_or(first) } else { first };
+        Some(found.clone())
+    }
+
     /// Small bounds of sizes with which its formulas still fit, by name.
     fn small(&self, hidden: u64) -> Vec<(String, u64)> {
         let sizes = self.definition.sizes();

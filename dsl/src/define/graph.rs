@@ -566,12 +566,19 @@ pub struct Scores {
 }
 
 impl Graph {
-    /// Its attentions over tokens and over depth, in the order of the text.
+    /// Its attentions over tokens and over depth, those that it applies among them, in the order of
+    /// the text.
     pub fn attentions(&self) -> Vec<Scores> {
         let scores = |node: &Node| {
             let (scale, written) = match &node.function {
                 Function::Attend(a) => (a.scale, a.written),
                 Function::DepthAttend { scale, written } => (*scale, *written),
+                Function::Apply(applied) => {
+                    let own = applied.component.attention()?;
+                    let scale = own.scale.unwrap_or_else(|| (own.head_size as f64).sqrt().recip());
+                    let (name, size) = (Some(applied.path.clone()), own.head_size);
+                    return Some(Scores { name, size, scale, written: own.scale.is_some() });
+                }
                 _ => return None,
             };
             let queries = self.region.nodes.get(node.args.first()?.0 as usize)?;
@@ -583,15 +590,43 @@ impl Graph {
 
     /// Gives attentions whose text says no factor of scores another than the default, by number.
     pub(crate) fn scale_scores(&mut self, scores: &[Option<f64>]) {
-        let own = self.region.nodes.iter_mut().filter_map(|node| match &mut node.function {
-            Function::Attend(a) => Some((&mut a.scale, a.written)),
-            Function::DepthAttend { scale, written } => Some((scale, *written)),
-            _ => None,
-        });
-        for ((scale, written), given) in own.zip(scores) {
-            if let (false, Some(given)) = (written, given) {
-                *scale = *given;
+        let mut given = scores.iter();
+        for node in &mut self.region.nodes {
+            match &mut node.function {
+                Function::Attend(a) => {
+                    let by = given.next().copied().flatten();
+                    a.scale = by.filter(|_| !a.written).unwrap_or(a.scale);
+                }
+                Function::DepthAttend { scale, written } => {
+                    let by = given.next().copied().flatten();
+                    *scale = by.filter(|_| !*written).unwrap_or(*scale);
+                }
+                Function::Apply(applied) => {
+                    if let Component::Sequence(a) | Component::Depth(a) = &mut applied.component {
+                        a.scale = a.scale.or(given.next().copied().flatten());
+                    }
+                }
+                _ => {}
             }
         }
+    }
+
+    /// The dimensions that sums, norms and softmaxes go over, those in recurrences among them.
+    pub fn reduced(&self) -> Vec<DimId> {
+        fn of(region: &Region, found: &mut Vec<DimId>) {
+            for node in &region.nodes {
+                match &node.function {
+                    Function::Reduce(_, over) | Function::Dot(over) | Function::Norm { over, .. } => {
+                        found.extend(over);
+                    }
+                    Function::Softmax(over) => found.push(*over),
+                    Function::Recurrence(recurrence) => of(&recurrence.body, found),
+                    _ => {}
+                }
+            }
+        }
+        let mut found = vec![];
+        of(&self.region, &mut found);
+        found
     }
 }

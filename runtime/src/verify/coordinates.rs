@@ -2,11 +2,12 @@
 //! al., *Tensor Programs V*, 2203.03466, appendix D.1), over the width and over the depth.
 //!
 //! *In*: a subject whose recipe has a `transfer`. The model is taken at four widths, with the least
-//! as the base: hidden and intermediate sizes and numbers of heads grow together; and at four
-//! depths. Each takes five steps from its own first values on the subject's batch. *Out*: for what
-//! every component gives, for the stream and for the logits, the slope of the logarithm of their
-//! size over that of the model's ([`Slope`]), and of a component that is off the weight whose move
-//! makes it so. The proof `coordinates` looks at widths alone, and at the moves of every tensor.
+//! as the base: hidden and intermediate sizes and numbers of heads grow together, those of
+//! definitions too; and at four depths. Each takes five steps from its own first values on the
+//! subject's batch. *Out*: for what every component gives, for the stream and for the logits, the
+//! slope of the logarithm of their size over that of the model's ([`Slope`]), and of a component
+//! that is off the weight whose move makes it so. The proof `coordinates` looks at widths alone,
+//! and at the moves of every tensor.
 //!
 //! Choices of routers would jump: every expert is chosen, and nothing skips.
 
@@ -22,7 +23,9 @@ use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::probe::Probe;
 use dreamc_compiler::{Compiled, Options};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Component, Expr, Item, OptimizerKind, Precision, Schedule, Stream, TransferRule};
+use dreamc_dsl::spec::{
+    Component, Expr, Item, OptimizerKind, Precision, Schedule, Setting, Stream, TransferRule,
+};
 use indexmap::IndexMap;
 use serde::Serialize;
 
@@ -234,16 +237,26 @@ pub fn check(s: &Subject, tell: &mut dyn FnMut(&str)) -> Result<Option<Report>, 
 
 /// The sizes of a model that grow.
 fn axes(base: &Spec) -> Vec<Axis> {
-    let heads = base.model.components.values().any(|c| c.attention().is_some());
+    let heads = base.model.components.values().any(|c| attends(&base.model, c));
     let axes = [Some(Axis::Width), heads.then_some(Axis::Heads), Some(Axis::Depth)];
     axes.into_iter().flatten().collect()
+}
+
+/// Whether scores of a component are of heads that have a size.
+fn attends(model: &dreamc_dsl::spec::Model, component: &Component) -> bool {
+    match component {
+        Component::Defined(own) => own.graph(model).is_ok_and(|graph| !graph.attentions().is_empty()),
+        Component::Sequence(_) | Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) => {
+            component.attention().is_some()
+        }
+    }
 }
 
 /// Slopes of all that is measured.
 fn over(s: &Subject, base: &Spec, axis: Axis) -> Result<Vec<Line>, VerifyError> {
     let mut all = vec![];
     for k in axis.scales() {
-        all.push(measured(s, &axis.sized(base, k), None)?);
+        all.push(measured(s, &axis.sized(base, k), axis, None)?);
     }
     let mut lines = vec![];
     for of in all[0].keys().filter(|of| all.iter().all(|at| at.contains_key(*of))) {
@@ -287,14 +300,12 @@ fn expected(base: &Spec, axis: Axis, of: &str, moved: bool) -> f64 {
     match (axis, rule, component) {
         (
             Axis::Width | Axis::Heads,
-            Some(TransferRule::Mup | TransferRule::Completep | TransferRule::Hyperp),
+            Some(TransferRule::Mup | TransferRule::Completep | TransferRule::Hyperp | TransferRule::Umup),
             _,
         ) => {
-            if of == "logits" && !moved {
-                -0.5
-            } else {
-                0.0
-            }
+            // By `umup` rows of the embedding have a rate that falls with the width.
+            let rows = rule == Some(TransferRule::Umup) && of == "embed.out";
+            if (of == "logits" && !moved) || (rows && moved) { -0.5 } else { 0.0 }
         }
         // Its deviations follow the sizes themselves: a head that is narrower than the vocabulary
         // is long has no factor.
@@ -307,7 +318,11 @@ fn expected(base: &Spec, axis: Axis, of: &str, moved: bool) -> f64 {
         (Axis::Depth, _, None) => 0.0,
         (Axis::Depth, ..) if averaged => 0.0,
         (Axis::Depth, Some(TransferRule::Completep), Some(_)) => -1.0,
-        (Axis::Depth, Some(TransferRule::Mup | TransferRule::Hyperp), Some(_)) if !layered(base) => -1.0,
+        (Axis::Depth, Some(TransferRule::Mup | TransferRule::Hyperp | TransferRule::Umup), Some(_))
+            if !layered(base) =>
+        {
+            -1.0
+        }
         (Axis::Depth, Some(TransferRule::Spectral | TransferRule::Standard), Some(c)) if c.norms().1 => 0.0,
         (Axis::Depth, ..) => -0.5,
     }
@@ -321,7 +336,7 @@ fn blamed(s: &Subject, base: &Spec, line: &Line) -> Result<Option<String>, Verif
     let mut all: Vec<IndexMap<String, f64>> = vec![];
     for k in line.over.scales() {
         let mut own = IndexMap::new();
-        measured(s, &line.over.sized(base, k), Some((&line.of, &mut own)))?;
+        measured(s, &line.over.sized(base, k), line.over, Some((&line.of, &mut own)))?;
         all.push(own);
     }
     let inside = |name: &str| component.is_none_or(|c| name.contains(&format!(".{c}.")));
@@ -409,8 +424,36 @@ fn widened(base: &Spec, k: u64) -> Spec {
     for component in spec.model.components.values_mut() {
         component.widths().into_iter().for_each(|(_, size)| *size *= k);
     }
+    counted(base, &mut spec, k, &|_| true);
     tied(&mut spec, k);
+    carried(&mut spec);
     spec
+}
+
+/// Parts of definitions in proportion, where their arithmetic counts them, and not larger ones.
+fn counted(base: &Spec, spec: &mut Spec, k: u64, grows: &dyn Fn(&Component) -> bool) {
+    for (name, component) in &base.model.components {
+        let Component::Defined(own) = component else { continue };
+        let count = own.count(&base.model).filter(|_| grows(component));
+        let Some((setting, Setting::Size(size))) =
+            count.and_then(|s| own.settings.get(&s).map(|size| (s, *size)))
+        else {
+            continue;
+        };
+        if let Some(Component::Defined(wide)) = spec.model.components.get_mut(name) {
+            wide.settings.insert(setting.clone(), Setting::Size(size * k));
+        }
+        if let Some(transfer) = &mut spec.train.transfer {
+            transfer.sizes.insert(format!("{name}.{setting}"), size * WIDER[0]);
+        }
+    }
+}
+
+/// Gives attentions the scale of the rule. That of logits is [`tied`]'s.
+fn carried(spec: &mut Spec) {
+    let logits = spec.model.logit_scale;
+    spec.carry();
+    spec.model.logit_scale = logits;
 }
 
 /// Logits of a head that is the embedding carry their scale to a width. One that is missing, where
@@ -435,6 +478,12 @@ fn larger_heads(base: &Spec, k: u64) -> Spec {
         if let Component::Sequence(a) | Component::Depth(a) = component {
             sizes.insert(format!("{name}.head_size"), a.head_size * WIDER[0]);
             (a.head_size, a.scale) = (a.head_size * k, None);
+            if let Some(latent) = &mut a.latent {
+                for (size, of) in [("turned", &mut latent.turned), ("value", &mut latent.value)] {
+                    sizes.insert(format!("{name}.latent.{size}"), *of * WIDER[0]);
+                    *of *= k;
+                }
+            }
             continue;
         }
         component.widths().into_iter().for_each(|(_, size)| *size *= k);
@@ -442,8 +491,9 @@ fn larger_heads(base: &Spec, k: u64) -> Spec {
     if let Some(transfer) = &mut spec.train.transfer {
         transfer.sizes = sizes;
     }
+    counted(base, &mut spec, k, &|component| !attends(&base.model, component));
     tied(&mut spec, k);
-    spec.carry();
+    carried(&mut spec);
     spec
 }
 
@@ -502,7 +552,7 @@ fn moves(
     model.update(&schedule::scalars(&spec.train, 1))?;
     let rate = schedule::learning_rate(&spec.train, 1);
     for (t, g, w) in before {
-        let [by, eps] = transfer::factors(spec, s.depth(), shapes, &t);
+        let Some([by, eps]) = transfer::factors(spec, s.depth(), shapes, &t) else { continue };
         let rate = rate * by;
         let mut states = [w.clone(), vec![0.0; w.len()], vec![0.0; w.len()]];
         Law { train: &spec.train, step: 1, rate, decay: 0.0, eps }.apply(&t, &g, &mut states);
@@ -551,10 +601,15 @@ fn seen(look: &mut Probing, s: &Subject) -> Result<IndexMap<String, Vec<f64>>, V
 type Blame<'a> = Option<(&'a str, &'a mut IndexMap<String, f64>)>;
 
 /// Parts of a model, for each seed: at the start, and the mean over steps of how far they moved.
-fn measured(s: &Subject, spec: &Spec, mut blame: Blame) -> Result<IndexMap<String, Vec<Moved>>, VerifyError> {
+fn measured(
+    s: &Subject,
+    spec: &Spec,
+    over: Axis,
+    mut blame: Blame,
+) -> Result<IndexMap<String, Vec<Moved>>, VerifyError> {
     let training = options(s);
     let mut captured = LOOKED.map(str::to_string).to_vec();
-    if spec.train.transfer.as_ref().is_some_and(|t| !t.sizes.is_empty()) {
+    if over == Axis::Heads {
         captured.push(SCORES.into());
     }
     let probe = Probe { captured, patched: vec![] };

@@ -233,7 +233,10 @@ fn optimizer(s: &Subject, model: &mut Model, checks: &mut Checks) -> Result<(), 
             let began = all[0].clone();
             let mut unsure = vec![];
             if let Some(g) = gradients.get(t.name.as_str()) {
-                let (decay, rate, eps) = recipe(s, &base, t);
+                let Some((decay, rate, eps)) = recipe(s, &base, t) else {
+                    all[0] = widen(&model.get(&t.name)?);
+                    continue;
+                };
                 let clipped: Vec<f64> = g.iter().map(|g| g * clip).collect();
                 let law = Law { train, step: step as i32, rate: lr * rate, decay, eps };
                 unsure = law.apply(t, &clipped, all);
@@ -272,8 +275,9 @@ fn optimizer(s: &Subject, model: &mut Model, checks: &mut Checks) -> Result<(), 
     s.fill(model)
 }
 
-/// Weight decay, and the factors on the learning rate and on AdamW's ε.
-fn recipe(s: &Subject, base: &transfer::Shapes, t: &Tensor) -> (f64, f64, f64) {
+/// Weight decay, and the factors on the learning rate and on AdamW's ε, of a tensor of which they
+/// are known without the compiler.
+fn recipe(s: &Subject, base: &transfer::Shapes, t: &Tensor) -> Option<(f64, f64, f64)> {
     let train = &s.spec.train;
     let matrix = t.shape.len() >= 2
         && t.kind != TensorKind::Steady
@@ -285,8 +289,8 @@ fn recipe(s: &Subject, base: &transfer::Shapes, t: &Tensor) -> (f64, f64, f64) {
             chosen = (group.weight_decay.unwrap_or(chosen.0), group.learning_rate);
         }
     }
-    let [share, eps] = transfer::factors(&s.spec, s.depth(), base, t);
-    (chosen.0 / share, chosen.1 * share, eps)
+    let [share, eps] = transfer::factors(&s.spec, s.depth(), base, t)?;
+    Some((chosen.0 / share, chosen.1 * share, eps))
 }
 
 /// The balancing of a bias.

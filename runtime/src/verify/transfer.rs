@@ -18,13 +18,14 @@
 
 use super::steps::whole;
 use super::subject::Pipeline;
-use dreamc_compiler::architecture::components;
+use dreamc_compiler::architecture::{Architecture, Work, components};
 use dreamc_compiler::bind::{Adapted, Factor, Owner, Part};
 use dreamc_compiler::compiled::{Init, Tensor, TensorKind};
+use dreamc_compiler::transfer::passes;
 use dreamc_compiler::{CompileError, Options};
 use dreamc_dsl::Spec;
-use dreamc_dsl::define::graph::Purpose;
-use dreamc_dsl::spec::{OptimizerKind, Stream, TransferRule};
+use dreamc_dsl::define::graph::{Graph, Purpose};
+use dreamc_dsl::spec::{Activation, Component, Described, OptimizerKind, Stream, TransferRule};
 use indexmap::IndexMap;
 
 /// Shapes of tensors at the base, by name.
@@ -62,8 +63,17 @@ fn grown(t: &Tensor, base: &Shapes) -> [f64; 2] {
 }
 
 /// The factors on a tensor's rate and on AdamW's ε by the recipe's `transfer`, in a model of so
-/// many applications.
-pub(super) fn factors(spec: &Spec, depth: u64, base: &Shapes, t: &Tensor) -> [f64; 2] {
+/// many applications; `None` where this page has none.
+pub(super) fn factors(spec: &Spec, depth: u64, base: &Shapes, t: &Tensor) -> Option<[f64; 2]> {
+    match &spec.train.transfer {
+        Some(rule) if rule.depth != depth && !ends_known(spec, t) => None,
+        Some(rule) if rule.rule == TransferRule::Umup => Some([unit(spec, t)?, 1.0]),
+        _ => Some(by_ratio(spec, depth, base, t)),
+    }
+}
+
+/// The factors of the rules that have a base.
+fn by_ratio(spec: &Spec, depth: u64, base: &Shapes, t: &Tensor) -> [f64; 2] {
     let (train, model) = (&spec.train, &spec.model);
     let Some(rule) = &train.transfer else { return [1.0, 1.0] };
     let d = depth as f64 / rule.depth as f64;
@@ -75,7 +85,7 @@ pub(super) fn factors(spec: &Spec, depth: u64, base: &Shapes, t: &Tensor) -> [f6
         return [if rule.rule == TransferRule::Hyperp { data / d.sqrt() } else { 1.0 }, 1.0];
     }
     let alpha = match rule.rule {
-        TransferRule::Mup | TransferRule::Hyperp => Some(0.5),
+        TransferRule::Mup | TransferRule::Hyperp | TransferRule::Umup => Some(0.5),
         TransferRule::Completep => Some(1.0),
         TransferRule::Spectral => None,
         TransferRule::Standard => return [1.0, 1.0],
@@ -93,6 +103,8 @@ pub(super) fn factors(spec: &Spec, depth: u64, base: &Shapes, t: &Tensor) -> [f6
     let inside = matches!(t.owner, Owner::Component(_) | Owner::Skip(_));
     let averaged = matches!(model.stream, Stream::Attend { .. });
     let deep = match (inside && !averaged, alpha) {
+        // A mean of sources: what they add to their sum, over its size.
+        (false, Some(0.5)) if inside && !gradient => d.powf(-0.5),
         (false, _) | (true, None) => 1.0,
         (true, Some(_)) if gradient && ends(spec, t) => 1.0 / d,
         (true, Some(alpha)) if gradient => d.powf(2.0 * alpha - 1.0),
@@ -103,11 +115,79 @@ pub(super) fn factors(spec: &Spec, depth: u64, base: &Shapes, t: &Tensor) -> [f6
         (TransferRule::Completep, false, TensorKind::Head) => 1.0,
         (TransferRule::Completep, true, _) if !ends(spec, t) && !averaged => 1.0 / (wide * d),
         (TransferRule::Completep, _, _) => 1.0 / wide,
-        (TransferRule::Mup | TransferRule::Hyperp | TransferRule::Spectral | TransferRule::Standard, ..) => {
-            1.0
-        }
+        (
+            TransferRule::Mup
+            | TransferRule::Hyperp
+            | TransferRule::Spectral
+            | TransferRule::Standard
+            | TransferRule::Umup,
+            ..,
+        ) => 1.0,
     };
     [width * deep * data, eps]
+}
+
+/// The rate of a tensor of deviation 1 times its multiplier (2407.17465): with `i` the last
+/// dimension and `l` layers, `i^-1/2` for embeddings, `1/i` for what sums over it, `l^-1/2` in
+/// components, and for what ends one the numbers of its branch. Of a definition, which may end in
+/// anything, it says nothing.
+fn unit(spec: &Spec, t: &Tensor) -> Option<f64> {
+    let i = t.shape.last().map_or(1.0, |i| *i as f64);
+    let width = match t.kind {
+        TensorKind::Embedding => i.powf(-0.5),
+        _ if sums_over_width(t) => 1.0 / i,
+        // Products over a size that stays.
+        _ if matches!(
+            t.part,
+            Part::RouterKeys | Part::PredictorDown | Part::Low(_, Factor::B) | Part::Adapter(_, Factor::B)
+        ) =>
+        {
+            1.0 / i
+        }
+        _ => 1.0,
+    };
+    if !matches!(t.owner, Owner::Component(_) | Owner::Skip(_)) {
+        return Some(width);
+    }
+    let a = Architecture::new(&spec.model, None).ok()?;
+    let looped = a.bodies.iter().filter(|b| matches!(b.work, Work::Layer(_)) && b.recurrent.is_some());
+    let looped: u64 = looped.map(|b| b.applications).sum();
+    let passes = passes(&spec.model.body) as f64;
+    let layers = (a.depth - looped.min(a.depth)) as f64 + looped as f64 / passes;
+    let inside = width * layers.powf(-0.5);
+    if !ends(spec, t) {
+        return Some(inside);
+    }
+    let ended = inside * number(spec, t)?;
+    if matches!(spec.model.stream, Stream::Attend { .. }) {
+        return Some(ended);
+    }
+    let set = a.prefixes().find(|(prefix, _)| t.name.starts_with(&format!("{prefix}.")));
+    let again = set.is_some_and(|(_, (body, _))| a.bodies[body].recurrent.is_some());
+    Some(ended * layers.powf(-0.5) / if again { passes } else { 1.0 })
+}
+
+/// The number that brings what the end of a component reads to a deviation of 1 (`unit-scaling`
+/// 0.3.5): of an attention over `t` tokens with heads of `d` by 1/d,
+/// `e^(-(1 - 1/(1 + 4d)) ln √(ln t / t))`; of a product with `silu`, `2^3/4`; 1 of others.
+fn number(spec: &Spec, t: &Tensor) -> Option<f64> {
+    let Owner::Component(i) = t.owner else { return Some(1.0) };
+    if !matches!(t.part, Part::Out | Part::OutShared | Part::Down | Part::SharedDown) {
+        return Some(1.0);
+    }
+    let all = components(&spec.model);
+    Some(match all.get_index(i as usize)?.1 {
+        Component::Sequence(a) if a.gate.is_none() && !a.sink && !a.depth_keys => {
+            let tokens = spec.train.sequence.unwrap_or(spec.model.context);
+            let tokens = a.window.map_or(tokens, |window| window.min(tokens)) as f64;
+            let share = 1.0 - 1.0 / (1.0 + 4.0 * a.head_size as f64);
+            if tokens > 1.0 { (tokens / tokens.ln()).powf(share / 2.0) } else { 1.0 }
+        }
+        Component::Mlp(m) if m.activation == Activation::Swiglu => 2f64.powf(0.75),
+        Component::Experts(e) if e.activation == Activation::Swiglu => 2f64.powf(0.75),
+        Component::Sequence(_) | Component::Depth(_) | Component::Mlp(_) | Component::Experts(_) => 1.0,
+        Component::Defined(_) => return None,
+    })
 }
 
 /// How much longer an orthogonal step is than at the base, for the shape of its matrix.
@@ -117,6 +197,19 @@ fn taller(t: &Tensor, base: &Shapes) -> f64 {
         _ => 1.0,
     };
     tall(&t.shape) / base.get(&t.name).map_or(1.0, |shape| tall(shape))
+}
+
+/// Whether the end of a tensor's component is known without its graph: a definition may return
+/// something else than a `linear`.
+fn ends_known(spec: &Spec, t: &Tensor) -> bool {
+    let Owner::Component(i) = t.owner else { return true };
+    match components(&spec.model).get_index(i as usize) {
+        Some((_, Component::Defined(own))) => {
+            let output = |graph: Graph| graph.weights.iter().any(|w| w.purpose == Purpose::Output);
+            own.norms().1 || own.graph(&spec.model).is_ok_and(output)
+        }
+        _ => true,
+    }
 }
 
 /// Whether a tensor is the last before the output of its component: the gain of a norm behind it,
