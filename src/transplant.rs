@@ -1,6 +1,8 @@
 //! Transplants on the command line's side: the donor opened, vocabularies compared, numbers made,
 //! what is claimed proved, and the folder written.
 
+pub mod pairs;
+
 use crate::compare::study::ledger;
 use crate::failure::{Done, Failure};
 use crate::model::{BaseArguments, Trained};
@@ -15,10 +17,10 @@ use dreamc_runtime::checkpoint::{Weights, folder};
 use dreamc_runtime::data::{Batch, Tokenizer, sums};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::model::Model;
-use dreamc_runtime::train::prepare::{forward, sequence};
+use dreamc_runtime::train::prepare::{forward, masked, sequence};
 use dreamc_runtime::train::teacher::Plan as Taught;
 use dreamc_runtime::{files, init};
-use dreamc_transplant::{At, Plan, Read, Same, Side, Source, TransplantError, Vocabulary};
+use dreamc_transplant::{At, Move, Plan, Read, Same, Side, Source, TransplantError, Vocabulary};
 use std::io::Write;
 use std::path::Path;
 
@@ -73,6 +75,13 @@ impl<'a> Transplantation<'a> {
     pub fn differences(&self, from: &[Source], base: &[Source]) -> Result<Vec<Vec<f64>>, Failure> {
         let read = Numbers { weights: &self.donor.tensors, seed: self.spec.train.seed };
         dreamc_transplant::differences(from, base, &read).map_err(|e| located(self.spec, e))
+    }
+
+    /// The singular values that the short vector of latent attention keeps the largest of; none of
+    /// another move.
+    pub fn spectrum(&self, m: &Move) -> Result<Option<Vec<f64>>, Failure> {
+        let read = Numbers { weights: &self.donor.tensors, seed: self.spec.train.seed };
+        dreamc_transplant::spectrum(&m.from, &m.steps, &read).map_err(|e| located(self.spec, e))
     }
 
     /// Whether the whole model is claimed to be the donor's function, with these numbers of it.
@@ -222,15 +231,28 @@ fn trained_with(weights: &Weights) -> Result<Option<u64>, Failure> {
     Ok(own.or_else(|| weights.metadata("donor_flops").and_then(|flops| flops.parse().ok())))
 }
 
+/// The teacher of a specification; none where it names none.
+fn teacher(spec: &Spec) -> Result<Option<Trained>, Failure> {
+    let donor = spec.transplant.as_ref().and_then(|transplant| transplant.from.as_ref());
+    let Some(heal) = &spec.heal else { return Ok(None) };
+    let Some(path) = heal.teacher.as_ref().or(donor) else { return Ok(None) };
+    Trained::open(Path::new(path), &BaseArguments { base: None }, &[], Rewriting::off()).map(Some)
+}
+
 /// FLOPs of the forward of a specification's teacher, a token of all its steps; 0 without one.
 pub fn teacher_flops(spec: &Spec) -> Result<f64, Failure> {
-    let donor = spec.transplant.as_ref().and_then(|transplant| transplant.from.as_ref());
-    let Some(heal) = &spec.heal else { return Ok(0.0) };
-    let Some(path) = heal.teacher.as_ref().or(donor) else { return Ok(0.0) };
-    let teacher = Trained::open(Path::new(path), &BaseArguments { base: None }, &[], Rewriting::off())?;
+    let (Some(heal), Some(teacher)) = (&spec.heal, teacher(spec)?) else { return Ok(0.0) };
     let options = count::Options { tokens: sequence(spec), ..count::Options::default() };
     let each = count::count(&teacher.spec, &options)?.flops_per_token.training_forward.mean();
     Ok(Taught::flops_over(heal, each, spec.train.steps))
+}
+
+/// Bytes of a specification's teacher in training, weights in f32 and the forward of a micro-batch
+/// of so many rows; none without a teacher.
+pub fn teacher_bytes(spec: &Spec, rows: u64) -> Result<Option<u64>, Failure> {
+    let Some(teacher) = teacher(spec)? else { return Ok(None) };
+    let options = Options { logits: true, segments: masked(spec), ..forward(rows, sequence(spec)) };
+    Ok(Some(compile(&teacher.spec, &options)?.plan.arena))
 }
 
 /// FLOPs that the donor of a specification, or of the weights that it begins from, was trained
@@ -253,6 +275,25 @@ pub fn donor(spec: &Spec) -> Result<Option<Trained>, Failure> {
     };
     let opened = Trained::open(Path::new(from), &BaseArguments { base: None }, &[], Rewriting::off());
     opened.map(Some).map_err(|failure| missing(spec, &failure))
+}
+
+/// Refuses to replace a folder that holds what a specification begins from or is taught by.
+pub fn keep(spec: &Spec, out: &Path) -> Done {
+    let donor = spec.transplant.as_ref().and_then(|transplant| transplant.from.as_ref());
+    let teacher = spec.heal.as_ref().and_then(|heal| heal.teacher.as_ref());
+    let full = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
+    let to = full(out)?;
+    for (what, path) in [("donor", donor), ("teacher", teacher), ("weights", spec.weights.as_ref())] {
+        if let Some(path) = path
+            && full(Path::new(path))?.starts_with(&to)
+        {
+            let out = out.display();
+            return Err(Failure::Usage(format!(
+                "--force would replace {out}, which holds the {what} of this model, {path}: choose another --out"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// A donor that a specification names and that does not open.

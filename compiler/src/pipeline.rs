@@ -121,7 +121,10 @@ impl Options {
             (self.observe && cached, ("observe", "cache")),
             (!self.probe.is_empty() && self.train, ("probe", "train")),
             (!self.probe.is_empty() && cached, ("probe", "cache")),
-            (!self.taught.is_empty() && !self.depths.is_empty(), ("a teacher", "random depths")),
+            (
+                self.taught.iter().any(|name| name != teach::LOGITS) && !self.depths.is_empty(),
+                ("a teacher of values inside the model", "random depths"),
+            ),
             (self.as_trained && cached, ("as_trained", "cache")),
             (self.as_trained && leaves, ("as_trained", "exit")),
         ];
@@ -397,6 +400,8 @@ fn rows<'a>(
                 passes.run(Pass::Assemble, || assembly.backward(&whole.module, &forms))?
             } else {
                 let mut other = lowered(passes, || lower(deep, trained(options, spec)))?;
+                // The host gives logits once, whatever the depth: their ports are the same.
+                teach::insert(deep, &mut other, &options.taught)?;
                 let forms = {
                     let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);
                     let with = (options, &stored as StoredOf);

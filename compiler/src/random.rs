@@ -126,6 +126,7 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         ("experts", "shared") => &["0", "1", "2"],
         (_, "intermediate") => &["1", "3", "6", "7"],
         ("latent", "turned") => &["2", "4"],
+        ("latent", "keys") => &["1", "2", "3"],
         ("latent", "value" | "kv" | "query") => &["1", "2", "3", "5"],
         (_, "query") => &["1", "2", "3", "4", "6"],
         ("router", "groups") => &["1", "2", "3"],

@@ -193,6 +193,11 @@ fn caches_of_latent_attention_hold_latents() {
     };
     assert_eq!(states(4, "query 5  kv 7  turned 2"), ["layer0.a.latents 2 of [2, 32, 1, 9]"]);
     assert_eq!(states(1, "kv 9  turned 2"), ["layer0.a.latents 2 of [2, 32, 1, 11]"]);
+    // Every head of keys has a part that turns, of its own pairs.
+    assert_eq!(
+        states(4, "kv 7  turned 2  norm none  keys 2  pairs [[0], [2]]"),
+        ["layer0.a.latents 2 of [2, 32, 1, 11]"]
+    );
     let expanded =
         |heads: u64| ["keys", "values"].map(|of| format!("layer0.a.{of} 2 of [2, 32, {heads}, 6]"));
     assert_eq!(states(1, "kv 10  turned 2"), expanded(1), "latents that are not shorter");

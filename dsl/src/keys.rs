@@ -1216,7 +1216,7 @@ pub static TRAIN: Section = Section {
             "memory",
             Type::Optional(&Type::Text),
             NONE,
-            "Most memory that training may take, such as `8GB` or `16GiB`: where it would take more, layers are computed once more on the way back instead of kept, with the same bits.",
+            "Most memory that training may take, a teacher's included, such as `8GB` or `16GiB`: where it would take more, layers are computed once more on the way back instead of kept, with the same bits.",
         ),
         key("sequence", Type::Optional(&SIZE), Rule("the model's `context`"), "Tokens in a sequence."),
         key("learning_rate", POSITIVE, Value("4e-4"), "Peak learning rate."),

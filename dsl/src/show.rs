@@ -225,7 +225,7 @@ pub(crate) fn or_none<T>(value: Option<T>, show: impl FnOnce(T) -> ValueKind) ->
     value.map_or_else(|| word("none"), show)
 }
 
-fn list(values: impl IntoIterator<Item = ValueKind>) -> ValueKind {
+pub(crate) fn list(values: impl IntoIterator<Item = ValueKind>) -> ValueKind {
     let items = values.into_iter().map(|value| Noted::new(Value::new(value, Span::default()))).collect();
     ValueKind::List(List { items, ..List::default() })
 }

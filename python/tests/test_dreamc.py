@@ -156,6 +156,41 @@ def test_errors_are_exceptions(run, folder):
         dreamc.train(folder / "mini.yaml", out=run.path)
 
 
+def test_a_model_begins_from_a_donor_and_is_taught_by_it(run, folder):
+    experts = SPEC.replace("mlp: {mlp: {intermediate: 16}}", "ea: {experts: {count: 3, active: 2, intermediate: 16, query: 4}}")
+    experts = experts.replace("sa > mlp", "sa > ea").replace("name: mini", "name: upcycled")
+    stages = "heal: {stages: [{match: layers, steps: 2}, {match: logits, temperature: 2, loss: 0.5}]}"
+    taught = folder / "taught.yaml"
+    taught.write_text(f"transplant: {{from: run}}\n{stages}\n{experts}")
+    # The plan of a model whose gates sum to one: it begins as its donor, which is its teacher too.
+    heard = []
+    upcycled = dreamc.train(taught, out=folder / "upcycled", on_step=heard.append)
+    losses = [line["taught"] for line in heard if "taught" in line]
+    assert len(losses) == 4 and losses[0] == pytest.approx(0, abs=1e-6) and all(np.isfinite(losses))
+    assert upcycled.ledger["donor_flops"] == run.ledger["executed_flops"]
+    assert upcycled.ledger["teacher_flops"] > 0 and upcycled.ledger["teacher_flops_per_token"] > 0
+    ids = np.arange(18).reshape(2, 9)
+    donor = run.load(threads=1)
+    begun = dreamc.load(folder / "upcycled" / "begin", threads=1)
+    np.testing.assert_allclose(begun.logits(ids), donor.logits(ids), rtol=1e-4, atol=1e-5)
+    weights = begun.weights()
+    np.testing.assert_array_equal(weights["layers.1.ea.up.weight"][2], donor.weights()["layers.1.mlp.up.weight"])
+    # Another vocabulary, a context that is too short, a donor that is not there: nothing is written.
+    for text, message in [
+        (taught.read_text().replace("vocab: 256", "vocab: 300"), "the teacher's vocabulary has 256 tokens"),
+        (
+            taught.read_text().replace("context: 32", "context: 64").replace("sequence: 16", "sequence: 64"),
+            "the teacher's context is 32",
+        ),
+        (taught.read_text().replace("from: run", "from: nowhere"), "the donor cannot be opened"),
+        (taught.read_text().replace("match: layers,", "match: layers.7.out,"), "names no value of the model"),
+    ]:
+        (folder / "bad.yaml").write_text(text)
+        with pytest.raises(dreamc.DreamcError, match=message):
+            dreamc.train(folder / "bad.yaml", out=folder / "bad")
+        assert not (folder / "bad").exists()
+
+
 def test_an_exam_is_sat_and_read(folder):
     for name, layers in [("short", 1), ("long", 2)]:
         text = SPEC.replace("name: mini", f"name: {name}").replace("context: 32", "context: 128")

@@ -3,8 +3,8 @@
 use crate::command::compile::{Step, step_kernels};
 use crate::failure::{Done, Failure};
 use crate::number::{decimal_bytes, decimals, grouped, instant};
-use crate::spec::SpecArguments;
-use crate::{output, show};
+use crate::spec::{SpecArguments, make_absolute};
+use crate::{note, output, show, transplant};
 use clap::{Args, value_parser};
 use dreamc_compiler::count::device::{Device, Predicted, Roofline};
 use dreamc_compiler::count::executed::executed;
@@ -84,6 +84,9 @@ struct Report {
     /// Weights of an imported or quantised model in their file.
     #[serde(skip_serializing_if = "Option::is_none")]
     stored: Option<InFile>,
+    /// A model whose values training matches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    teacher: Option<Teacher>,
 }
 
 /// Weights in their file, where generation and evaluation read them.
@@ -119,6 +122,28 @@ fn stored(folder: &Path) -> Result<Option<InFile>, Failure> {
     Ok(Some(found))
 }
 
+/// A model whose values training matches.
+#[derive(Serialize)]
+struct Teacher {
+    /// Its forward, a token of all steps.
+    flops_per_token: f64,
+    /// Weights in f32, and the forward of a micro-batch.
+    bytes: u64,
+}
+
+/// The teacher of a specification; one that does not open is said, and not counted.
+fn teacher(spec: &Spec, rows: u64) -> Option<Teacher> {
+    let found =
+        transplant::teacher_bytes(spec, rows).and_then(|bytes| Ok((bytes, transplant::teacher_flops(spec)?)));
+    match found {
+        Ok((bytes, flops_per_token)) => bytes.map(|bytes| Teacher { flops_per_token, bytes }),
+        Err(failure) => {
+            note!("the teacher is not counted: {failure}");
+            None
+        }
+    }
+}
+
 /// Work of the compiled programs for one micro-batch.
 #[derive(Serialize)]
 struct Programs {
@@ -147,8 +172,11 @@ pub fn run(a: Arguments) -> Done {
         let seconds = tokens * predicted.training.seconds_per_token;
         Scaling::new(predicted.device, gpus, spec.train.batch, seconds, gradients)
     });
+    let mut placed = spec.clone();
+    make_absolute(&mut placed, &a.spec.base());
+    let teacher = teacher(&placed, counts.micro_batch);
     let stored = stored(&a.spec.spec)?;
-    let report = Report { counts, executed, scaling, limit_bytes: spec.train.memory, stored };
+    let report = Report { counts, executed, scaling, limit_bytes: spec.train.memory, stored, teacher };
     if a.json {
         return Ok(show::json(&report)?);
     }
@@ -302,6 +330,15 @@ fn table(report: &Report) -> String {
     line(&mut t, "    activations", m.activations, &decimal_bytes(m.activations));
     for (name, &n) in &m.activations_by_component {
         line(&mut t, &format!("      {name}"), n, &decimal_bytes(n));
+    }
+    if let Some(teacher) = &report.teacher {
+        let each = format!("{}FLOP a token of all steps", decimals(teacher.flops_per_token));
+        line(
+            &mut t,
+            "  the teacher's, beside it",
+            teacher.bytes.into(),
+            &format!("{}, {each}", decimal_bytes(teacher.bytes.into())),
+        );
     }
     if let Some(limit) = report.limit_bytes {
         line(&mut t, "    at most (train.memory)", limit.into(), &decimal_bytes(limit.into()));

@@ -24,6 +24,7 @@ use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::data::Dataset;
 use dreamc_runtime::device::Device;
 use dreamc_runtime::group::Group;
+use dreamc_runtime::model::Memory;
 use dreamc_runtime::train::event::Event;
 use dreamc_runtime::train::folder::{Place, RunFolder};
 use dreamc_runtime::train::preferences::Preferred;
@@ -165,6 +166,9 @@ fn train(a: &Arguments, spec: Spec, out: Option<&Path>, group: &Group) -> Done {
         _ => None,
     };
     if begun.is_none() {
+        if let (Some(out), true) = (out, a.force) {
+            transplant::keep(&spec, out)?;
+        }
         transplant::check(&spec)?;
     }
     let rewriting = ranks::from_first(group, || {
@@ -250,6 +254,7 @@ impl Job<'_> {
         let (spec, t) = (self.spec, &self.spec.train);
         let prepared = prepare(spec, self.device, rewriting, self.group, formats)?;
         let (memory, scoring) = prepared.memory(self.device)?;
+        let taught_by = prepared.teacher_memory(self.device)?;
         let kept = self.group.gather(&memory.optimizer.to_le_bytes())?;
         let tokens = t.batch * prepared.sequence;
         let micro = if t.accumulate > 1 { format!(" in {} parts", t.accumulate) } else { String::new() };
@@ -303,13 +308,14 @@ impl Job<'_> {
                     bytes(scoring),
                 ),
             ],
+            vec!["teacher's memory".into(), held(&taught_by)],
             vec!["in its file".into(), format!("{}, mapped", bytes(memory.mapped))],
             vec!["computed again".into(), again(&prepared, t.memory)],
             vec!["compiled in".into(), format!("{:.0} ms, {rewriting}", prepared.seconds * 1e3)],
         ];
         let shown = |row: &Vec<String>| match row[0].as_str() {
             "ranks" => self.group.size() > 1,
-            "teacher" => prepared.teacher.is_some(),
+            "teacher" | "teacher's memory" => prepared.teacher.is_some(),
             "states" => prepared.compiled.cut,
             "in its file" => memory.mapped > 0,
             "computed again" => t.memory.is_some(),
@@ -425,6 +431,20 @@ fn taught(spec: &Spec, prepared: &Prepared, tokens: u64) -> String {
     let (Some(heal), Some(each)) = (&spec.heal, each) else { return "not counted".into() };
     let steps = Plan::steps(heal, spec.train.steps);
     format!("{}FLOP ({}FLOP a token of {steps} steps)", short(each * (steps * tokens) as f64), short(each))
+}
+
+/// Memory of a teacher, which is beside that of the model.
+fn held(memory: &Memory) -> String {
+    let all = format!(
+        "{} (weights {}, values {})",
+        bytes(memory.total),
+        bytes(memory.weights),
+        bytes(memory.total.saturating_sub(memory.weights))
+    );
+    match memory.mapped {
+        0 => all,
+        mapped => format!("{all}, {} in its file, mapped", bytes(mapped)),
+    }
 }
 
 /// Memory of the optimizer's states on each rank, where they are cut.

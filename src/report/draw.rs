@@ -164,9 +164,9 @@ fn steps(component: &Component, hidden: u64) -> Option<Vec<(String, String)>> {
     match component {
         Component::Sequence(_) | Component::Depth(_) => {
             let a = component.attention()?;
-            let value = a.latent.map_or(a.head_size, |latent| latent.value);
+            let value = a.latent.as_ref().map_or(a.head_size, |latent| latent.value);
             step("queries", format!("n × {} × {}", a.heads, a.head_size));
-            if let Some(latent) = a.latent {
+            if let Some(latent) = &a.latent {
                 step("latent of keys, values", format!("n × {}", latent.kv));
             }
             let keys = a.kv_from.as_ref().map_or("keys".into(), |of| format!("keys of {of}"));

@@ -127,6 +127,11 @@ fn prepared() -> Sandbox {
     );
     sandbox.write("dense.yaml", &network);
     sandbox.write("moe.yaml", &dense.replace("sa > mlp", "sa > ea"));
+    let latent = "sa: {sequence: {heads: 2, head_size: 4, qk_norm: none, latent: {kv: 4, turned: 2, value: 4, norm: none, pairs: high}}}";
+    sandbox.write(
+        "latent.yaml",
+        &network.replace("sa: {sequence: {heads: 2, kv_heads: 1, head_size: 4}}", latent),
+    );
     sandbox.write("deeper.yaml", &network.replace("repeat: 2", "repeat: 4"));
     sandbox.write("shorter.yaml", &network.replace("repeat: 2", "repeat: 1"));
     let runs = [

@@ -157,8 +157,12 @@ fn what_cannot_be_taught_is_refused_at_its_token() {
         (names(spec("{match: layers}"), "hidden: 16", "hidden: 24"), "is [4, 32, 24] and the teacher's"),
         (spec("{match: layers, steps: 40}"), "the stages take 40 steps, and training has 6"),
         (
-            names(spec("{match: logits}"), "warmup: 1", "warmup: 1, random_depth: {min: 1, max: 2}"),
-            "a teacher matches a model of one depth",
+            names(
+                spec("{match: [logits, layers]}"),
+                "warmup: 1",
+                "warmup: 1, random_depth: {min: 1, max: 2}",
+            ),
+            "`layers` is inside the model, whose depth is drawn anew each step",
         ),
     ] {
         sandbox.write("bad.yaml", &text);
@@ -209,4 +213,58 @@ fn arms_begin_from_transplants_and_a_report_says_whether_donors_count() {
     sandbox.write("upcycled.yaml", &format!("transplant: {{from: runs/none}}\n{experts}"));
     let said = sandbox.error(&["compare", "up.suite.yaml", "--out", "none"]);
     assert!(said.contains("the donor cannot be opened") && !sandbox.path("none").exists(), "{said}");
+}
+
+#[test]
+fn logits_are_matched_at_random_depths() {
+    let sandbox = taught();
+    let spec = mixture("teacher: runs/dense, stages: [{match: logits, steps: 5}]");
+    sandbox.write("deep.yaml", &spec.replace("warmup: 1", "warmup: 1, random_depth: {min: 1, max: 3}"));
+    sandbox.good(&["train", "deep.yaml", "--out", "runs/deep", "--count"]);
+    let lines = metrics(&sandbox.path("runs/deep"));
+    let seen = |key: &str| lines.iter().filter_map(|line| line[key].as_f64()).collect::<Vec<_>>();
+    let (taught, depths) = (seen("taught"), seen("depth"));
+    assert!(depths.iter().any(|depth| *depth != depths[0]), "{depths:?}");
+    assert!(taught[..5].iter().all(|taught| *taught > 0.0) && taught[5] == 0.0, "{taught:?}");
+    // The same teacher is matched better: a step of each depth moves the same weights.
+    let run = [
+        "train",
+        "deep.yaml",
+        "--out",
+        "runs/long",
+        "--set",
+        "train.steps=30",
+        "--set",
+        "heal.stages=[{match: logits}]",
+    ];
+    sandbox.good(&[&run[..], &["--set", "train.learning_rate=3e-3"]].concat());
+    let lines = metrics(&sandbox.path("runs/long"));
+    let taught: Vec<f64> = lines.iter().filter_map(|line| line["taught"].as_f64()).collect();
+    let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
+    assert!(mean(&taught[25..]) < 0.95 * mean(&taught[..5]), "{taught:?}");
+}
+
+#[test]
+fn a_teacher_has_its_memory_and_budgets_say_so() {
+    let sandbox = taught();
+    let said = sandbox.good(&["train", "mixture.yaml", "--dry-run"]);
+    assert!(said.contains("teacher's memory") && said.contains("(weights "), "{said}");
+    let json = sandbox.good(&["count", "mixture.yaml", "--json"]);
+    let counts: Value = serde_json::from_str(&json).unwrap();
+    let bytes = counts["teacher"]["bytes"].as_u64().unwrap();
+    assert!(bytes > 0 && counts["teacher"]["flops_per_token"].as_f64().unwrap() > 0.0, "{counts}");
+    assert!(sandbox.good(&["count", "mixture.yaml"]).contains("the teacher's, beside it"));
+    // A run's figure has both, and a budget is of both.
+    sandbox.good(&["train", "mixture.yaml", "--out", "runs/a"]);
+    sandbox.write("alone.yaml", sandbox.read("mixture.yaml").split_once('\n').unwrap().1);
+    sandbox.good(&["train", "alone.yaml", "--out", "runs/alone"]);
+    let peak = |run: &str| ledger(&sandbox, run)["peak_memory"].as_u64().unwrap();
+    assert!(peak("runs/a") >= peak("runs/alone") + bytes / 2, "{} {}", peak("runs/a"), peak("runs/alone"));
+    let said =
+        sandbox.error(&["train", "mixture.yaml", "--out", "runs/small", "--set", "train.memory=0.001MB"]);
+    assert!(said.contains("of which the teacher takes"), "{said}");
+    // A teacher that is not there yet is said, and all else is counted.
+    sandbox.write("none.yaml", &mixture(&format!("teacher: runs/none, {STAGES}")));
+    let counts: Value = serde_json::from_str(&sandbox.good(&["count", "none.yaml", "--json"])).unwrap();
+    assert!(counts["teacher"].is_null() && counts["parameters"]["total"].as_u64() > Some(0));
 }

@@ -1,7 +1,7 @@
 //! First weights from a model of another architecture: proved where the function stays, trained on,
 //! exported, and refused where they cannot be.
 
-use crate::support::sandbox::{Sandbox, newest};
+use crate::support::sandbox::{Sandbox, newest, texts};
 use dreamc_runtime::checkpoint::safetensors::Tensors;
 use serde_json::Value;
 use std::fs;
@@ -229,6 +229,22 @@ fn a_transplant_that_cannot_be_writes_nothing() {
             "{said}"
         );
     }
+    // Nor does a run take the place of what it begins from or is taught by.
+    let heal = |stages: &str| format!("heal: {{{stages}stages: [{{match: logits}}]}}\n{DENSE}");
+    for (spec, what, out) in [
+        (from(&sparse(), "from: runs/dense"), "donor", "runs/dense"),
+        (from(&sparse(), "from: runs/dense"), "donor", "runs"),
+        (heal("teacher: runs/dense, "), "teacher", "runs/dense"),
+        (
+            format!("weights: {}\n{DENSE}", newest(&sandbox.path("runs/dense")).display()),
+            "weights",
+            "runs/dense",
+        ),
+    ] {
+        sandbox.write("cycle.yaml", &spec);
+        let (code, said) = sandbox.bad(&["train", "cycle.yaml", "--out", out, "--force"]);
+        assert!(code == 2 && said.contains(&format!("which holds the {what} of this model")), "{said}");
+    }
     assert_eq!(fs::read(sandbox.path("up/model.safetensors")).unwrap(), before);
     assert!(newest(&sandbox.path("runs/dense")).exists() && !sandbox.path("out").exists());
 }
@@ -289,4 +305,71 @@ fn layers_of_the_least_influence_are_left_out() {
     sandbox.write("deepest.yaml", &DENSE.replace("repeat: 2", "repeat: 6"));
     let said = sandbox.error(&["transplant", "deepest.yaml", "--from", "deeper", "--drop", "-o", "out"]);
     assert!(said.contains("the model applies 6, the donor 4") && !sandbox.path("out").exists(), "{said}");
+}
+
+/// The donor whose heads become latents: queries and keys are not normalised.
+fn with_heads() -> Sandbox {
+    let heads = DENSE.replace("projection: none", "qk_norm: none, projection: none");
+    let sandbox = Sandbox::with(&[("heads.yaml", &heads)]);
+    sandbox.good(&["train", "heads.yaml", "--out", "runs/heads"]);
+    sandbox
+}
+
+/// The same with latent attention.
+fn with_latents(latent: &str) -> String {
+    let own = format!("sa: {{sequence: {{heads: 4, head_size: 8, latent: {{{latent}}}}}}}");
+    DENSE.replace("sa: {sequence: {heads: 4, kv_heads: 2, head_size: 8, projection: none}}", &own)
+}
+
+#[test]
+fn heads_become_latents_and_are_the_donor_at_full_rank() {
+    let sandbox = with_heads();
+    let made = |name: &str, latent: &str, more: &[&str]| {
+        sandbox.write(&format!("{name}.yaml"), &with_latents(latent));
+        let spec = format!("{name}.yaml");
+        let line = [&["transplant", &spec, "--from", "runs/heads", "-o", name, "--force"], more].concat();
+        let output = sandbox.run(&line);
+        let (out, notes) = texts(&output);
+        assert!(output.status.success(), "{line:?}: {out}\n{notes}");
+        out + &notes
+    };
+    // Values alone are factored where all of every head turns; they have 16 rows.
+    let said = made("full", "kv: 16, turned: 8, value: 8, norm: none, keys: 2, pairs: high", &[]);
+    assert!(said.contains("proved: ") && said.contains("factor A of rank 16 of keys and values"), "{said}");
+    assert!(divergence(&sandbox, "full", "runs/heads") < 1e-9);
+    // More is kept at a higher rank, and caches of latents write what the whole model does.
+    let far = |kv: &str| {
+        let said =
+            made("part", &format!("kv: {kv}, turned: 4, value: 8, norm: none, keys: 2, pairs: uniform"), &[]);
+        assert!(
+            said.contains("not all turns that turned in the donor") && !said.contains("proved"),
+            "{said}"
+        );
+        divergence(&sandbox, "part", "runs/heads")
+    };
+    let [low, high] = ["2", "24"].map(far);
+    assert!(high < low, "{high} {low}");
+    sandbox.good(&["verify", "part.yaml", "--only", "gradients,cached"]);
+    // Pairs of most contribution, and the rank that keeps a share.
+    let said = made(
+        "chosen",
+        "kv: 2, turned: 4, value: 8, norm: none, keys: 2, pairs: high",
+        &["--pairs", "--rank", "0.99"],
+    );
+    assert!(said.contains("contribute most to scores") && said.contains("has latents of"), "{said}");
+    let spec = sandbox.read("chosen/spec.yaml");
+    assert!(!spec.contains("kv: 2,") && spec.contains("pairs: ["), "{spec}");
+    assert!(divergence(&sandbox, "chosen", "runs/heads") < low);
+    // It trains, writes, and leaves.
+    sandbox.good(&["train", "chosen", "--out", "runs/chosen"]);
+    sandbox.good(&["generate", "runs/chosen", "a", "-n", "2"]);
+    sandbox.good(&["export", "hf", "runs/chosen", "-o", "hf"]);
+    // Nothing to choose or to size is said.
+    sandbox.write("same.yaml", &sandbox.read("heads.yaml"));
+    for (flag, words) in
+        [("--pairs", "none comes of heads of the donor"), ("--rank=0.5", "sizes the factors of a loop")]
+    {
+        let said = sandbox.error(&["transplant", "same.yaml", "--from", "runs/heads", flag, "-o", "out"]);
+        assert!(said.contains(words) && !sandbox.path("out").exists(), "{said}");
+    }
 }

@@ -2,6 +2,7 @@
 
     python tests/hf/packages.py all DIR        every package computes what dreamc computes, and a fault in the code of a package is
                                                noticed, each of FAULTS
+    python tests/hf/packages.py each DIR       every folder, a package or a model of a class of theirs, computes what dreamc computes
 
 DIR/NAME.expected.safetensors holds `ids` [b, n] and dreamc's `logits` [b, n, V] for them; `prompt.I` and `written.I`, what dreamc
 wrote greedily; for models that run at another depth, `recur` and `deep`, the logits at that depth; for a loop with a gate, `exit` and
@@ -168,6 +169,9 @@ FAULTS = [
     ("torch.where(self.gone[..., None], before, x)", "x"),
     ("k, v = torch.where(gone, before, k), torch.where(gone, values, v)", "pass"),
     ("torch.cat([k, shared[", "torch.cat([k, 0 * shared["),
+    ("repeat_interleave(heads // l[\"keys\"], 2)", "repeat(1, 1, heads // l[\"keys\"], 1)"),
+    ("turns[own] for own in pairs", "turns[: len(own)] for own in pairs"),
+    ("repeat_interleave(c[\"heads\"] // len(pairs), 0)", "repeat(c[\"heads\"] // len(pairs), 1)"),
     ("return self.first_pass[self.place - 1]", "return (*self.update(k, v), self.first_pass[self.place - 1][2])"),
     ("alpha[turn], beta[turn], mix[turn]", "alpha[0], beta[0], mix[0]"),
     ("part = at.part & (at.last_turn >= at.turn)", "part = at.part & (at.last_turn > at.turn)"),
@@ -212,4 +216,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     good = [check(place, name) for name in names]
     print(f"{sum(good)} of {len(good)} packages")
-    sys.exit(0 if good and all(good) and faults(place, names) else 1)
+    sound = sys.argv[1] == "each" or faults(place, names)
+    sys.exit(0 if good and all(good) and sound else 1)

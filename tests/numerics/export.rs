@@ -490,3 +490,94 @@ fn packages_compute_what_dreamc_computes() {
         fs::remove_dir_all(place).unwrap();
     }
 }
+
+/// A model of Llama's class, of bytes.
+const LLAMA: &str = "\
+model:
+  name: llama
+  vocab: 256
+  hidden: 24
+  context: 64
+  tie: true
+  components:
+    sa: {sequence: {heads: 3, kv_heads: 1, head_size: 8, qk_norm: none, projection: none}}
+    mlp: {mlp: {intermediate: 40}}
+  body:
+    - repeat: 4
+      layers: [\"sa > mlp\"]
+";
+
+/// The sections of a specification that training needs.
+const HEALED: &str = "\
+data: {task: permutation, size: 4, max_steps: 2}
+train: {steps: 4, batch: 2, sequence: 48, learning_rate: 1e-3, warmup: 1, precision: f32, evaluate: {every: 0}}
+eval: {examples: 2, max_tokens: 4}
+";
+
+/// The whole way, of a shape that `docs/results/transplant.md` has at the size of SmolLM2-135M: a
+/// folder of theirs comes in, becomes another architecture, is healed, leaves, and computes there
+/// what it computes here.
+#[test]
+fn an_imported_donor_is_turned_healed_and_leaves() {
+    if dreamc_skip::transformers().is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let write_text = |name: &str, text: &str| fs::write(at.join(name), text).unwrap();
+    write_text("llama.yaml", LLAMA);
+    let ast = dreamc_dsl::parse("llama.yaml", LLAMA, Spelling::Yaml).unwrap();
+    let spec = dreamc_dsl::check(&ast, &[]).unwrap().0;
+    let model = drawn(&spec, 1, 8, None);
+    let text = dreamc_dsl::show(&spec, Spelling::Yaml);
+    let weights: Vec<Expected> =
+        model.entries().iter().map(|(name, shape)| real(name, shape, &model.get(name).unwrap())).collect();
+    write(&at.join("llama.safetensors"), &[("format", "dreamc"), ("spec", &text)], &weights);
+    assert!(good(at, &["export", "hf", "llama.safetensors", "-o", "theirs"]).contains("LlamaForCausalLM"));
+    good(at, &["import", "hf", "theirs", "-o", "donor"]);
+
+    let experts = LLAMA
+        .replace(
+            "mlp: {mlp: {intermediate: 40}}",
+            "ea: {experts: {count: 4, active: 2, intermediate: 40, query: 8}}",
+        )
+        .replace("sa > mlp", "sa > ea");
+    let delta = LLAMA
+        .replace("    mlp: ", "    gdn: {gated_delta: {heads: 3, size: 8, value: 8}}\n    mlp: ")
+        .replace(
+            "repeat: 4\n      layers: [\"sa > mlp\"]",
+            "repeat: 3\n      layers: [\"gdn > mlp\"]\n    - sa > mlp",
+        );
+    let latent = LLAMA.replace(
+        "kv_heads: 1, head_size: 8, qk_norm: none, projection: none",
+        "head_size: 8, latent: {kv: 10, turned: 4, value: 8, norm: none, pairs: uniform}",
+    );
+    for (name, text, proved) in
+        [("upcycled", experts, true), ("delta", delta, false), ("latent", latent, false)]
+    {
+        let named = text.replace("name: llama", &format!("name: {name}"));
+        let heal = "heal: {stages: [{match: layers, steps: 1}, {match: logits, temperature: 2, loss: 0.5}]}";
+        write_text(&format!("{name}.yaml"), &format!("transplant: {{from: donor}}\n{heal}\n{named}{HEALED}"));
+        let said = good(
+            at,
+            &["transplant", &format!("{name}.yaml"), "--from", "donor", "-o", &format!("made/{name}")],
+        );
+        assert_eq!(said.contains("proved: "), proved, "{name}: {said}");
+        good(at, &["train", &format!("made/{name}"), "--out", &format!("runs/{name}")]);
+        good(at, &["export", "hf", &format!("runs/{name}"), "-o", name]);
+        // The logits of the run.
+        let weights = Weights::open(&at.join("runs").join(name), None).unwrap();
+        let spec = spec_of(&weights);
+        let mut model = Model::load(&cpu(1), compile(&spec, &forward(2, ROW)).unwrap()).unwrap();
+        model.restore(&weights).unwrap();
+        let mut random = Philox::new(3, name).stream(0);
+        let ids: Vec<u32> = (0..2 * ROW).map(|_| random.below(256) as u32).collect();
+        let rows: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+        let mut given = whole("ids", &ids);
+        given.1 = vec![2, ROW];
+        let expected = [real("logits", &[2, ROW, 256], &logits(&mut model, &rows, ROW as usize)), given];
+        write(&at.join(format!("{name}.expected.safetensors")), &[], &expected);
+    }
+    let said = python("packages.py", &["each", at.to_str().unwrap()]).unwrap();
+    assert!(said.contains("3 of 3 packages"), "{said}");
+}

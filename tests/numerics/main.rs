@@ -14,6 +14,7 @@ mod generate;
 mod gguf;
 mod goldens;
 mod import;
+mod latents;
 mod mapped;
 mod mixers;
 mod multiply_adds;

@@ -339,6 +339,11 @@ CASES |= {
         "sa: {sequence: {heads: 3, head_size: 6, qk_norm: none, latent: {query: 5, kv: 7, turned: 2, value: 4}}}",
         "sb: {sequence: {heads: 2, head_size: 6, qk_norm: none, scale: 0.3, latent: {kv: 5, turned: 4, value: 6}}}", MLP,
     ], ['"sa > mlp"', '"sb > mlp"']),
+    "partial_latent": zoo("partial-latent", [
+        "sa: {sequence: {heads: 4, head_size: 8, qk_norm: none, latent: {kv: 7, turned: 4, value: 6, norm: none, keys: 2, pairs: [[0, 2], [1, 3]]}}}",
+        "sb: {sequence: {heads: 2, head_size: 6, qk_norm: none, latent: {query: 5, kv: 5, turned: 6, value: 6, norm: none, keys: 2, pairs: high}}}",
+        "sc: {sequence: {heads: 4, head_size: 8, qk_norm: none, latent: {kv: 5, turned: 4, value: 8, keys: 2, pairs: uniform}}}", MLP,
+    ], ['"sa > mlp"', '"sb > mlp"', '"sc > mlp"']),
     "factors": zoo("factors", [
         sequence(), "sb: {sequence: {heads: 2, head_size: 6, qk_norm: none, rope: none, latent: {kv: 5, turned: 4, value: 6, eps: 0.1}}}",
         "mlp: {mlp: {intermediate: 9, post_norm: true}}",

@@ -41,6 +41,7 @@ DEFAULTS = {
                     post_norm=False),
     "mlp": dict(intermediate=None, activation="swiglu", pre_norm=True, post_norm=False),
 }  # fmt: skip
+LATENT_DEFAULTS = dict(query=None, kv=None, turned=None, value=None, norm="rms", keys=1, pairs="none", eps=None)
 SKIP_DEFAULTS = dict(
     capacity=None, threshold=False, causal=None, penalty=None, norm_only=False, kv=None, router=None, gate=None,
     nested=False, depth_choice=False,
@@ -98,7 +99,7 @@ def component(name, given, hidden=None, own=None):
         if c["projection"] != "none":
             c["projection"] = fill(PROJECTION_DEFAULTS, c["projection"] or {}, f"{name}.projection")
         if c.get("latent"):
-            c["latent"] = fill(dict(query=None, kv=None, turned=None, value=None, eps=None), c["latent"], f"{name}.latent")
+            c["latent"] = fill(LATENT_DEFAULTS, c["latent"], f"{name}.latent")
             assert c["qk_norm"] == "none" and c["kv_heads"] == c["heads"], name
         rope = c["rope"] if isinstance(c["rope"], dict) else {"base": c["rope"]}
         c["rope"] = fill({"base": None, "half_reversed": False, "share": 1.0, "scaling": None}, rope, f"{name}.rope")
@@ -438,12 +439,15 @@ class Model:
                     mixture = (layer.times,) if mixed else ()  # one projection expert per application
                     if latent := c.get("latent"):
                         up = (c["heads"] * d, latent["query"] or h)
+                        normed = latent["norm"] == "rms"
                         if latent["query"]:
                             shapes[f"{prefix}.q_down.weight"] = (latent["query"], h)
-                            shapes[f"{prefix}.q_down_norm.weight"] = (latent["query"],)
+                            if normed:
+                                shapes[f"{prefix}.q_down_norm.weight"] = (latent["query"],)
                         shapes[f"{prefix}.q_up.weight"] = up
-                        shapes[f"{prefix}.kv_down.weight"] = (latent["kv"] + latent["turned"], h)
-                        shapes[f"{prefix}.kv_down_norm.weight"] = (latent["kv"],)
+                        shapes[f"{prefix}.kv_down.weight"] = (latent["kv"] + latent["keys"] * latent["turned"], h)
+                        if normed:
+                            shapes[f"{prefix}.kv_down_norm.weight"] = (latent["kv"],)
                         each = d - latent["turned"] + latent["value"]
                         shapes[f"{prefix}.kv_up.weight"] = (c["heads"] * each, latent["kv"])
                         out = (h, c["heads"] * latent["value"])
@@ -575,6 +579,17 @@ def rotate(x, positions, base, share=1.0, scaling=None):
     cos, sin = factor * jnp.cos(angle), factor * jnp.sin(angle)
     first, second = x[..., : d // 2], x[..., d // 2 :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+def chosen_pairs(pairs, every, chosen):
+    """Which pairs of a rotation of `every` turn, a list for each head of keys or one for all; `None` for a rotation of their own
+    (2502.14837, section 3.1, whose fourth way, by contribution, gives a list)."""
+    if pairs == "none":
+        return None
+    if isinstance(pairs, str):
+        first = {"high": lambda i: i, "low": lambda i: every - chosen + i, "uniform": lambda i: i * every // chosen}[pairs]
+        return [[first(i) for i in range(chosen)]]
+    return pairs if isinstance(pairs[0], list) else [pairs]
 
 
 def scaled_frequencies(base, d, scaling):
@@ -1143,25 +1158,41 @@ class Forward:
         return routed + shared
 
     def latent(self, c, prefix, x_hat):
-        """Latent attention, head by head: no key is stored, and no value is longer than it is."""
+        """Latent attention, head by head: no key is stored, and no value is longer than it is.
+
+        DeepSeek-V2 (2405.04434), section 2.1.3. MHA2MLA (2502.14837), section 3: latents as they are (`norm: none`), `keys`
+        heads of the part of keys that turns, and of the pairs of a whole head those of `pairs` alone, each at its frequency.
+        """
         w, l, (b, t, _) = (lambda name: self.w[f"{prefix}.{name}.weight"]), c["latent"], x_hat.shape
         heads, d, turned = c["heads"], c["head_size"], c["latent"]["turned"]
         positions = self.positions(b, t)[..., None] * np.ones(turned // 2)
-        turn = lambda u: u if c["rope"]["base"] == "none" else rotate(u, positions, c["rope"]["base"])
+        normed = lambda u, name: self.norm(u, f"{prefix}.{name}.weight", l["eps"]) if l["norm"] == "rms" else u
+
+        def turn(u, key):
+            if c["rope"]["base"] == "none":
+                return u
+            if (pairs := chosen_pairs(l["pairs"], round(c["rope"]["share"] * d) // 2, turned // 2)) is None:
+                return rotate(u, positions, c["rope"]["base"])
+            frequencies, factor = scaled_frequencies(c["rope"]["base"], round(c["rope"]["share"] * d), c["rope"]["scaling"])
+            angle = positions * np.asarray(frequencies)[pairs[key % len(pairs)]]
+            z = (u[..., : turned // 2] + 1j * u[..., turned // 2 :]) * factor * jnp.exp(1j * angle)
+            return jnp.concatenate([z.real, z.imag], axis=-1)
+
         asked = x_hat
         if l["query"]:
-            asked = self.norm(x_hat @ w("q_down").T, f"{prefix}.q_down_norm.weight", l["eps"])
+            asked = normed(x_hat @ w("q_down").T, "q_down_norm")
         both = x_hat @ w("kv_down").T
-        made = self.norm(both[..., : l["kv"]], f"{prefix}.kv_down_norm.weight", l["eps"])
-        shared = turn(both[..., l["kv"] :])
+        made = normed(both[..., : l["kv"]], "kv_down_norm")
         each, outputs = d - turned + l["value"], []
         ahead = np.triu(np.ones((t, t), dtype=bool), 1)
         for head in range(heads):
+            key = head // (heads // l["keys"])
+            shared = turn(both[..., l["kv"] + key * turned : l["kv"] + (key + 1) * turned], key)
             q = asked @ w("q_up")[head * d : (head + 1) * d].T
             kv = made @ w("kv_up")[head * each : (head + 1) * each].T
             k, v = kv[..., : d - turned], kv[..., d - turned :]
             scores = q[..., : d - turned] @ jnp.swapaxes(k, -1, -2)
-            scores = scores + turn(q[..., d - turned :]) @ jnp.swapaxes(shared, -1, -2)
+            scores = scores + turn(q[..., d - turned :], key) @ jnp.swapaxes(shared, -1, -2)
             scores = scores * (d**-0.5 if c["scale"] is None else c["scale"])
             outputs.append(jax.nn.softmax(jnp.where(ahead, -jnp.inf, scores), axis=-1) @ v)
         return jnp.concatenate(outputs, axis=-1) @ w("out").T

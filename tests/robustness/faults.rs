@@ -592,6 +592,12 @@ const LATENT: &str = "
     mlp: {mlp: {intermediate: 7}}
   body: [\"sa > mlp\", \"sa > mlp\"]";
 
+/// Short vectors that are not normalised, and two heads of keys that turn by other pairs.
+const PAIRS: &str = "
+    sa: {sequence: {heads: 4, head_size: 6, qk_norm: none, latent: {kv: 7, turned: 2, value: 4, norm: none, keys: 2, pairs: [[0], [2]]}}}
+    mlp: {mlp: {intermediate: 7}}
+  body: [\"sa > mlp\", \"sa > mlp\"]";
+
 /// Statements on the stream, some of them in a loop.
 const STATEMENTS: &str = "
     sa: {sequence: {heads: 2, head_size: 4, projection: none}}
@@ -1362,6 +1368,40 @@ fn faults() -> Vec<Fault> {
             },
             ["layers.0", ""],
         ),
+        caches(
+            "latents: queries stand at the place of another key",
+            PAIRS,
+            |_, f| {
+                let zeros = |v| defines(f, v).is_some_and(|i| matches!(f.nodes[i].op, Op::Zeros(_)));
+                let apart = |&i: &usize| matches!(f.nodes[i].inputs[..], [x, y] if zeros(x) != zeros(y));
+                let Some(i) = nodes(f, |op| matches!(op, Op::Concat(_))).into_iter().find(apart) else {
+                    return false;
+                };
+                f.nodes[i].inputs.reverse();
+                true
+            },
+            ["layers.0", ""],
+        ),
+        lower("pairs of a whole head turn as a rotation of their own", PAIRS, |_, f| {
+            let mut found = false;
+            for node in &mut f.nodes {
+                if let Op::Rope(rope) = &mut node.op {
+                    found |= rope.chosen.take().is_some();
+                }
+            }
+            found
+        }),
+        lower("all heads of keys turn by the pairs of the first", PAIRS, |_, f| {
+            let turns = nodes(f, |op| matches!(op, Op::Rope(rope) if rope.chosen.is_some()));
+            let Some(Op::Rope(first)) = turns.first().map(|&i| f.nodes[i].op.clone()) else { return false };
+            let before = f.nodes.clone();
+            for i in turns {
+                if let Op::Rope(rope) = &mut f.nodes[i].op {
+                    rope.chosen = first.chosen;
+                }
+            }
+            f.nodes != before
+        }),
         // Keys of components.
         lower("a branch without a norm before it reads through one", BEHIND, |m, f| {
             let Some(i) = reader(f, "mlp.up.weight") else { return false };

@@ -49,7 +49,7 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth, most of which stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 32] = [
+pub const WIRINGS: [&str; 33] = [
     "factors",
     "latent",
     "layered",
@@ -73,6 +73,7 @@ pub const WIRINGS: [&str; 32] = [
     "moda",
     "ouro",
     "parcae",
+    "partial_latent",
     "partial_rotation",
     "post_norms",
     "relaxed_recursive",

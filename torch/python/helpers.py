@@ -63,6 +63,14 @@ def rope(x, position, base, scaled=None):
     return turn(x, position * f)
 
 
+def chosen_rope(x, position, base, pairs, of, scaled=None):
+    """Turns each row by the position of its token, at the frequencies of these pairs of a rotation of `of` (2502.14837)."""
+    f = frequencies(of, base, x.device)
+    f = (f if scaled is None else scaled(f, base))[pairs]
+    position = position.reshape(position.shape + (1,) * (x.dim() - position.dim()))
+    return turn(x, position * f)
+
+
 def rope_depth(x, depth, depths, base, half_reversed, scaled=None):
     """Turns by depth; where `half_reversed`, odd pairs count backwards from the last depth."""
     f = frequencies(x.shape[-1] // 2, base, x.device)

@@ -216,9 +216,16 @@ fn rope(r: &Rope, x: &[Expr]) -> Result<Expr, TorchError> {
     }
     let mut args: Vec<Expr> = x.to_vec();
     args.push(Expr::number(r.base));
-    let name = match r.positions {
-        Positions::Tokens => "rope",
-        Positions::Depth { half_reversed } => {
+    let name = match (r.positions, r.chosen) {
+        (Positions::Tokens, None) => "rope",
+        (Positions::Tokens, Some(chosen)) => {
+            let all = (0..128).filter(|pair| chosen.bits[pair / 64] >> (pair % 64) & 1 == 1);
+            let pairs: Vec<String> = all.map(|pair| pair.to_string()).collect();
+            args.extend([format!("[{}]", pairs.join(", ")), chosen.of.to_string()].map(Expr::name));
+            "chosen_rope"
+        }
+        (Positions::Depth { .. }, Some(_)) => return refused("pairs of a rotation over depth"),
+        (Positions::Depth { half_reversed }, None) => {
             args.push(truth(half_reversed));
             "rope_depth"
         }

@@ -1,7 +1,8 @@
 //! The numbers of one tensor.
 //!
 //! *Promise*: what one source gives unchanged is its bits; means, factors and differences are
-//! computed in f64 and rounded once. Memory is that of the tensors that a move names.
+//! computed in f64 and rounded once. Memory is that of the tensors that a move names, in f64 where
+//! they are decomposed.
 
 use crate::{Decomposition, Heads, Move, Source, Step, TransplantError, decompose};
 use dreamc_compiler::compiled::Init;
@@ -68,7 +69,7 @@ fn taken(source: &Source, read: &dyn Read) -> Result<Shaped, TransplantError> {
 }
 
 /// The mean of all sources by their shares; of one its bits.
-fn mean(from: &[Source], read: &dyn Read) -> Result<Shaped, TransplantError> {
+pub(crate) fn mean(from: &[Source], read: &dyn Read) -> Result<Shaped, TransplantError> {
     let Some((first, others)) = from.split_first() else {
         return Err(TransplantError::Read("a mean of nothing".into()));
     };
@@ -106,6 +107,7 @@ fn stepped(step: &Step, (from, numbers): Shaped, to: &[u64], fresh: &dyn Fn() ->
             (to.to_vec(), merged.collect())
         }
         Step::Tile(count) => (to.to_vec(), numbers.repeat(*count as usize)),
+        Step::Latent(latent) => (to.to_vec(), latent.made(&numbers, wide)),
         Step::Tokens(tokens) => {
             let mut out = fresh();
             for (row, from) in out.chunks_mut(wide.max(1)).zip(tokens) {

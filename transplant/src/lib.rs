@@ -10,6 +10,7 @@
 mod apply;
 mod depth;
 mod fit;
+mod latent;
 mod propose;
 mod rules;
 mod same;
@@ -17,6 +18,7 @@ mod side;
 mod svd;
 
 pub use apply::{Read, differences, values};
+pub use latent::{Latent, Matrix, spectrum};
 pub use same::{Claim, Same};
 pub use side::{Layer, Place, Side, Weight};
 pub use svd::{Decomposition, decompose};
@@ -104,6 +106,9 @@ pub enum Step {
         /// Whether it is `A`, `[rank, in]`, or `B`, `[out, rank]`.
         first: bool,
     },
+    /// A matrix of latent attention, of the fused one of queries, keys and values (2502.14837,
+    /// section 3).
+    Latent(Latent),
 }
 
 /// Heads whose keys and values are averaged or repeated.
@@ -291,6 +296,7 @@ impl Step {
             }
             Step::Factor { rank, first: true, .. } => format!("factor A of rank {rank}"),
             Step::Factor { rank, first: false, .. } => format!("factor B of rank {rank}"),
+            Step::Latent(latent) => latent.words(),
         }
     }
 }

@@ -39,6 +39,9 @@ pub(crate) fn proposed(
     if found.iter().any(Vec::is_empty) {
         return Ok(anew(to, Step::Fresh));
     }
+    if let Some(latent) = latent(to, (new, old), &found)? {
+        return Ok(latent);
+    }
     if let Part::Low(adapted, factor) = to.part {
         let tail = adapted.part().path().into_owned();
         return Ok(low(to, old, &found, (&tail, factor)));
@@ -83,6 +86,19 @@ fn mean(old: &Side, found: &[Found], tail: &str) -> Vec<Source> {
         }
     }
     from
+}
+
+/// A matrix of latent attention, of a donor's attention over heads.
+fn latent(to: &Weight, (new, old): (&Side, &Side), found: &[Found]) -> Result<Option<Move>, TransplantError> {
+    let Some((layer, Some(part), _)) = found.iter().flatten().next() else { return Ok(None) };
+    let Some(both) = crate::latent::becomes((new, to), old, part) else { return Ok(None) };
+    let tail = Part::Qkv.path();
+    let (Some(fused), true) = (old.of(*layer, Some(part), &tail), has(old, found, &tail)) else {
+        return Ok(None);
+    };
+    let Some(step) = crate::latent::step(to, both, fused)? else { return Ok(None) };
+    let (to, shape, from) = (to.name.clone(), to.shape.clone(), mean(old, found, &tail));
+    Ok(Some(Move { to, shape, from, steps: vec![step], noise: 0.0 }))
 }
 
 /// A matrix for each application, of a mixture of projections.

@@ -69,6 +69,10 @@ impl<'a> Rules<'a> {
             Some(How::Zero) => return Ok(anew(to, Step::Zero)),
             _ => {}
         }
+        let latent = matches!(entry.how, None | Some(How::Factor));
+        if let Some(found) = self.latent(rule, to, (new, old)).filter(|_| latent) {
+            return found;
+        }
         let stars = captures(&entry.to, &to.name).unwrap_or_default();
         let words: Vec<&str> = to.name.split('.').collect();
         let rest = &words[entry.to.split('.').count().min(words.len())..];
@@ -108,6 +112,32 @@ impl<'a> Rules<'a> {
         Ok(Move { to, shape, from, steps, noise: entry.noise })
     }
 
+    /// A matrix of latent attention that an entry says comes of attention over heads; none of any
+    /// other.
+    fn latent(
+        &self,
+        rule: usize,
+        to: &Weight,
+        (new, old): (&Side, &Side),
+    ) -> Option<Result<Move, TransplantError>> {
+        let entry = &self.entries[rule];
+        let stars = captures(&entry.to, &to.name)?;
+        let patterns = if entry.from.is_empty() { std::slice::from_ref(&entry.to) } else { &entry.from };
+        // An entry that names a tensor of its own has no component of the donor.
+        let fused =
+            |pattern: &String| old.tensor(&format!("{}.{}", filled(pattern, &stars), Part::Qkv.path()));
+        let found: Vec<&Weight> = patterns.iter().map(fused).collect::<Option<_>>()?;
+        let both = crate::latent::becomes((new, to), old, found.first()?.component()?)?;
+        let step = match crate::latent::step(to, both, found[0]) {
+            Ok(step) => step?,
+            Err(error) => return Some(Err(error)),
+        };
+        let share = 1.0 / found.len() as f64;
+        let from = found.iter().map(|w| Source { name: w.name.clone(), rows: None, share }).collect();
+        let (to, shape) = (to.name.clone(), to.shape.clone());
+        Some(Ok(Move { to, shape, from, steps: vec![step], noise: entry.noise }))
+    }
+
     /// The way from sources of one shape to a tensor.
     fn steps(
         &self,
@@ -137,7 +167,10 @@ impl<'a> Rules<'a> {
         }
         let Some(first) = from.first().and_then(|source| old.tensor(&source.name)) else { return Ok(vec![]) };
         let rows = from[0].rows.as_ref().map(|rows| rows.end - rows.start);
-        if let Some(steps) = steps((new, to), (old, first), rows, entry.how) {
+        // Where heads become latents some tensors are no factors: they are as they were.
+        let latent = first.component().and_then(|name| crate::latent::becomes((new, to), old, name));
+        let how = entry.how.filter(|how| *how != How::Factor || latent.is_none());
+        if let Some(steps) = steps((new, to), (old, first), rows, how) {
             return Ok(steps);
         }
         let way = entry.how.map_or("copy", word);

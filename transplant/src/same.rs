@@ -8,8 +8,9 @@ use crate::side::Done;
 use crate::{Move, Side, Step, Taken};
 use dreamc_compiler::bind::{Factor, Part};
 use dreamc_compiler::compiled::Init;
-use dreamc_dsl::spec::{Component, Experts, Expr, Mlp, Score};
+use dreamc_dsl::spec::{Attention, Component, Experts, Expr, Latent, Mlp, QkNorm, Score};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// A part of the model, and how it begins.
@@ -81,7 +82,15 @@ fn part((new, old): (&Side, &Side), set: usize, name: &str, moves: &BTreeMap<&st
     let Some(theirs) = donor.and_then(|donor| old.components.get(donor)) else {
         return otherwise("it comes of nothing of the donor");
     };
-    let ignored = match becomes(own, theirs) {
+    // Outside loops nobody reads a mixture of projections.
+    let from_loop =
+        |m: &Move| Some(old.layers[old.tensor(&m.from.first()?.name)?.set()?].recurrent.is_some());
+    let mixes = [
+        new.layers[set].recurrent.is_some(),
+        tensors.iter().find_map(|t| from_loop(moves.get(t.name.as_str())?)).unwrap_or(false),
+    ];
+    let (own, theirs) = (read(own, mixes[0]), read(theirs, mixes[1]));
+    let ignored = match becomes(&own, &theirs) {
         Ok(ignored) => ignored,
         Err(reason) => return otherwise(reason),
     };
@@ -108,7 +117,12 @@ fn part((new, old): (&Side, &Side), set: usize, name: &str, moves: &BTreeMap<&st
             }
             continue;
         }
-        let exact = matches!(m.steps[..], [] | [Step::Tile(_)] | [Step::Repeat(_)] | [Step::Pad { .. }]);
+        let wide = m.from.first().and_then(|source| old.tensor(&source.name)?.shape.last().copied());
+        let exact = match &m.steps[..] {
+            [] | [Step::Tile(_)] | [Step::Repeat(_)] | [Step::Pad { .. }] => true,
+            [Step::Latent(latent)] => wide.is_some_and(|wide| latent.full(wide)),
+            _ => false,
+        };
         if !exact || m.from.is_empty() {
             return otherwise(format!("`{}` is made by: {}", t.tail, m.words()));
         }
@@ -117,6 +131,23 @@ fn part((new, old): (&Side, &Side), set: usize, name: &str, moves: &BTreeMap<&st
         }
     }
     if groups.is_empty() { Same::Same } else { Same::IfEqual(groups) }
+}
+
+/// A component as a layer reads it: a mixture of projections is of loops alone.
+fn read(component: &Component, mixes: bool) -> Cow<'_, Component> {
+    match component {
+        Component::Sequence(a) if !mixes => Cow::Owned(Component::Sequence(unmixed(a))),
+        Component::Depth(a) if !mixes => Cow::Owned(Component::Depth(unmixed(a))),
+        Component::Sequence(_)
+        | Component::Depth(_)
+        | Component::Experts(_)
+        | Component::Mlp(_)
+        | Component::Defined(_) => Cow::Borrowed(component),
+    }
+}
+
+fn unmixed(a: &Attention) -> Attention {
+    Attention { projection: None, ..a.clone() }
 }
 
 /// Whether a factor is of as high a rank as the matrix.
@@ -141,6 +172,9 @@ fn becomes(own: &Component, theirs: &Component) -> Result<Vec<Part>, String> {
         (Component::Sequence(own), Component::Sequence(theirs))
         | (Component::Depth(own), Component::Depth(theirs)) => {
             let mut alike = own.clone();
+            if let (Some(l), None) = (&own.latent, &theirs.latent) {
+                return latent(own, l, theirs).map_or_else(|reason| Err(reason.into()), |()| Ok(vec![]));
+            }
             // Heads that are averaged are refused by their tensor, which says how.
             if own.latent.is_none() {
                 alike.kv_heads = theirs.kv_heads;
@@ -161,6 +195,21 @@ fn becomes(own: &Component, theirs: &Component) -> Result<Vec<Part>, String> {
             true => Ok(vec![]),
             false => Err("its settings differ from the donor's".into()),
         },
+    }
+}
+
+/// Latent attention computes what attention over heads did where all that turned goes on turning
+/// and nothing is normalised on the way (2502.14837, section 3).
+fn latent(own: &Attention, l: &Latent, theirs: &Attention) -> Result<(), &'static str> {
+    let (projection, kv_heads) = (theirs.projection.clone(), theirs.kv_heads);
+    let alike = Attention { latent: None, rope: theirs.rope, projection, kv_heads, ..own.clone() };
+    match () {
+        _ if theirs.qk_norm != QkNorm::None => Err("the donor normalises queries and keys"),
+        _ if alike != *theirs => Err("its settings differ from the donor's"),
+        _ if l.norm => Err("its latents are normalised"),
+        _ if !crate::latent::turns_alike(own, theirs) => Err("not all turns that turned in the donor"),
+        _ if !l.keys.is_multiple_of(theirs.kv_heads) => Err("heads share keys that turn"),
+        _ => Ok(()),
     }
 }
 
@@ -240,7 +289,9 @@ fn whole(
     if theirs.next().is_some() {
         return otherwise("layers of the donor are left out");
     }
-    if changed && old.components.values().chain(new.components.values()).any(sees_depth) {
+    let mixes = |side: &Side| side.layers.iter().any(|layer| layer.recurrent.is_some());
+    let sees = |side: &Side| side.components.values().any(|component| sees_depth(component, mixes(side)));
+    if changed && (sees(old) || sees(new)) {
         return otherwise("components that see the depth stand at other depths");
     }
     groups.sort();
@@ -249,10 +300,10 @@ fn whole(
 }
 
 /// Whether what a component gives depends on the depth at which it stands.
-fn sees_depth(component: &Component) -> bool {
+fn sees_depth(component: &Component, mixes: bool) -> bool {
     match component {
         Component::Depth(_) | Component::Defined(_) => true,
-        Component::Sequence(a) => a.projection.is_some() || a.depth_keys || a.value_residual,
+        Component::Sequence(a) => mixes && a.projection.is_some() || a.depth_keys || a.value_residual,
         Component::Experts(_) | Component::Mlp(_) => false,
     }
 }

@@ -213,6 +213,19 @@ fn layers_of_a_loop_take_the_mean_and_each_pass_a_factor_of_the_rest() {
 }
 
 #[test]
+fn a_mixture_of_projections_counts_in_loops_alone() {
+    // An import says nothing of projections, which layers outside loops do not read.
+    let silent = model("", &format!("{}\n{MLP}\nrepeat 2 {{ sa > mlp }}", SA.replace("projection none", "")));
+    assert_eq!(*whole(&planned(&dense(2), &silent).unwrap()), Same::Same);
+    assert_eq!(*whole(&planned(&silent, &dense(2)).unwrap()), Same::Same);
+    let looped = format!(
+        "{}\n{MLP}\nrecur 2 residual_norm false {{ layer {{ sa > mlp }} }}",
+        SA.replace("projection none", "")
+    );
+    assert!(matches!(whole(&planned(&model("", &looped), &dense(2)).unwrap()), Same::Otherwise(_)));
+}
+
+#[test]
 fn a_donor_in_a_loop_is_unrolled() {
     let old = model("", &format!("{SA}\n{MLP}\nrecur 3 residual_norm false {{ layer {{ sa > mlp }} }}"));
     let plan = planned(&dense(3), &old).unwrap();
@@ -356,4 +369,134 @@ fn tables_come_by_the_texts_of_tokens() {
     let all = donor.numbers("embed.weight");
     assert_eq!(numbers[..4], all[48..]);
     assert_eq!(numbers[16..], [-1.0; 36]);
+}
+
+/// Attention over heads, and latent attention with these keys.
+fn heads_and_latent(heads: &str, latent: &str) -> (Spec, Spec) {
+    let of = |keys: &str| {
+        model(
+            "",
+            &format!(
+                "sa = sequence {{ heads 4 head_size 4 qk_norm none projection none {keys} }}\n{MLP}\nrepeat 2 {{ sa > mlp }}"
+            ),
+        )
+    };
+    let new = format!(
+        "sa = sequence {{ heads 4 head_size 4 {} latent {{ {latent} }} }}\n{MLP}\nrepeat 2 {{ sa > mlp }}",
+        heads.replace("kv_heads 2", "")
+    );
+    (model("", &new), of(heads))
+}
+
+#[test]
+fn heads_become_latents() {
+    // Of heads of 4, pair 1 is elements 1 and 3. Two heads of keys, so 2 + 4 rows each are joint.
+    let (new, old) = heads_and_latent("kv_heads 2", "kv 4 turned 2 value 4 norm none keys 2 pairs low");
+    let (kv, queries) = ("layers.1.sa.kv_down.weight", "layers.1.sa.q_up.weight");
+    let plan = planned(&new, &old).unwrap();
+    let (words, from) = way(&plan, kv);
+    assert_eq!(from, ["layers.1.sa.qkv.weight"]);
+    assert_eq!(words, "factor A of rank 4 of keys and values, 2 rows of a head apart");
+    assert_eq!(way(&plan, queries).0, "queries in order, 2 of 4 rows of a head turn");
+    assert!(
+        matches!(whole(&plan), Same::Otherwise(why) if why.contains("not all turns")),
+        "{:?}",
+        whole(&plan)
+    );
+    assert!(!plan.left.iter().any(|name| name.contains("qkv")), "{:?}", plan.left);
+    let read = |name: &str| made(&new, &old, name);
+    let (q, donor) = read(queries);
+    let all = donor.numbers("layers.1.sa.qkv.weight");
+    let row = |i: usize| all[4 * i..][..4].to_vec();
+    assert_eq!(q[16..32], [row(4), row(6), row(5), row(7)].concat());
+    // The keys that turn are the donor's rows, the others and the values its product at full rank.
+    let ((down, _), (up, _)) = (read(kv), read("layers.1.sa.kv_up.weight"));
+    assert_eq!(down[16..], [row(17), row(19), row(21), row(23)].concat());
+    for head in 0..4 {
+        let donor = [
+            vec![16 + 4 * (head / 2), 18 + 4 * (head / 2)],
+            (0..4).map(|i| 24 + 4 * (head / 2) + i).collect(),
+        ];
+        for (i, wanted) in donor.concat().into_iter().enumerate() {
+            for j in 0..4 {
+                let product: f32 = (0..4).map(|k| up[(6 * head + i) * 4 + k] * down[4 * k + j]).sum();
+                assert!((product - all[4 * wanted + j]).abs() < 0.05, "{head} {i} {j}: {product}");
+            }
+        }
+    }
+}
+
+#[test]
+fn latents_are_the_donor_where_all_turns_as_it_did() {
+    let same = |heads: &str, latent: &str| {
+        let (new, old) = heads_and_latent(heads, latent);
+        whole(&planned(&new, &old).unwrap_or_else(|e| panic!("{latent}: {e}"))).clone()
+    };
+    for (heads, latent) in [
+        // All pairs, in a rotation of their own or of a whole head.
+        ("kv_heads 2", "kv 4 turned 4 value 4 norm none keys 2"),
+        ("kv_heads 2", "kv 4 turned 4 value 4 norm none keys 2 pairs high"),
+        ("kv_heads 2", "kv 9 turned 4 value 4 norm none keys 4 pairs uniform"),
+        ("kv_heads 2", "query 4 kv 4 turned 4 value 4 norm none keys 2 pairs [0, 1]"),
+        // A donor that turns in part, and one that does not.
+        ("kv_heads 2 rope { base 100 share 0.5 }", "kv 4 turned 2 value 4 norm none keys 2 pairs [0]"),
+        ("kv_heads 2 rope none", "kv 4 turned 2 value 4 norm none keys 2"),
+    ] {
+        assert_eq!(same(heads, latent), Same::Same, "{heads}: {latent}");
+    }
+    for (heads, latent, reason) in [
+        ("kv_heads 2", "kv 4 turned 4 value 4 keys 2", "its latents are normalised"),
+        ("kv_heads 2", "kv 3 turned 4 value 4 norm none keys 2", "factor A of rank 3"),
+        ("kv_heads 2", "query 3 kv 4 turned 4 value 4 norm none keys 2", "factor A of rank 3 of queries"),
+        ("kv_heads 2", "kv 4 turned 4 value 4 norm none", "heads share keys that turn"),
+        ("kv_heads 2", "kv 4 turned 2 value 4 norm none keys 2 pairs high", "not all turns"),
+    ] {
+        let found = same(heads, latent);
+        assert!(matches!(&found, Same::Otherwise(why) if why.contains(reason)), "{latent}: {found:?}");
+    }
+}
+
+#[test]
+fn heads_that_are_no_latents_are_refused_at_their_token() {
+    let say = |own: &str, theirs: &str| {
+        let old = model("", &format!("{theirs}\n{MLP}\nrepeat 2 {{ sa > mlp }}"));
+        refusal(&model("", &format!("{own}\n{MLP}\nrepeat 2 {{ sa > mlp }}")), &old)
+    };
+    let plain = "sa = sequence { heads 4 kv_heads 2 head_size 4 qk_norm none projection none }";
+    for (own, words, advice, token) in [
+        (
+            "heads 4 head_size 4 latent { kv 4 turned 2 value 3 }",
+            "have 4 elements, and these 3",
+            "value: 4",
+            "latent.value",
+        ),
+        (
+            "heads 2 head_size 4 latent { kv 4 turned 2 value 4 }",
+            "its `heads` is 4 and this 2",
+            "heads: 4",
+            "heads",
+        ),
+        (
+            "heads 4 head_size 8 latent { kv 4 turned 2 value 4 }",
+            "its `head_size` is 4",
+            "head_size: 4",
+            "head_size",
+        ),
+    ] {
+        let (message, help, field) = say(&format!("sa = sequence {{ {own} }}"), plain);
+        assert!(message.contains(words) && help.contains(advice), "{own}: {message} {help}");
+        assert_eq!(field, format!("model.components.sa.{token}"));
+    }
+    // A map says it in words, and says otherwise.
+    let latent = "la = sequence { heads 4 head_size 4 latent { kv 4 turned 4 value 4 norm none keys 2 } }";
+    let mapped = |entry: &str| {
+        let before = format!("transplant {{ map [{entry}] }}");
+        let new = model(&before, &format!("{latent}\n{MLP}\nrepeat 2 {{ la > mlp }}"));
+        planned(&new, &model("", &format!("{plain}\n{MLP}\nrepeat 2 {{ sa > mlp }}"))).unwrap()
+    };
+    let entry = "{ to \"layers.*.la\" from \"layers.*.sa\" how factor }";
+    assert_eq!(*whole(&mapped(entry)), Same::Same);
+    assert_eq!(*whole(&mapped("")), Same::Same, "one attention comes of the only one");
+    let fresh = mapped("{ to \"layers.*.la\" how fresh }");
+    assert_eq!(way(&fresh, "layers.0.la.kv_up.weight"), ("fresh".into(), vec![]));
 }

@@ -20,7 +20,9 @@ pub mod random;
 pub mod text;
 pub mod verify;
 
-pub use crate::op::{ABSENT, Attention, Binary, Mask, Op, Positions, Reduce, Rope, RopeScaling, Unary};
+pub use crate::op::{
+    ABSENT, Attention, Binary, Chosen, Mask, Op, Positions, Reduce, Rope, RopeScaling, Unary,
+};
 pub use cost::{Cost, CostError, Extents, cost};
 pub use infer::{TypeError, infer};
 pub use interpret::{InterpretError, Tensor, interpret};

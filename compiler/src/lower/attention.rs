@@ -13,8 +13,8 @@ use smallvec::smallvec;
 ///
 /// The one place that decides it, for every device.
 pub(crate) fn latent_place(a: &spec::Attention) -> Option<u64> {
-    let l = a.latent?;
-    let place = l.kv.checked_add(l.turned)?;
+    let l = a.latent.as_ref()?;
+    let place = l.turned.checked_mul(l.keys)?.checked_add(l.kv)?;
     let expanded = a.heads.checked_mul(a.head_size)?.checked_mul(2)?;
     (place < expanded && place <= LONGEST_SHARED).then_some(place)
 }
@@ -22,8 +22,14 @@ pub(crate) fn latent_place(a: &spec::Attention) -> Option<u64> {
 impl Lowering for spec::Attention {
     fn fits(&self, _: u64) -> Result<(), CompileError> {
         fits("an attention", &[self.heads.max(self.kv_heads), self.head_size])?;
-        if self.latent.is_some_and(|l| l.turned >= self.head_size || l.value > self.head_size) {
-            return Err(CompileError::Unsupported("latent heads that are shorter than their parts"));
+        if let Some(l) = &self.latent {
+            if l.turned > self.head_size || l.value > self.head_size {
+                return Err(CompileError::Unsupported("latent heads that are shorter than their parts"));
+            }
+            if !self.heads.is_multiple_of(l.keys.max(1)) || l.keys == 0 {
+                return Err(CompileError::Unsupported("heads that do not share latent keys evenly"));
+            }
+            fits("an attention", &[l.keys.saturating_mul(l.turned)])?;
         }
         Ok(())
     }
@@ -51,7 +57,7 @@ impl Lower<'_> {
         let reads = shared == Keys::Reads;
         let kv = self.dim_of(source.unwrap_or(c), "kv_heads", a.kv_heads);
         let size = self.dim_of(source.unwrap_or(c), "size", a.head_size);
-        let queries = self.dim_of(c, "q", a.heads * a.latent.map_or(a.head_size, |l| l.value));
+        let queries = self.dim_of(c, "q", a.heads * a.latent.as_ref().map_or(a.head_size, |l| l.value));
         if a.latent.is_none() {
             self.dim_of(c, "k", a.kv_heads * a.head_size);
         }
@@ -191,7 +197,7 @@ impl Lower<'_> {
             Some(gate) => self.gated(c, gate, o, n, asking),
             None => o,
         };
-        let o = match a.latent {
+        let o = match &a.latent {
             Some(l) if self.absorbs(a).is_some() => self.values_of_latents(c, l, o, a.head_size),
             Some(l) if l.value < a.head_size => {
                 let [value, rest] = [("value", l.value), ("no_value", a.head_size - l.value)]
@@ -287,59 +293,173 @@ impl Lower<'_> {
         let (rows, hidden, one) = (self.b.rows(n), self.hidden(), self.one());
         let with = |more: &[Dim]| [&rows[..], more].concat();
         let still = a.head_size - l.turned;
-        let [turned, plain, value] = [("turned", l.turned), ("still", still), ("value", l.value)]
-            .map(|(name, size)| self.dim_of(c, name, size));
-        let turn = |lower: &mut Self, x| a.rope.map_or(x, |rope| lower.rope(x, c, rope, false));
+        let [turned, value] =
+            [("turned", l.turned), ("value", l.value)].map(|(name, size)| self.dim_of(c, name, size));
+        // Where all of a head turns there is no such part.
+        let plain = (still > 0).then(|| self.dim_of(c, "still", still));
 
         let wide = self.dim_of(c, "queries", a.heads * a.head_size);
         let q = match l.query {
             None => self.matrix(c, Part::QueryUp, n, [wide, hidden], None),
             Some(rank) => {
                 let rank = self.dim_of(c, "query_rank", rank);
-                let down = self.matrix(c, Part::QueryDown, n, [rank, hidden], None);
-                let down = self.norm_of_latents(down, c, Part::QueryDownNorm, l.eps);
+                let mut down = self.matrix(c, Part::QueryDown, n, [rank, hidden], None);
+                if l.norm {
+                    down = self.norm_of_latents(down, c, Part::QueryDownNorm, l.eps);
+                }
                 self.matrix(c, Part::QueryUp, down, [wide, rank], None)
             }
         };
         let q = self.b.reshape(q, &with(&[heads, size]));
-        let parts = self.b.ops(Split(smallvec![plain, turned]), &[q]);
-        let (begin, end) = (parts[0], turn(self, parts[1]));
+        let (begin, end) = match plain {
+            None => (None, q),
+            Some(plain) => {
+                let parts = self.b.ops(Split(smallvec![plain, turned]), &[q]);
+                (Some((parts[0], plain)), parts[1])
+            }
+        };
+        let end = self.turn_latent(c, a, l, end);
 
         let rank = self.dim_of(c, "kv_rank", l.kv);
-        let both = self.dim_of(c, "kv_down", l.kv + l.turned);
+        // The parts of keys that turn, of all their heads.
+        let (groups, parts) = match l.keys {
+            1 => (one, turned),
+            keys => (self.dim_of(c, "turned_keys", keys), self.dim_of(c, "all_turned", keys * l.turned)),
+        };
+        let both = self.dim_of(c, "kv_down", l.kv + l.keys * l.turned);
         let down = self.matrix(c, Part::KvDown, n, [both, hidden], None);
-        let parts = self.b.ops(Split(smallvec![rank, turned]), &[down]);
-        let latent = self.norm_of_latents(parts[0], c, Part::KvDownNorm, l.eps);
-        let shared = self.b.reshape(parts[1], &with(&[one, turned]));
-        let shared = turn(self, shared);
+        let halves = self.b.ops(Split(smallvec![rank, parts]), &[down]);
+        let latent = match l.norm {
+            true => self.norm_of_latents(halves[0], c, Part::KvDownNorm, l.eps),
+            false => halves[0],
+        };
+        let shared = self.b.reshape(halves[1], &with(&[groups, turned]));
+        let shared = self.turn_latent(c, a, l, shared);
         if let Some(place) = self.absorbs(a) {
             // `q·(W k) = (Wᵀ q)·k`: one head of latents for all heads' queries.
             let place = self.dim_of(c, "latents", place);
-            let w = self.kv_up(c, l, heads, plain);
-            let begin = self.b.op(ByHead { over: plain, part: plain, first: 0 }, &[begin, w]);
+            let begin = match begin {
+                Some((begin, plain)) => {
+                    let w = self.kv_up(c, l, heads, still);
+                    self.b.op(ByHead { over: plain, part: plain, first: 0 }, &[begin, w])
+                }
+                None => self.b.zeros(&Type::f32(&with(&[heads, rank]))),
+            };
+            let end = self.among_keys(c, l, end, parts);
             let q = self.b.op(Concat(place), &[begin, end]);
             let latent = self.b.reshape(latent, &with(&[one, rank]));
+            let shared = self.b.reshape(shared, &with(&[one, parts]));
             let latents = self.b.op(Concat(place), &[latent, shared]);
             return (q, Some(latents), Some(latents));
         }
-        let q = self.b.op(Concat(size), &[begin, end]);
-        let shared = self.b.reshape(shared, &with(&[turned]));
-        let zeros = self.b.zeros(&Type::f32(&with(&[kv, turned])));
-        let shared = self.b.add(zeros, shared);
+        let q = match begin {
+            Some((begin, _)) => self.b.op(Concat(size), &[begin, end]),
+            None => self.b.reshape(end, &with(&[heads, size])),
+        };
+        // As many heads as queries have, each with the part of its head of keys.
+        let size_of_part = if still == 0 { size } else { turned };
+        let shared = match l.keys {
+            1 => {
+                let shared = self.b.reshape(shared, &with(&[turned]));
+                let zeros = self.b.zeros(&Type::f32(&with(&[kv, turned])));
+                self.b.add(zeros, shared)
+            }
+            keys => {
+                let group = a.heads / keys;
+                let all = self.dim_of(c, &format!("turned_of{}", a.heads), a.heads * l.turned);
+                let some = self.dim_of(c, &format!("turned_by{group}"), group * l.turned);
+                let many = self.dim_of(c, &format!("keyed{group}"), group);
+                let flat = self.b.reshape(shared, &with(&[parts]));
+                let each = self.b.ops(Split((0..keys).map(|_| turned).collect()), &[flat]);
+                let zeros = self.b.zeros(&Type::f32(&with(&[many, turned])));
+                let mut out = vec![];
+                for part in each {
+                    let part = self.b.add(zeros, part);
+                    out.push(self.b.reshape(part, &with(&[some])));
+                }
+                self.b.op(Concat(all), &out)
+            }
+        };
+        let shared = self.b.reshape(shared, &with(&[kv, size_of_part]));
         let each = self.dim_of(c, "kv_each", still + l.value);
         let wide = self.dim_of(c, "kv_up", a.heads * (still + l.value));
         let up = self.matrix(c, Part::KvUp, latent, [wide, rank], None);
         let up = self.b.reshape(up, &with(&[kv, each]));
-        let parts = self.b.ops(Split(smallvec![plain, value]), &[up]);
-        let k = self.b.op(Concat(size), &[parts[0], shared]);
+        let (k, v) = match plain {
+            None => (shared, self.b.reshape(up, &with(&[kv, value]))),
+            Some(plain) => {
+                let parts = self.b.ops(Split(smallvec![plain, value]), &[up]);
+                (self.b.op(Concat(size), &[parts[0], shared]), parts[1])
+            }
+        };
         let v = if l.value == a.head_size {
-            self.b.reshape(parts[1], &with(&[kv, size]))
+            self.b.reshape(v, &with(&[kv, size]))
         } else {
             let rest = self.dim_of(c, "no_value", a.head_size - l.value);
             let zeros = self.b.zeros(&Type::f32(&with(&[kv, rest])));
-            self.b.op(Concat(size), &[parts[1], zeros])
+            self.b.op(Concat(size), &[v, zeros])
         };
         (q, Some(k), Some(v))
+    }
+
+    /// The parts of heads that turn, turned: as a rotation of their own, or at the frequencies of
+    /// the pairs of a whole head that each head of keys has.
+    fn turn_latent(&mut self, c: Owner, a: &spec::Attention, l: &spec::Latent, x: Value) -> Value {
+        let Some(rope) = a.rope else { return x };
+        if l.pairs.is_empty() {
+            return self.rope(x, c, rope, false);
+        }
+        let of = rope.turning(a.head_size) / 2;
+        if let [pairs] = &l.pairs[..] {
+            return self.turned_by_tokens(x, rope, Some(ir::Chosen::new(pairs, of)));
+        }
+        // Queries of the heads that share a key turn alike.
+        let dims = self.b.dims(x);
+        let rows = dims[..dims.len() - 2].to_vec();
+        let (heads, turned) = (self.b.module.size(dims[dims.len() - 2]), dims[dims.len() - 1]);
+        let all = self.dim_of(c, &format!("turned_of{heads}"), heads * l.turned);
+        let group = heads / l.keys;
+        let some = self.dim_of(c, &format!("turned_by{group}"), group * l.turned);
+        let many = self.dim_of(c, &format!("keyed{group}"), group);
+        let flat = self.b.reshape(x, &[&rows[..], &[all]].concat());
+        let parts = self.b.ops(Split((0..l.keys).map(|_| some).collect()), &[flat]);
+        let mut out = vec![];
+        for (part, pairs) in parts.into_iter().zip(&l.pairs) {
+            let part = self.b.reshape(part, &[&rows[..], &[many, turned]].concat());
+            let part = self.turned_by_tokens(part, rope, Some(ir::Chosen::new(pairs, of)));
+            out.push(self.b.reshape(part, &[&rows[..], &[some]].concat()));
+        }
+        let flat = self.b.op(Concat(all), &out);
+        self.b.reshape(flat, &dims)
+    }
+
+    /// The parts of queries that turn, each at the place of its head of keys among those of all,
+    /// with zeros at the others: one head of all parts gives the scores of each.
+    fn among_keys(&mut self, c: Owner, l: &spec::Latent, x: Value, parts: Dim) -> Value {
+        if l.keys == 1 {
+            return x;
+        }
+        let dims = self.b.dims(x);
+        let rows = dims[..dims.len() - 2].to_vec();
+        let (heads, turned) = (self.b.module.size(dims[dims.len() - 2]), dims[dims.len() - 1]);
+        let group = heads / l.keys;
+        let all = self.dim_of(c, &format!("turned_of{heads}"), heads * l.turned);
+        let some = self.dim_of(c, &format!("turned_by{group}"), group * l.turned);
+        let many = self.dim_of(c, &format!("keyed{group}"), group);
+        let wide = self.dim_of(c, "placed", group * l.keys * l.turned);
+        let whole = self.dim_of(c, "all_placed", heads * l.keys * l.turned);
+        let flat = self.b.reshape(x, &[&rows[..], &[all]].concat());
+        let split = self.b.ops(Split((0..l.keys).map(|_| some).collect()), &[flat]);
+        let zeros = self.b.zeros(&Type::f32(&[&rows[..], &[many, turned]].concat()));
+        let mut out = vec![];
+        for (key, part) in split.into_iter().enumerate() {
+            let part = self.b.reshape(part, &[&rows[..], &[many, turned]].concat());
+            let at: Vec<Value> = (0..l.keys as usize).map(|i| if i == key { part } else { zeros }).collect();
+            let part = self.b.op(Concat(parts), &at);
+            out.push(self.b.reshape(part, &[&rows[..], &[wide]].concat()));
+        }
+        let flat = self.b.op(Concat(whole), &out);
+        self.b.reshape(flat, &[&rows[..], &[dims[dims.len() - 2], parts]].concat())
     }
 
     /// The length of latents, where queries and outputs absorb the matrix that would make keys and
@@ -349,8 +469,8 @@ impl Lower<'_> {
     }
 
     /// That matrix as one for each head: rows of its key, then of its value.
-    fn kv_up(&mut self, c: Owner, l: &spec::Latent, heads: Dim, plain: Dim) -> Value {
-        let [heads_of, still] = [heads, plain].map(|d| self.b.module.size(d));
+    fn kv_up(&mut self, c: Owner, l: &spec::Latent, heads: Dim, still: u64) -> Value {
+        let heads_of = self.b.module.size(heads);
         let rank = self.dim_of(c, "kv_rank", l.kv);
         let each = self.dim_of(c, "kv_each", still + l.value);
         let wide = self.dim_of(c, "kv_up", heads_of * (still + l.value));
@@ -360,12 +480,13 @@ impl Lower<'_> {
 
     /// Values of heads, of sums of latents with what heads share of keys behind them:
     /// `Σ p (W v) = W Σ p v`.
-    fn values_of_latents(&mut self, c: Owner, l: spec::Latent, o: Value, head_size: u64) -> Value {
+    fn values_of_latents(&mut self, c: Owner, l: &spec::Latent, o: Value, head_size: u64) -> Value {
         let still = head_size - l.turned;
-        let parts = [("kv_rank", l.kv), ("turned", l.turned), ("still", still), ("value", l.value)];
-        let [rank, turned, plain, value] = parts.map(|(name, size)| self.dim_of(c, name, size));
+        let of_keys = if l.keys == 1 { "turned" } else { "all_turned" };
+        let parts = [("kv_rank", l.kv), (of_keys, l.keys * l.turned), ("value", l.value)];
+        let [rank, turned, value] = parts.map(|(name, size)| self.dim_of(c, name, size));
         let heads = self.b.dims(o)[2];
-        let w = self.kv_up(c, &l, heads, plain);
+        let w = self.kv_up(c, l, heads, still);
         let sums = self.b.ops(Split(smallvec![rank, turned]), &[o])[0];
         self.b.op(ByHead { over: rank, part: value, first: still }, &[sums, w])
     }
@@ -764,18 +885,26 @@ impl Lower<'_> {
             let turned = self.rope(parts[0], c, spec::Rope { share: 1.0, ..rope }, depth);
             return self.b.op(Concat(all[0]), &[turned, parts[1]]);
         }
+        if !depth {
+            return self.turned_by_tokens(x, rope, None);
+        }
         let attention = rope.scaling.map_or(1.0, |s| s.attention());
-        let positions =
-            if depth { Positions::Depth { half_reversed: rope.half_reversed } } else { Positions::Tokens };
+        let positions = Positions::Depth { half_reversed: rope.half_reversed };
         let scaling = rope.scaling.map(spec::RopeScaling::frequencies);
-        let op = Op::Rope(ir::Rope { base: rope.base, positions, scaling, inverse: false });
-        let turned = if depth {
-            let (l, all) = (self.b.index("depth", Index::Depth), self.b.index("depths", Index::Depths));
-            self.b.op(op, &[x, l, all])
-        } else {
-            let positions = self.given(Input::Positions);
-            self.b.op(op, &[x, positions])
-        };
+        let op = Op::Rope(ir::Rope { base: rope.base, positions, scaling, chosen: None, inverse: false });
+        let (l, all) = (self.b.index("depth", Index::Depth), self.b.index("depths", Index::Depths));
+        let turned = self.b.op(op, &[x, l, all]);
+        self.b.scale(turned, attention)
+    }
+
+    /// All of these vectors rotated by the positions of tokens.
+    fn turned_by_tokens(&mut self, x: Value, rope: spec::Rope, chosen: Option<ir::Chosen>) -> Value {
+        let attention = rope.scaling.map_or(1.0, |s| s.attention());
+        let scaling = rope.scaling.map(spec::RopeScaling::frequencies);
+        let (base, positions) = (rope.base, Positions::Tokens);
+        let op = Op::Rope(ir::Rope { base, positions, scaling, chosen, inverse: false });
+        let positions = self.given(Input::Positions);
+        let turned = self.b.op(op, &[x, positions]);
         self.b.scale(turned, attention)
     }
 

@@ -65,7 +65,7 @@ pub use pick::PickGrad;
 pub use places::{Decide, KeepInts, Runs};
 pub use recurrence::{Recurrence, RecurrenceGrad, Step};
 pub use reduce::{Reduce, Reduction};
-pub use rope::{Positions, Rope, RopeScaling};
+pub use rope::{Chosen, Positions, Rope, RopeScaling};
 pub use route::Route;
 pub use running::Running;
 pub use shape::{Concat, Reshape, Split, Zeros};

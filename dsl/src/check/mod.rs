@@ -214,7 +214,7 @@ impl Checker {
         self.error(code, span, message, help);
     }
 
-    fn wrong_type(&mut self, key: &str, kind: &Type, value: &Value) {
+    pub(crate) fn wrong_type(&mut self, key: &str, kind: &Type, value: &Value) {
         if value.kind == ValueKind::Invalid {
             return;
         }
@@ -337,7 +337,7 @@ impl Checker {
         }
     }
 
-    fn written<'a>(&self, group: &Group<'a>, key: &str) -> Option<&'a Value> {
+    pub(crate) fn written<'a>(&self, group: &Group<'a>, key: &str) -> Option<&'a Value> {
         if group.section.short == Some(key)
             && let Some(value) = group.short
         {
@@ -447,7 +447,7 @@ impl Checker {
         if short { group.path.rsplit('.').next().unwrap_or(key) } else { key }
     }
 
-    fn kind(group: &Group, key: &str) -> Type {
+    pub(crate) fn kind(group: &Group, key: &str) -> Type {
         group.section.key(key).map_or(Type::Any, |key| key.kind)
     }
 
@@ -475,7 +475,7 @@ impl Checker {
         }
     }
 
-    fn whole(&mut self, key: &str, kind: &Type, min: u64, value: &Value) -> Option<u64> {
+    pub(crate) fn whole(&mut self, key: &str, kind: &Type, min: u64, value: &Value) -> Option<u64> {
         let number = self.number(key, kind, value)?;
         let range = |size: &str| format!("`{key}` is {size}: {number}");
         let limit = "sizes are below 2^48";
@@ -641,7 +641,11 @@ impl Checker {
     }
 
     /// The elements of a list, with their paths; nothing where it is not written.
-    fn elements<'a>(&mut self, group: &Group<'a>, key: &'static str) -> Option<Vec<(&'a Value, String)>> {
+    pub(crate) fn elements<'a>(
+        &mut self,
+        group: &Group<'a>,
+        key: &'static str,
+    ) -> Option<Vec<(&'a Value, String)>> {
         let path = group.path(key);
         match self.setting(group, key)? {
             Setting::Written(Value { kind: ValueKind::List(list), .. }) => {

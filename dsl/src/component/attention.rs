@@ -3,8 +3,9 @@
 use serde::Serialize;
 
 use super::*;
-use crate::keys::{self, BALANCE_SHORT, POSITIVE, QUERY_SHORT, ROUTER};
-use crate::show::{or_none, rope, router, word};
+use crate::ast;
+use crate::keys::{self, BALANCE_SHORT, COUNT, POSITIVE, QUERY_SHORT, ROUTER};
+use crate::show::{self, or_none, rope, router, word};
 
 /// Sequence or depth attention.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -51,20 +52,39 @@ pub struct Attention {
     pub projection: Option<Projection>,
 }
 
-/// Multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// Multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1), and what attention over
+/// heads becomes as it (MHA2MLA, 2502.14837, section 3).
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Latent {
     /// Size of the vector that queries are made of; the stream where absent.
     pub query: Option<u64>,
     /// Size of the vector that keys and values are made of.
     pub kv: u64,
-    /// Elements of a head that turn, its last ones, which keys of all heads share.
+    /// Elements of a head that turn, its last ones.
     pub turned: u64,
     /// Size of a head's value, at most that of a head.
     pub value: u64,
-    /// Added to the mean squares of these vectors; that of the model's norms where absent.
+    /// Whether these vectors are RMS-normalised.
+    pub norm: bool,
+    /// Added to their mean squares; that of the model's norms where absent.
     pub eps: Option<f64>,
+    /// Heads of the part of keys that turns, each for as many query heads; divides `heads`.
+    pub keys: u64,
+    /// The pairs of a whole head's rotation that turn, ascending: for each of `keys`, or one list
+    /// for all; none where the elements that turn have a rotation of their own.
+    pub pairs: Vec<Vec<u64>>,
 }
+
+impl Latent {
+    /// The pairs that turn in keys of that head; none where they have a rotation of their own.
+    pub fn pairs_of(&self, key: u64) -> Option<&[u64]> {
+        let own = if self.pairs.len() == 1 { 0 } else { key as usize };
+        self.pairs.get(own).map(Vec::as_slice)
+    }
+}
+
+/// The longest head of whose rotation pairs are chosen.
+pub const LONGEST_CHOSEN: u64 = 256;
 
 /// Elements of heads that have a gate each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -274,23 +294,50 @@ static LATENT_TYPE: Type = Type::Section(&LATENT);
 /// Multi-head latent attention.
 pub static LATENT: Section = Section {
     name: "latent",
-    doc: "Multi-head latent attention: `latent { query 1536  kv 512  turned 64  value 128 }`. Caches hold `kv` and `turned` numbers of a token, for all heads: queries absorb the matrix that would make keys of them, and outputs the one of values. Where keys and values are no longer than these, or these are more than 864, caches hold keys and values of all heads.",
+    doc: "Multi-head latent attention: `latent { query 1536  kv 512  turned 64  value 128 }`. Caches hold `kv` and `keys · turned` numbers of a token, for all heads: queries absorb the matrix that would make keys of them, and outputs the one of values. Where keys and values are no longer than these, or these are more than 864, caches hold keys and values of all heads.",
     short: None,
     keys: &[
         key(
             "query",
             Type::Optional(&SIZE),
             NONE,
-            "Size of the normalised vector that queries are made of; `none` makes them of the stream.",
+            "Size of the vector that queries are made of; `none` makes them of the stream.",
         ),
-        key("kv", SIZE, Required, "Size of the normalised vector that keys and values are made of."),
+        key("kv", SIZE, Required, "Size of the vector that keys and values are made of."),
         key(
             "turned",
             SIZE,
             Required,
-            "Elements of a head that turn, its last ones; even, and fewer than `head_size`. Those of keys are made of the stream, once for all heads.",
+            "Elements of a head that turn, its last ones; even, and at most `head_size`. Those of keys are made of the stream, `keys` times.",
         ),
         key("value", SIZE, Required, "Size of a head's value; at most `head_size`."),
+        key(
+            "norm",
+            Type::Word(&[("rms", "RMS-normalised"), ("none", "as they are (MHA2MLA)")]),
+            Value("rms"),
+            "Whether the vectors of `query` and `kv` are normalised.",
+        ),
+        key(
+            "keys",
+            SIZE,
+            Value("1"),
+            "Heads of the part of keys that turns; divides `heads`. 1 is DeepSeek's, as many as a donor has key heads MHA2MLA's.",
+        ),
+        key(
+            "pairs",
+            Type::Either(&[
+                Type::Word(&[
+                    ("high", "the first, of the highest frequencies"),
+                    ("low", "the last, of the lowest"),
+                    ("uniform", "at even distances, from the first"),
+                    ("none", "a rotation of `turned` elements of its own"),
+                ]),
+                Type::List(&Type::Either(&[COUNT, Type::List(&COUNT)])),
+            ]),
+            NONE,
+            "Which `turned / 2` pairs of the rotation of a whole head turn, each at its frequency (partial RoPE, 2502.14837, section 3.1); `head_size` is at most 256. A list names them, \
+             from 0 and ascending: `[0, 1, 4]`; lists in it are for each of `keys`.",
+        ),
         key(
             "eps",
             Type::Optional(&POSITIVE),
@@ -381,11 +428,12 @@ impl Language for Attention {
             c.error_at("unreached", &group.path("value_residual"), message, help);
         }
         let latent = match !depth && is_latent {
-            true => latent(c, group, [heads, kv_heads, head_size], qk_norm).map(Some),
+            true => latent(c, group, [heads, kv_heads, head_size], (qk_norm, rope.flatten())).map(Some),
             false => Some(None),
         };
         if let (Some(Some(latent)), Some(Some(rope))) = (&latent, &rope)
             && latent.turned.is_multiple_of(2)
+            && latent.pairs.is_empty()
             && !rope.turns_pairs(latent.turned)
         {
             c.odd_share(&group.path("rope"), rope, latent.turned);
@@ -453,7 +501,7 @@ impl Language for Attention {
         keys.put("scale", or_none(self.scale, real));
         keys.put("sink", ValueKind::Bool(self.sink));
         keys.put("kv_from", or_none(self.kv_from.as_deref(), word));
-        keys.put("latent", or_none(self.latent, show_latent));
+        keys.put("latent", or_none(self.latent.as_ref(), show_latent));
         keys.put("value_residual", ValueKind::Bool(self.value_residual));
         keys.put("depth_keys", ValueKind::Bool(self.depth_keys));
         keys.put("gate", or_none(self.gate, name));
@@ -472,12 +520,13 @@ fn latent(
     c: &mut Checker,
     owner: &Group,
     [heads, kv_heads, head_size]: [Option<u64>; 3],
-    qk_norm: Option<QkNorm>,
+    (qk_norm, rope): (Option<QkNorm>, Option<Rope>),
 ) -> Option<Latent> {
     let group = c.section(owner, "latent")?;
     let (query, kv) = (c.int_or_none(&group, "query"), c.int(&group, "kv"));
     let (turned, value) = (c.int(&group, "turned"), c.int(&group, "value"));
-    let eps = c.real_or_none(&group, "eps");
+    let (eps, keys) = (c.real_or_none(&group, "eps"), c.int(&group, "keys"));
+    let norm = c.word(&group, "norm").map(|word| word == "rms");
     let help = "take one of them away";
     for key in ["value_residual", "depth_keys"] {
         if c.has(owner, key) && c.bool(owner, key) == Some(true) {
@@ -500,16 +549,109 @@ fn latent(
         c.error_at("unreached", &owner.path("kv_heads"), message, "take `kv_heads` away");
     }
     let (turned, value, size) = (turned?, value?, head_size?);
-    if turned % 2 == 1 || turned >= size {
+    if turned % 2 == 1 || turned > size {
         let message = format!("{turned} elements of a head of {size} cannot turn");
-        let help = format!("write an even number below {size}");
+        let help = format!("write an even number up to {size}");
         c.error_at("odd-size", &group.path("turned"), message, help);
     }
     if value > size {
         let message = format!("values of {value} are longer than heads of {size}");
         c.error_at("out-of-range", &group.path("value"), message, format!("write at most {size}"));
     }
-    Some(Latent { query: query?, kv: kv?, turned, value, eps: eps? })
+    let (keys, heads) = (keys?, heads?);
+    if heads % keys != 0 {
+        let message = format!("{heads} heads cannot share {keys} turned parts of keys");
+        let help = format!("`keys` divides `heads`: {}", divisors(heads));
+        c.error_at("indivisible", &group.path("keys"), message, help);
+    }
+    let pairs = pairs(c, &group, rope, [size, turned, keys])?;
+    Some(Latent { query: query?, kv: kv?, turned, value, norm: norm?, eps: eps?, keys, pairs })
+}
+
+/// The pairs of a whole head's rotation that turn.
+fn pairs(
+    c: &mut Checker,
+    group: &Group,
+    rope: Option<Rope>,
+    [size, turned, keys]: [u64; 3],
+) -> Option<Vec<Vec<u64>>> {
+    let Some(value) = c.written(group, "pairs") else { return Some(vec![]) };
+    let kind = Checker::kind(group, "pairs");
+    let (all, chosen) = (rope.map_or(0, |rope| rope.turning(size) / 2), turned / 2);
+    let word = if let ast::ValueKind::Word(word) = &value.kind { Some(word.as_str()) } else { None };
+    if word == Some("none") {
+        return Some(vec![]);
+    }
+    let at = group.path("pairs");
+    if rope.is_none() {
+        c.error_at("unreached", &at, "there is no rotation whose pairs to choose", "take `pairs` away");
+        return None;
+    }
+    if size > LONGEST_CHOSEN {
+        let message = format!("pairs are chosen of heads of up to {LONGEST_CHOSEN}, and these are of {size}");
+        c.error_at("out-of-range", &at, message, "take `pairs` away");
+        return None;
+    }
+    if chosen > all {
+        let message = format!("{chosen} pairs of {all} cannot turn");
+        c.error_at("out-of-range", &at, message, format!("write `turned: {}` or less", 2 * all));
+        return None;
+    }
+    let lists = match (word, &value.kind) {
+        (Some("high"), _) => vec![(0..chosen).collect()],
+        (Some("low"), _) => vec![(all - chosen..all).collect()],
+        (Some("uniform"), _) => vec![(0..chosen).map(|i| i * all / chosen.max(1)).collect()],
+        (None, ast::ValueKind::List(_)) => {
+            let elements = c.elements(group, "pairs")?;
+            let nested = elements.iter().any(|(value, _)| matches!(value.kind, ast::ValueKind::List(_)));
+            let mut lists: Vec<Vec<u64>> = vec![];
+            for (value, path) in elements {
+                match (&value.kind, nested) {
+                    (ast::ValueKind::List(list), _) => {
+                        let numbers = list.items.iter().map(|item| c.whole("pairs", &COUNT, 0, &item.node));
+                        lists.push(numbers.collect::<Option<_>>()?);
+                    }
+                    (_, true) => {
+                        let message = "one head has a list of pairs, and here is none";
+                        c.error_at("wrong-type", &path, message, "write a list for each of `keys`");
+                        return None;
+                    }
+                    (_, false) => {
+                        let number = c.whole("pairs", &COUNT, 0, value)?;
+                        match lists.last_mut() {
+                            Some(list) => list.push(number),
+                            None => lists.push(vec![number]),
+                        }
+                    }
+                }
+            }
+            lists
+        }
+        _ => {
+            c.wrong_type("pairs", &kind, value);
+            return None;
+        }
+    };
+    if lists.len() != 1 && lists.len() as u64 != keys {
+        let message = format!("`pairs` has {} lists for {keys} heads of keys", lists.len());
+        c.error_at("out-of-range", &at, message, "write one list, or one for each of `keys`");
+        return None;
+    }
+    for list in &lists {
+        if list.len() as u64 != chosen {
+            let message = format!("`pairs` names {} pairs, and {turned} elements are {chosen}", list.len());
+            c.error_at("out-of-range", &at, message, "write as many as half of `turned`");
+            return None;
+        }
+        if !list.is_sorted_by(|a, b| a < b) || list.last().is_some_and(|last| *last >= all) {
+            let message = format!("these are no {chosen} of {all} pairs in their order");
+            let help = format!("write numbers from 0 to {}, each once, ascending", all.saturating_sub(1));
+            c.error_at("out-of-range", &at, message, help);
+            return None;
+        }
+    }
+    let same = lists.iter().all(|list| *list == lists[0]);
+    Some(if same { lists.into_iter().take(1).collect() } else { lists })
 }
 
 fn projection(c: &mut Checker, owner: &Group) -> Option<Projection> {
@@ -538,12 +680,21 @@ fn divisors(number: u64) -> String {
     divisors.join(", ")
 }
 
-fn show_latent(latent: Latent) -> ValueKind {
+fn show_latent(latent: &Latent) -> ValueKind {
     let mut fields = Fields::inline();
     fields.put("query", or_none(latent.query, int));
     fields.put("kv", int(latent.kv));
     fields.put("turned", int(latent.turned));
     fields.put("value", int(latent.value));
+    fields.put("norm", word(if latent.norm { "rms" } else { "none" }));
+    fields.put("keys", int(latent.keys));
+    let of = |list: &Vec<u64>| show::list(list.iter().map(|pair| int(*pair)));
+    let pairs = match &latent.pairs[..] {
+        [] => word("none"),
+        [one] => of(one),
+        several => show::list(several.iter().map(of)),
+    };
+    fields.put("pairs", pairs);
     fields.put("eps", or_none(latent.eps, real));
     fields.map()
 }
@@ -611,7 +762,17 @@ impl Described for Attention {
     fn broken(&self, _: &Model) -> Option<String> {
         if !self.heads.is_multiple_of(self.kv_heads.max(1)) {
             Some(format!("{} heads are no multiple of {} kv_heads", self.heads, self.kv_heads))
-        } else if let (Some(rope), Some(latent)) = (self.rope, self.latent)
+        } else if let Some(latent) =
+            self.latent.as_ref().filter(|l| !self.heads.is_multiple_of(l.keys.max(1)))
+        {
+            Some(format!("{} heads are no multiple of {} latent.keys", self.heads, latent.keys))
+        } else if let (Some(rope), Some(latent)) = (self.rope, &self.latent)
+            && let all = rope.turning(self.head_size) / 2
+            && latent.pairs.iter().flatten().any(|pair| *pair >= all)
+        {
+            Some(format!("latent.pairs names one of {all} pairs that is not there"))
+        } else if let (Some(rope), Some(latent)) = (self.rope, &self.latent)
+            && latent.pairs.is_empty()
             && !rope.turns_pairs(latent.turned)
         {
             Some(format!("a rotation needs an even latent.turned, not {}", latent.turned))
@@ -628,8 +789,26 @@ impl Described for Attention {
         to.less("heads", &mut self.heads, self.kv_heads * group);
         if let Some(l) = &mut self.latent {
             // A part that turns, one that does not, and values that are shorter.
-            to.turned("latent.turned", &mut self.rope, &mut l.turned);
-            to.less("head_size", &mut self.head_size, l.turned + 3);
+            if l.pairs.is_empty() {
+                to.turned("latent.turned", &mut self.rope, &mut l.turned);
+                to.less("head_size", &mut self.head_size, l.turned + 3);
+            } else {
+                to.less("latent.turned", &mut l.turned, 2);
+                to.turned("head_size", &mut self.rope, &mut self.head_size);
+                let all = self.rope.map_or(0, |rope| rope.turning(self.head_size) / 2);
+                for list in &mut l.pairs {
+                    list.truncate((l.turned / 2) as usize);
+                    let last = all.saturating_sub(list.len() as u64);
+                    list.iter_mut().zip(last..).for_each(|(pair, last)| *pair = (*pair).min(last));
+                }
+            }
+            to.less("latent.keys", &mut l.keys, self.heads);
+            if !self.heads.is_multiple_of(l.keys.max(1)) {
+                l.keys = self.heads;
+            }
+            if l.pairs.len() as u64 != l.keys {
+                l.pairs.truncate(1);
+            }
             to.less("latent.value", &mut l.value, self.head_size.min(4));
             to.less("latent.kv", &mut l.kv, 5);
             if let Some(query) = &mut l.query {

@@ -68,6 +68,11 @@ impl Prepared {
         moved.map(|t| t.shape.iter().product::<u64>()).sum()
     }
 
+    /// Memory of the teacher on a device, beside that of the model.
+    pub fn teacher_memory(&self, device: &dyn Device) -> Result<Memory, TrainError> {
+        self.teacher.as_ref().map_or(Ok(Memory::default()), |teacher| teacher.memory(device))
+    }
+
     /// Memory on a device, and how much of it scoring and sampling take beside training.
     pub fn memory(&self, device: &dyn Device) -> Result<(Memory, u64), TrainError> {
         let plan = &self.compiled.plan;
@@ -307,11 +312,15 @@ pub fn prepare(
         ..Writing::default()
     };
     let with = [&uses[..], &[("write", writing.options(spec))]].concat();
-    let compiled = |uses: &[(&'static str, Options)]| match train.memory {
-        None => compile_together(spec, uses),
-        // A plan that does not load has no scratch, and says so later.
-        Some(most) => compile_within(spec, uses, most, |plan| device.scratch_bytes(plan).unwrap_or(0)),
-    };
+    // The model may not take the part of a teacher.
+    let beside =
+        teacher.as_ref().map_or(Ok(0), |teacher| teacher.memory(device).map(|memory| memory.total))?;
+    let compiled =
+        |uses: &[(&'static str, Options)]| match train.memory.map(|most| most.saturating_sub(beside)) {
+            None => compile_together(spec, uses),
+            // A plan that does not load has no scratch, and says so later.
+            Some(most) => compile_within(spec, uses, most, |plan| device.scratch_bytes(plan).unwrap_or(0)),
+        };
     // Some models can be trained and not sampled from.
     let mut list = with;
     let mut made = compiled(&list);
@@ -322,7 +331,7 @@ pub fn prepare(
     }
     let (all, report) = match made {
         Err(CompileError::Memory { most, least }) => {
-            return Err(TrainError::Memory(too_large(spec, device, (most, least), &list, ranks)));
+            return Err(TrainError::Memory(too_large(spec, device, (most, least, beside), &list, ranks)));
         }
         made => made?,
     };
@@ -356,7 +365,7 @@ pub fn prepare(
 fn too_large(
     spec: &Spec,
     device: &dyn Device,
-    (most, least): (u64, u64),
+    (most, least, beside): (u64, u64, u64),
     uses: &[(&'static str, Options)],
     ranks: u64,
 ) -> String {
@@ -370,6 +379,7 @@ fn too_large(
     };
     let advice = match parts.into_iter().find(fits) {
         Some(n) => format!("set train.accumulate={n}"),
+        None if most == 0 => "the teacher alone is larger: take a smaller one, or more memory".into(),
         None => "even single sequences are too large: shorten train.sequence, take a smaller model, or set \
              train.moments=bf16 and train.betas=[0.9, 0.95]"
             .into(),
@@ -378,9 +388,13 @@ fn too_large(
         1_000_000_000.. => format!("{:.2} GB", bytes as f64 / 1e9),
         _ => format!("{:.2} MB", bytes as f64 / 1e6),
     };
+    let taken = match beside {
+        0 => String::new(),
+        _ => format!(", of which the teacher takes {},", short(beside)),
+    };
     format!(
-        "train.memory is {} and training takes {} with every layer computed once more that can be: {advice}",
-        short(most),
+        "train.memory is {}{taken} and training takes {} with every layer computed once more that can be: {advice}",
+        short(most + beside),
         short(least)
     )
 }

@@ -143,6 +143,8 @@ struct Runner<'a> {
     observer: Option<Model>,
     teacher: Option<Teacher>,
     teacher_flops_per_token: Option<f64>,
+    /// Bytes of the teacher on the device.
+    teacher_memory: u64,
     batches: Batches,
     /// Of the pairs, where the run learns from preferences.
     reference: Option<Reference>,
@@ -258,10 +260,11 @@ impl<'a> Runner<'a> {
         let writer = prepared.writer.map(|c| Cached::over(model.beside(c)?)).transpose()?;
         let observer = prepared.observer.map(|c| model.beside(c)).transpose()?;
         let teacher_flops_per_token = teacher_flops(&prepared.teacher, setup.spec);
-        let teacher = match prepared.teacher {
+        let mut teacher = match prepared.teacher {
             Some(plan) => Some(Teacher::load(plan, setup.spec, setup.device, &setup.dataset.tokenizer)?),
             None => None,
         };
+        let teacher_memory = teacher.as_mut().map_or(0, |teacher| teacher.memory().total);
         let mut kept = model.entries();
         let (mut bound, mut states, mut donor_flops) = (None, None, None);
         let begins = setup.from.is_none();
@@ -321,6 +324,7 @@ impl<'a> Runner<'a> {
             observer,
             teacher,
             teacher_flops_per_token,
+            teacher_memory,
             batches,
             reference,
             state,
@@ -883,7 +887,7 @@ impl<'a> Runner<'a> {
     fn ledger(&self, status: &str) -> Ledger {
         let (state, declared) = (&self.state, self.declared.as_ref());
         let line = self.evaluation.clone().unwrap_or_default();
-        let memory = self.model.memory().total;
+        let memory = self.model.memory().total + self.teacher_memory;
         Ledger {
             dreamc: env!("CARGO_PKG_VERSION").into(),
             model: self.setup.spec.model.name.clone(),

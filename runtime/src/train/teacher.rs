@@ -15,7 +15,7 @@ use crate::analysis::probe::{Probing, is_stream};
 use crate::checkpoint::Weights;
 use crate::data::{Batch, Tokenizer};
 use crate::device::{Device, Instrument};
-use crate::model::Model;
+use crate::model::{Memory, Model};
 use dreamc_compiler::bind::Output;
 use dreamc_compiler::compiled::Entry as Of;
 use dreamc_compiler::count::{self, count};
@@ -108,8 +108,19 @@ impl Plan {
             return refuse("heal.teacher", "short-context", message, &help);
         }
         if !possible_depths(spec).is_empty() {
-            let help = "leave `random_depth` out, or heal first and train at random depths behind it";
-            return refuse("heal", "random-depth", "a teacher matches a model of one depth".into(), help);
+            let inside = |stage: &Stage| stage.matches.iter().position(|lesson| lesson.to != "logits");
+            let found =
+                heal.stages.iter().enumerate().find_map(|(i, stage)| Some((i, stage, inside(stage)?)));
+            if let Some((i, stage, place)) = found {
+                let listed = if stage.matches.len() > 1 { format!("[{place}]") } else { String::new() };
+                let message = format!(
+                    "`{}` is inside the model, whose depth is drawn anew each step",
+                    stage.matches[place].to
+                );
+                let help =
+                    "match `logits`, which every depth has, or train at one depth until this stage is over";
+                return refuse(&format!("heal.stages[{i}].match{listed}"), "random-depth", message, help);
+            }
         }
         let looking = |spec: &Spec| Options { segments: masked(spec), ..forward(rows, tokens) };
         let own = points(&spec.model, &looking(spec))?;
@@ -145,6 +156,12 @@ impl Plan {
     pub fn taught(&self) -> Vec<String> {
         let names: IndexSet<&String> = self.stages.iter().flatten().map(|pair| &pair.to).collect();
         names.into_iter().cloned().collect()
+    }
+
+    /// Its memory on a device: weights that are not mapped, and the forward of a micro-batch.
+    pub fn memory(&self, device: &dyn Device) -> Result<Memory, TrainError> {
+        let scratch = device.scratch_bytes(&self.compiled.plan).map_err(crate::model::ModelError::from)?;
+        Ok(Memory::of(&self.compiled.plan, scratch))
     }
 
     /// Whether some stage matches logits.
@@ -321,6 +338,11 @@ impl Teacher {
             None => None,
         };
         Ok(Teacher { probing: Probing::new(model)?, plan, heal, store, still: true })
+    }
+
+    /// Its memory.
+    pub fn memory(&mut self) -> Memory {
+        self.probing.model().memory()
     }
 
     /// Gives the model what a step matches on a micro-batch; `targets` are those of the whole step.

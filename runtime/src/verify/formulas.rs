@@ -1371,8 +1371,8 @@ impl<'a> Formulas<'a> {
         };
         let biased =
             |this: &Self, which: &str, x: Vec<f64>| shifted(x, this.own(&format!("{c}.{which}.bias")));
-        let mut qkv = match a.latent {
-            Some(l) => self.latent(c, a, &l, n),
+        let mut qkv = match &a.latent {
+            Some(l) => self.latent(c, a, l, n),
             None => project(self, "qkv", n, self.model.hidden as usize),
         };
         if matches!(a.bias, Some(Bias::Qkv | Bias::All)) {
@@ -1399,12 +1399,32 @@ impl<'a> Formulas<'a> {
             v.iter_mut().zip(first).for_each(|(v, first)| *v = share * *v + (1.0 - share) * *first);
         }
         if let Some(rope) = a.rope
-            && let Some(l) = a.latent
+            && let Some(l) = &a.latent
         {
             for x in [&mut q, &mut k] {
                 for (at, head) in x.chunks_mut(d).enumerate() {
                     let position = f64::from(self.batch.positions[at / heads]);
-                    self.rotate(&mut head[d - l.turned as usize..], rope, |_| position);
+                    let turning = &mut head[d - l.turned as usize..];
+                    let key = (at % heads) as u64 * l.keys / a.heads;
+                    match l.pairs_of(key) {
+                        None => self.rotate(turning, rope, |_| position),
+                        Some(pairs) => {
+                            // A whole head of zeros with these pairs in their places.
+                            let (all, own) = (rope.turning(a.head_size) as usize / 2, pairs.len());
+                            let mut whole = vec![0.0; 2 * all];
+                            for (i, pair) in pairs.iter().enumerate() {
+                                whole[*pair as usize] = turning[i];
+                                whole[all + *pair as usize] = turning[own + i];
+                            }
+                            self.rotate(&mut whole, dreamc_dsl::spec::Rope { share: 1.0, ..rope }, |_| {
+                                position
+                            });
+                            for (i, pair) in pairs.iter().enumerate() {
+                                turning[i] = whole[*pair as usize];
+                                turning[own + i] = whole[all + *pair as usize];
+                            }
+                        }
+                    }
                 }
             }
         } else if let Some(rope) = a.rope {
@@ -1487,7 +1507,7 @@ impl<'a> Formulas<'a> {
                 mixed.iter_mut().zip(gates).for_each(|(x, z)| *x *= sigmoid(z));
             }
         }
-        if let Some(l) = a.latent {
+        if let Some(l) = &a.latent {
             // Zeros stand behind the values of heads.
             let value = l.value as usize;
             mixed = mixed.chunks(d).flat_map(|head| head[..value].to_vec()).collect();
@@ -1505,8 +1525,10 @@ impl<'a> Formulas<'a> {
             .map(|which| (which, self.with_adapter(&format!("{c}.{which}.weight"))));
         let w = |which: &str| all.iter().find(|(name, _)| *name == which).map_or(&[][..], |(_, w)| w);
         let eps = l.eps.unwrap_or(self.model.norm.eps);
-        let norm =
-            |x: &[f64], which: &str| self.norm_with(x, &format!("{}.{c}.{which}.weight", self.prefix), eps);
+        let norm = |x: &[f64], which: &str| match l.norm {
+            true => self.norm_with(x, &format!("{}.{c}.{which}.weight", self.prefix), eps),
+            false => x.to_vec(),
+        };
         let q = match l.query {
             None => product(n, w("q_up"), h),
             Some(rank) => {
@@ -1514,12 +1536,16 @@ impl<'a> Formulas<'a> {
             }
         };
         let down = product(n, w("kv_down"), h);
-        let tokens = q.chunks(heads * d).zip(down.chunks(rank + d - still));
+        let (keys, turned) = (l.keys as usize, d - still);
+        let tokens = q.chunks(heads * d).zip(down.chunks(rank + keys * turned));
         let token = |(q, down): (&[f64], &[f64])| {
             let (latent, shared) = down.split_at(rank);
             let up = product(&norm(latent, "kv_down_norm"), w("kv_up"), rank);
             let each = || up.chunks(still + value);
-            let k = each().flat_map(|head| [&head[..still], shared].concat());
+            let k = each().enumerate().flat_map(|(h, head)| {
+                let key = h * keys / heads;
+                [&head[..still], &shared[key * turned..][..turned]].concat()
+            });
             let v = each().flat_map(|head| [&head[still..], &vec![0.0; d - value]].concat());
             [q, &k.collect::<Vec<_>>(), &v.collect::<Vec<_>>()].concat()
         };

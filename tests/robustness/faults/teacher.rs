@@ -48,6 +48,13 @@ pub fn faults() -> Vec<Fault> {
         Fault { name: "logits of the model are not softened", step: 4, edit: sharpen },
         Fault { name: "values of another row", step: 1, edit: |m| rotate(m, "layers.0") },
         Fault { name: "probabilities of the token before", step: 4, edit: |m| rotate(m, "head.logits") },
+        Fault { name: "kept values of a row are given to another", step: 1, edit: |m| swap(m, "layers.1") },
+        Fault {
+            name: "kept probabilities of a row are given to another",
+            step: 4,
+            edit: |m| swap(m, "head.logits"),
+        },
+        Fault { name: "a stage that is over is matched on", step: 4, edit: |m| set(m, "layers.1", 0.5) },
     ]
 }
 
@@ -76,12 +83,21 @@ fn sharpen(model: &Model) {
 }
 
 fn rotate(model: &Model, name: &str) {
+    turn(model, name, |shape| shape[2] as usize);
+}
+
+/// Half of the rows in the place of the others.
+fn swap(model: &Model, name: &str) {
+    turn(model, name, |shape| (shape.iter().product::<u64>() / 2) as usize);
+}
+
+fn turn(model: &Model, name: &str, by: fn(&[u64]) -> usize) {
     for taught in model.compiled().taught.iter().filter(|taught| taught.point.name.starts_with(name)) {
         let shape = &taught.point.shape;
         let mut values = vec![0f32; shape.iter().product::<u64>() as usize];
         let mut session = model.session();
         session.read_at(taught.values, taught.instance, 0, &mut values).unwrap();
-        values.rotate_right(shape[2] as usize);
+        values.rotate_right(by(shape));
         session.write_at(taught.values, taught.instance, 0, &values).unwrap();
     }
 }
@@ -104,9 +120,9 @@ fn models(teacher: &str) -> [Spec; 2] {
          {{ match logits temperature 2 top 5 loss 0.25 steps 4 }}] }}"
     );
     [
-        spec(&format!("model teacher {{ {MODEL} repeat 4 {{ sa > mlp }} }}")),
+        spec(&format!("model teacher {{ {MODEL} repeat 4 {{ sa > mlp }} }}\ntrain {{ precision f32 }}")),
         spec(&format!(
-            "{heal}\nmodel m {{ {MODEL} repeat 2 {{ sa > mlp }} }}\ntrain {{ steps 10 sequence 6 }}"
+            "{heal}\nmodel m {{ {MODEL} repeat 2 {{ sa > mlp }} }}\ntrain {{ steps 10 sequence 6 precision f32 }}"
         )),
     ]
 }

@@ -478,7 +478,8 @@ impl Lower<'_> {
         let x = self.each_token(d, x);
         let own = d.own(&node.ty);
         let x = self.formulas(&d.rows).last(x, &[d.dim(over)]);
-        let rope = |positions| Op::Rope(ir::Rope { base, positions, scaling: None, inverse: false });
+        let rope =
+            |positions| Op::Rope(ir::Rope { base, positions, scaling: None, chosen: None, inverse: false });
         let y = match at {
             Turn::Position => {
                 let positions = self.given(Input::Positions);

@@ -17,8 +17,33 @@ pub enum Positions {
     },
 }
 
+/// Pairs of a longer rotation, each at its frequency there (partial RoPE, 2502.14837, section 3.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Chosen {
+    /// Pairs of the longer rotation, at most 128.
+    pub of: u64,
+    /// A bit for each of the first 64 that is chosen, and for each of the others.
+    pub bits: [u64; 2],
+}
+
+impl Chosen {
+    /// These pairs of so many.
+    pub fn new(pairs: &[u64], of: u64) -> Self {
+        let mut bits = [0; 2];
+        for pair in pairs.iter().filter(|pair| **pair < 128) {
+            bits[(pair / 64) as usize] |= 1 << (pair % 64);
+        }
+        Chosen { of, bits }
+    }
+
+    /// The pairs, ascending.
+    fn pairs(self) -> impl Iterator<Item = u64> {
+        (0..128).filter(move |pair| self.bits[(pair / 64) as usize] >> (pair % 64) & 1 == 1)
+    }
+}
+
 /// `(x[.., d], position operands) -> x` rotated: pairs `(i, i + d/2)` of the last dimension by
-/// `position · base^(-2i/d)`.
+/// `position · base^(-2i/d)`, or by what `chosen` says.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rope {
     /// Base of the frequencies.
@@ -28,13 +53,15 @@ pub struct Rope {
     /// Lowered frequencies. The factor on rotated vectors that YaRN has is an operation of its own,
     /// and 1 here.
     pub scaling: Option<RopeScaling>,
+    /// The pairs of a longer rotation that these are, in its order.
+    pub chosen: Option<Chosen>,
     /// Rotates backwards: the transpose, for gradients.
     pub inverse: bool,
 }
 
 by_bits!(
     Rope,
-    Rope { base, positions, scaling, inverse } => (Bits(base), positions, scaling.map(key), inverse)
+    Rope { base, positions, scaling, chosen, inverse } => (Bits(base), positions, scaling.map(key), chosen, inverse)
 );
 
 /// Which scaling it is, its numbers, and whether it truncates.
@@ -54,6 +81,10 @@ fn key(scaling: RopeScaling) -> (u8, [Bits; 4], bool) {
 impl Rope {
     /// Angle per position of pair `i` of `pairs`.
     pub fn frequency(&self, i: u64, pairs: u64) -> f64 {
+        let (i, pairs) = match self.chosen {
+            Some(chosen) => (chosen.pairs().nth(i as usize).unwrap_or(i), chosen.of),
+            None => (i, pairs),
+        };
         let f = self.base.powf(-(i as f64) / pairs as f64);
         let Some(s) = self.scaling else { return f };
         match s {
@@ -131,6 +162,16 @@ impl Payload for Rope {
                 }
             });
         }
+        let mut some = self.chosen.is_some();
+        a.flag("chosen", &mut some)?;
+        if some {
+            let Chosen { mut of, bits: [mut low, mut high] } = self.chosen.unwrap_or_default();
+            a.integer(&mut low)?;
+            a.integer(&mut high)?;
+            a.word("of")?;
+            a.integer(&mut of)?;
+            self.chosen = Some(Chosen { of, bits: [low, high] });
+        }
         a.flag("inverse", &mut self.inverse)
     }
 }
@@ -157,6 +198,10 @@ impl Operation for Rope {
         x.float(0)?;
         let d = x.last(0)?;
         x.check(x.size(d).is_multiple_of(2), "rotates pairs: the last dimension must be even")?;
+        if let Some(chosen) = self.chosen {
+            let pairs = chosen.pairs().filter(|pair| *pair < chosen.of).count() as u64;
+            x.check(pairs == x.size(d) / 2, "chosen pairs must be those of the last dimension")?;
+        }
         for k in 1..x.len() {
             x.int(k)?;
         }
@@ -232,7 +277,10 @@ impl Operation for Rope {
             1 => Some(RopeScaling::Linear { factor: 4.0 }),
             _ => scaling,
         };
-        case.finish(Rope { base: 100.0, positions, scaling, inverse }, &inputs)
+        // Every second pair, from the second.
+        let every: Vec<u64> = (0..d / 2).map(|i| 2 * i + 1).collect();
+        let chosen = case.rng.once_in(3).then(|| Chosen::new(&every, d));
+        case.finish(Rope { base: 100.0, positions, scaling, chosen, inverse }, &inputs)
     }
 }
 

@@ -359,7 +359,12 @@ impl<'a> Code<'a> {
         self.add("value_residual", *value_residual);
         self.add("depth_keys", *depth_keys);
         self.add("latent", latent.is_some());
-        self.add("latent_eps", latent.is_some_and(|l| l.eps.is_some()));
+        if let Some(l) = latent {
+            self.add("latent_eps", l.eps.is_some());
+            self.add("latent_raw", !l.norm);
+            self.add("latent_keys", l.keys > 1);
+            self.add("latent_pairs", !l.pairs.is_empty());
+        }
         self.add("sink", *sink);
         self.add("gate", gate.is_some());
         self.add("bias", bias.is_some_and(|bias| !bias.of_qk()));
@@ -566,7 +571,10 @@ fn component_json(component: &Component) -> Value {
             "pre_norm": a.pre_norm,
             "post_norm": a.post_norm,
             "sink": a.sink,
-            "latent": a.latent.map(|l| json!({"query": l.query, "kv": l.kv, "turned": l.turned, "value": l.value, "eps": l.eps})),
+            "latent": a.latent.as_ref().map(|l| {
+                json!({"query": l.query, "kv": l.kv, "turned": l.turned, "value": l.value, "norm": l.norm, "eps": l.eps,
+                       "keys": l.keys, "pairs": l.pairs})
+            }),
             "kv_from": a.kv_from,
             "value_residual": a.value_residual,
             "depth_keys": a.depth_keys,

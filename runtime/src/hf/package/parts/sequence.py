@@ -15,7 +15,8 @@ class SequenceAttention(Attention):
         if self.c["rope"]:  #? sequence_rope
             size = self.c["head_size"]  #? sequence_rope&!latent
             size = self.c["latent"]["turned"] if self.c["latent"] else self.c["head_size"]  #? sequence_rope&latent
-            turns = frequencies(size, self.c["rope"], x.device)  #? sequence_rope
+            turns = frequencies(size, self.c["rope"], x.device)  #? sequence_rope&!latent_pairs
+            turns = chosen_turns(self.c, size, x.device)  #? sequence_rope&latent_pairs
             angles = at.positions[..., None, None] * turns  #? sequence_rope
             # Latent heads turn at their end.  #? sequence_rope&latent
             (still, q), (fixed, k) = (x.split([x.shape[-1] - size, size], -1) for x in (q, k))  #? sequence_rope&latent
