@@ -182,7 +182,8 @@ fn rope_turns_pairs_by_their_position() {
     let mut m = Module::default();
     let (t, d) = (m.dim("t", 3), m.dim("d", 4));
     let (ty, of_positions) = (Type::f32(&[t, d]), Type::i32(&[t]));
-    let rope = |positions| Op::Rope(Rope { base: 100.0, positions, scaling: None, inverse: false });
+    let rope =
+        |positions| Op::Rope(Rope { base: 100.0, positions, scaling: None, inverse: false, chosen: None });
     let x = Tensor::float(&[3, 4], vec![1.0; 12]);
     let positions = Tensor::int(&[3], vec![0, 1, 7]);
     let y = apply(&m, rope(Positions::Tokens), &[(&ty, &x), (&of_positions, &positions)]).remove(0);

@@ -98,13 +98,16 @@ fn attention<'a>(spec: &'a Spec, name: &str) -> Option<&'a Attention> {
     }
 }
 
-/// Of each attention, for each head of queries, what its pairs contribute.
+/// Numbers of pairs of heads, for each attention.
+type OfPairs = BTreeMap<(usize, String), Vec<Vec<f64>>>;
+
+/// Contributions of pairs, for each head of queries.
 fn contributions(
     donor: &Trained,
     device: &dyn Device,
     rows: u64,
     sources: &Sources,
-) -> Result<BTreeMap<(usize, String), Vec<Vec<f64>>>, Failure> {
+) -> Result<OfPairs, Failure> {
     let nothing = || {
         let what = "the donor has no held-out data by which pairs are chosen; write `latent.pairs`";
         Failure::Usage(what.into())

@@ -690,7 +690,8 @@ fn adjacent_elements_are_those_of_one_at_a_time() {
     let Some(device) = device(ptx::Options::default()) else { return };
     let kernel = |rows: u64, n: u64, size: u64, start: u64, dtype: DType| {
         let groups = n / size;
-        let rope = Rope { base: 100.0, positions: Positions::Tokens, scaling: None, inverse: false };
+        let rope =
+            Rope { base: 100.0, positions: Positions::Tokens, scaling: None, inverse: false, chosen: None };
         let same = |n| Broadcast { outer: 1, size: n, inner: 1 };
         let mul = |a, b, broadcast| RowOp::Binary { op: Binary::Mul, a, b, broadcast, small_first: false };
         let add = |a, b, broadcast| RowOp::Binary { op: Binary::Add, a, b, broadcast, small_first: false };

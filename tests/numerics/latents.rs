@@ -38,7 +38,7 @@ impl Read for Donor<'_> {
 #[test]
 fn latents_compute_what_the_paper_leaves_of_heads() {
     let golden = read("tests/goldens/transplants/latents.safetensors");
-    let ids: Vec<i32> = golden["ids"].ints().iter().map(|id| *id as i32).collect();
+    let ids: Vec<i32> = golden["ids"].ints().to_vec();
     let n = ids.len();
     let old = spec("kv_heads 2 projection none");
     for (name, latent, whole) in [

@@ -1614,7 +1614,7 @@ mod row_kernels {
                 (Positions::Depth { half_reversed: false }, None, true),
                 (Positions::Depth { half_reversed: true }, None, false),
             ] {
-                let rope = Rope { base: 500.0, positions, scaling, inverse };
+                let rope = Rope { base: 500.0, positions, scaling, chosen: None, inverse };
                 let position = if positions == Positions::Tokens { position } else { depth };
                 let y = b.op(RowOp::Rope { x, size, rope, position, depths }, n);
                 b.store(y, RowStore::Row);
