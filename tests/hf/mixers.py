@@ -27,6 +27,8 @@ from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
 HEADS, LAYERS = 4, 3
 # Bounds of gradients; those of the mLSTM magnify the rounding of its f32 on both sides.
 GRADIENTS = {"mlstm": 3e-4}
+# Theirs is f32, too, and differs from processor to processor: 1.1e-5 on one with AVX-512.
+LOGITS = {"gated_delta": 2e-5}
 
 
 def rms(x, gain=1.0, eps=1e-6):
@@ -276,7 +278,7 @@ def check(file, mixer):
     ids = held["ids"]
     logits = model(weights, ids[:, :-1], mixer)
     (-log_softmax(logits, -1).gather(-1, ids[:, 1:, None]).mean()).backward()
-    errors = {"logits": (apart(held["logits"].double(), logits), 1e-5)}
+    errors = {"logits": (apart(held["logits"].double(), logits), LOGITS.get(mixer.__name__, 1e-5))}
     cached = held["cached"].double()
     errors["cached"] = (apart(cached, logits[:, -cached.shape[1] :]), 1e-5)
     for name, w in weights.items():

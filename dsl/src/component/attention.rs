@@ -784,9 +784,20 @@ impl Described for Attention {
     }
 
     fn shrink(&mut self, to: &mut Small) {
-        let group = (self.heads / self.kv_heads.max(1)).min(3);
-        to.less("kv_heads", &mut self.kv_heads, 2);
-        to.less("heads", &mut self.heads, self.kv_heads * group);
+        match &mut self.latent {
+            // Heads that share a head of keys, and heads that do not.
+            Some(l) if l.keys > 1 => {
+                let group = (self.heads / l.keys).min(2);
+                to.less("latent.keys", &mut l.keys, 2);
+                to.less("kv_heads", &mut self.kv_heads, l.keys * group);
+                to.less("heads", &mut self.heads, l.keys * group);
+            }
+            _ => {
+                let group = (self.heads / self.kv_heads.max(1)).min(3);
+                to.less("kv_heads", &mut self.kv_heads, 2);
+                to.less("heads", &mut self.heads, self.kv_heads * group);
+            }
+        }
         if let Some(l) = &mut self.latent {
             // A part that turns, one that does not, and values that are shorter.
             if l.pairs.is_empty() {
