@@ -82,10 +82,9 @@ template <int CHANNELS> DEVICE void conv_sum(float sum, float *dw, int entry, in
     dw[i64(entry) * CHANNELS + c] = all;
 }
 
-// A block has the filters of 32 channels, or an entry of long ones, and `SLICE` tokens: sums of
-// slices are `CHANNELS` times `WIDTH` apart.
-template <int TOKENS, int CHANNELS, int WIDTH, int SLICE> struct Filter {
-    static constexpr int ENTRIES = WIDTH <= 8 ? WIDTH : 1;
+// A block has `ENTRIES` of the filters of 32 channels, which divide `WIDTH`, and `SLICE` tokens: sums
+// of slices are `CHANNELS` times `WIDTH` apart.
+template <int CHANNELS, int WIDTH, int ENTRIES, int SLICE> struct Filter {
     int entry, c;
     i64 slice;
     DEVICE Filter() {
@@ -109,34 +108,32 @@ template <int TOKENS, int CHANNELS, int WIDTH, int SLICE> struct Filter {
     }
 };
 
-template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, int SLICE>
+template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, int ENTRIES, int SLICE>
 DEVICE void conv_filters(const float *x, i64 x_stride, const float *dy, i64 dy_stride, float *dw) {
-    typedef Filter<TOKENS, CHANNELS, WIDTH, SLICE> Own;
-    Own at;
-    at.sum(i64(BATCH) * TOKENS, dw, [&](i64 token, float (&sums)[Own::ENTRIES]) {
+    Filter<CHANNELS, WIDTH, ENTRIES, SLICE> at;
+    at.sum(i64(BATCH) * TOKENS, dw, [&](i64 token, float (&sums)[ENTRIES]) {
         float d = dy[token * dy_stride + at.c];
         int before = int(token % TOKENS) - at.entry;
 #pragma unroll
-        for (int e = 0; e < Own::ENTRIES; ++e)
+        for (int e = 0; e < ENTRIES; ++e)
             if (before >= e) sums[e] = fmaf(d, x[(token - at.entry - e) * x_stride + at.c], sums[e]);
     });
 }
 
-template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, int SLICE>
+template <int BATCH, int TOKENS, int CHANNELS, int WIDTH, int ENTRIES, int SLICE>
 DEVICE void conv_filters_of_documents(const float *x, i64 x_stride, const float *dy, i64 dy_stride, const int *segments,
                                       float *dw) {
-    typedef Filter<TOKENS, CHANNELS, WIDTH, SLICE> Own;
-    Own at;
-    at.sum(i64(BATCH) * TOKENS, dw, [&](i64 token, float (&sums)[Own::ENTRIES]) {
+    Filter<CHANNELS, WIDTH, ENTRIES, SLICE> at;
+    at.sum(i64(BATCH) * TOKENS, dw, [&](i64 token, float (&sums)[ENTRIES]) {
         i64 first = token / TOKENS * TOKENS;
         const int *own = segments + first;
         int j = own[token - first] >= 0 ? int(token - first) : -1;
         for (int k = 0; k < at.entry && j >= 0; ++k) j = following<TOKENS>(own, j, false);
         float d = dy[token * dy_stride + at.c];
 #pragma unroll
-        for (int e = 0; e < Own::ENTRIES; ++e) {
+        for (int e = 0; e < ENTRIES; ++e) {
             if (j >= 0) sums[e] = fmaf(d, x[(first + j) * x_stride + at.c], sums[e]);
-            if (e + 1 < Own::ENTRIES && j >= 0) j = following<TOKENS>(own, j, false);
+            if (e + 1 < ENTRIES && j >= 0) j = following<TOKENS>(own, j, false);
         }
     });
 }

@@ -39,7 +39,18 @@ template <bool TURNED> DEVICE void right(u32 (&r)[4], const bf16 *b, int row) {
     else load_matrices(r, b + (low + third * 8) * row + second * 8);
 }
 
-// `c += a · b` of 16 rows by `N` columns, `K` deep.
+// `c += a · b` of 16 rows by `N` columns, the 16 deep from `k` on; `a` is in registers.
+template <int N, bool B_TURNED> DEVICE void multiply_piece(float (&c)[N / 8][4], const u32 (&a)[4], const bf16 *b, int b_row, int k) {
+#pragma unroll
+    for (int n = 0; n < N; n += 16) {
+        u32 y[4];
+        right<B_TURNED>(y, b + (B_TURNED ? k * b_row + n : n * b_row + k), b_row);
+        multiply_matrices(c[n / 8], a, y[0], y[1]);
+        multiply_matrices(c[n / 8 + 1], a, y[2], y[3]);
+    }
+}
+
+// The same, `K` deep.
 template <int N, int K, bool A_TURNED, bool B_TURNED>
 DEVICE void multiply(float (&c)[N / 8][4], const bf16 *a, int a_row, const bf16 *b, int b_row) {
     static_assert(N % 16 == 0 && K % 16 == 0, "pieces of 16");
@@ -47,13 +58,7 @@ DEVICE void multiply(float (&c)[N / 8][4], const bf16 *a, int a_row, const bf16 
     for (int k = 0; k < K; k += 16) {
         u32 x[4];
         left<A_TURNED>(x, a + (A_TURNED ? k * a_row : k), a_row);
-#pragma unroll
-        for (int n = 0; n < N; n += 16) {
-            u32 y[4];
-            right<B_TURNED>(y, b + (B_TURNED ? k * b_row + n : n * b_row + k), b_row);
-            multiply_matrices(c[n / 8], x, y[0], y[1]);
-            multiply_matrices(c[n / 8 + 1], x, y[2], y[3]);
-        }
+        multiply_piece<N, B_TURNED>(c, x, b, b_row, k);
     }
 }
 
@@ -64,13 +69,7 @@ DEVICE void multiply_sums(float (&c)[N / 8][4], const float (&a)[K / 8][4], cons
     for (int k = 0; k < K; k += 16) {
         u32 x[4];
         fragment(x, a[k / 8], a[k / 8 + 1]);
-#pragma unroll
-        for (int n = 0; n < N; n += 16) {
-            u32 y[4];
-            right<B_TURNED>(y, b + (B_TURNED ? k * b_row + n : n * b_row + k), b_row);
-            multiply_matrices(c[n / 8], x, y[0], y[1]);
-            multiply_matrices(c[n / 8 + 1], x, y[2], y[3]);
-        }
+        multiply_piece<N, B_TURNED>(c, x, b, b_row, k);
     }
 }
 
@@ -101,15 +100,19 @@ template <int N> DEVICE void scale_rows(float (&c)[N][4], const float *scales) {
         for (int e = 0; e < 4; ++e) c[n][e] *= scales[row_of(e / 2)];
 }
 
-// `ROWS` rows of `WIDTH` from adjacent memory, or zeros where `keeps(row)` says no; by all threads.
+// Eight adjacent numbers of bf16, on 16 bytes.
+DEVICE Words<4> &eight(bf16 *at) { return *reinterpret_cast<Words<4> *>(at); }
+DEVICE const Words<4> &eight(const bf16 *at) { return *reinterpret_cast<const Words<4> *>(at); }
+
+// `rows` of `WIDTH` from adjacent memory, or zeros where `keeps(row)` says no; by all threads.
 template <int WIDTH, int THREADS, class Keeps>
 DEVICE void load_rows(bf16 *to, const bf16 *from, i64 stride, int rows, Keeps keeps) {
     constexpr int ACROSS = WIDTH / 8;
     for (int i = int(threadIdx.x); i < rows * ACROSS; i += THREADS) {
         int row = i / ACROSS, piece = i % ACROSS;
         Words<4> words = {{0, 0, 0, 0}};
-        if (keeps(row)) words = *reinterpret_cast<const Words<4> *>(from + row * stride + piece * 8);
-        *reinterpret_cast<Words<4> *>(to + row * ROW<WIDTH> + piece * 8) = words;
+        if (keeps(row)) words = eight(from + row * stride + piece * 8);
+        eight(to + row * ROW<WIDTH> + piece * 8) = words;
     }
 }
 
@@ -130,10 +133,6 @@ DEVICE Words<4> scaled(Words<4> words, float scale) {
         pair = pack(__uint_as_float(pair << 16) * scale, __uint_as_float(pair & 0xffff0000u) * scale);
     return words;
 }
-
-// Eight adjacent numbers of bf16, on 16 bytes.
-DEVICE Words<4> &eight(bf16 *at) { return *reinterpret_cast<Words<4> *>(at); }
-DEVICE const Words<4> &eight(const bf16 *at) { return *reinterpret_cast<const Words<4> *>(at); }
 
 // --- a chunk -------------------------------------------------------------------------------------
 
@@ -182,7 +181,7 @@ struct Decays {
         }
         __syncthreads();
         if (i < CHUNK) {
-            float product = 1.0f, end = 1.0f, begin = 1.0f;
+            float product = 1.0f, begin = 1.0f;
             for (int t = 0; t < i; ++t) begin *= alpha[t];
             before[i] = begins[i] ? 0.0f : begin;
             through[i] = begin * alpha[i];
@@ -190,8 +189,7 @@ struct Decays {
                 near[t][i] = begins[t] ? 0.0f : product;
                 product *= alpha[t];
             }
-            end = product;
-            after[i] = end;
+            after[i] = product;
         }
         __syncthreads();
     }
@@ -301,6 +299,55 @@ DEVICE void chunks(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, con
     }
 }
 
+// A warp's 16 values of a head: rows of its state, which has all keys, and columns of a chunk.
+template <class S> struct Own {
+    static constexpr int D = S::SIZE, E = S::VALUE_PART;
+    int part, warp, h, b;
+    // The number of the head's first chunk.
+    i64 head;
+    DEVICE explicit Own(u32 block) : part(int(take(block, u32(S::VALUE / E))) * E), warp(int(threadIdx.x) / 32) {
+        head = i64(block) * Place<S>::CHUNKS;
+        h = int(take(block, u32(S::HEADS)));
+        b = int(block);
+    }
+
+    DEVICE void keep(float (&state)[D / 8][4], i64 chunk, bf16 *kept) const {
+        bf16 *to = kept + (chunk * S::VALUE + part + warp * 16) * D;
+        each_pair(state, [&](int i, int j, float first, float second) { store_pair(to + i * D + j, first, second); });
+    }
+
+    static DEVICE void decay(float (&state)[D / 8][4], float whole) {
+#pragma unroll
+        for (int j = 0; j < D / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) state[j][e] *= whole;
+    }
+
+    // The place of a sum of values by tokens in a tile of tokens by values.
+    DEVICE int at(int t, int e) const { return (column_of(t) + e % 2) * ROW<E> + warp * 16 + row_of(e / 2); }
+
+    DEVICE void read(float (&turned)[CHUNK / 8][4], const bf16 *tile) const {
+#pragma unroll
+        for (int t = 0; t < CHUNK / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) turned[t][e] = to_float(tile[at(t, e)]);
+    }
+
+    // Into the tile, and from there to memory, 16 bytes at a time.
+    DEVICE void write(const float (&turned)[CHUNK / 8][4], bf16 *tile, i64 chunk, bf16 *all) const {
+        __syncwarp();
+#pragma unroll
+        for (int t = 0; t < CHUNK / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) store(tile[at(t, e)], turned[t][e]);
+        __syncwarp();
+        bf16 *to = all + chunk * (CHUNK * S::VALUE) + part + warp * 16;
+#pragma unroll
+        for (int i = int(threadIdx.x) % 32; i < CHUNK * 2; i += 32)
+            eight(to + i / 2 * S::VALUE + i % 2 * 8) = eight(tile + i / 2 * ROW<E> + warp * 16 + i % 2 * 8);
+    }
+};
+
 // The states before all chunks, one chunk after another: a warp has 16 values of a head, `S` of all
 // keys. `x` is read as `Y`, and written where there is a delta.
 template <class S> struct StateShared {
@@ -311,15 +358,13 @@ template <class S> DEVICE void states(const bf16 *ends, const bf16 *w, bf16 *x, 
     constexpr int D = S::SIZE, E = S::VALUE_PART, THREADS = E * 2, STAGES = S::STAGES;
     extern __shared__ __align__(16) u8 memory[];
     StateShared<S> *stages = reinterpret_cast<StateShared<S> *>(memory);
-    u32 block = blockIdx.x;
-    int part = int(take(block, u32(S::VALUE / E))) * E, warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-    i64 head = i64(block) * Place<S>::CHUNKS;
+    Own<S> own(blockIdx.x);
     auto bring = [&](int chunk) {
         StateShared<S> &to = stages[chunk % STAGES];
-        i64 n = head + chunk;
+        i64 n = own.head + chunk;
         bring_rows<D, THREADS>(to.ends, ends + n * (CHUNK * D), D, CHUNK);
         if (S::DELTA) bring_rows<D, THREADS>(to.w, w + n * (CHUNK * D), D, CHUNK);
-        bring_rows<E, THREADS>(to.x, x + n * (CHUNK * S::VALUE) + part, S::VALUE, CHUNK);
+        bring_rows<E, THREADS>(to.x, x + n * (CHUNK * S::VALUE) + own.part, S::VALUE, CHUNK);
     };
     float state[D / 8][4];
     clear(state);
@@ -334,36 +379,15 @@ template <class S> DEVICE void states(const bf16 *ends, const bf16 *w, bf16 *x, 
         } else copy_wait<0>();
         __syncthreads();
         StateShared<S> &s = stages[chunk % STAGES];
-        i64 n = head + chunk;
-        bf16 *to = kept + (n * S::VALUE + part + warp * 16) * D;
-        each_pair(state, [&](int i, int j, float first, float second) { store_pair(to + i * D + j, first, second); });
+        i64 n = own.head + chunk;
+        own.keep(state, n, kept);
         float turned[CHUNK / 8][4];
-#pragma unroll
-        for (int t = 0; t < CHUNK / 8; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                turned[t][e] = to_float(s.x[(column_of(t) + e % 2) * ROW<E> + warp * 16 + row_of(e / 2)]);
+        own.read(turned, s.x);
         if constexpr (S::DELTA) {
             multiply_sums<CHUNK, D, false>(turned, state, s.w, ROW<D>);
-            __syncwarp();
-#pragma unroll
-            for (int t = 0; t < CHUNK / 8; ++t)
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    store(s.x[(column_of(t) + e % 2) * ROW<E> + warp * 16 + row_of(e / 2)], turned[t][e]);
-            __syncwarp();
-            // The warp's own columns, 16 bytes at a time.
-            bf16 *back = x + n * (CHUNK * S::VALUE) + part + warp * 16;
-#pragma unroll
-            for (int i = lane; i < CHUNK * 2; i += 32)
-                *reinterpret_cast<Words<4> *>(back + i / 2 * S::VALUE + i % 2 * 8) =
-                    *reinterpret_cast<const Words<4> *>(s.x + i / 2 * ROW<E> + warp * 16 + i % 2 * 8);
+            own.write(turned, s.x, n, x);
         }
-        float whole = wholes[n];
-#pragma unroll
-        for (int j = 0; j < D / 8; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) state[j][e] *= whole;
+        own.decay(state, wholes[n]);
         multiply_sums<D, CHUNK, true>(state, turned, s.ends, ROW<D>);
         __syncthreads();
         if (STAGES == 1 && chunk + 1 < Place<S>::CHUNKS) {
@@ -498,23 +522,20 @@ DEVICE void back_states(const bf16 *d, i64 d_stride, const bf16 *back, const bf1
     constexpr int D = S::SIZE, E = S::VALUE_PART, THREADS = E * 2, STAGES = S::BACK_STAGES, CHUNKS = Place<S>::CHUNKS;
     extern __shared__ __align__(16) u8 memory[];
     BackShared<S> *stages = reinterpret_cast<BackShared<S> *>(memory);
-    u32 block = blockIdx.x;
-    int part = int(take(block, u32(S::VALUE / E))) * E, warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-    i64 head = i64(block) * CHUNKS;
-    int h = int(take(block, u32(S::HEADS))), b = int(block);
+    Own<S> own(blockIdx.x);
     auto bring = [&](int chunk) {
         BackShared<S> &to = stages[chunk % STAGES];
-        i64 n = head + chunk;
+        i64 n = own.head + chunk;
         bring_rows<D, THREADS>(to.back, back + n * (CHUNK * D), D, CHUNK);
         if (S::DELTA) bring_rows<D, THREADS>(to.u, keys_u + n * (CHUNK * D), D, CHUNK);
         bring_rows<D, THREADS>(to.q, queries + n * (CHUNK * D), D, CHUNK);
-        bring_rows<E, THREADS>(to.dx, dx + n * (CHUNK * S::VALUE) + part, S::VALUE, CHUNK);
+        bring_rows<E, THREADS>(to.dx, dx + n * (CHUNK * S::VALUE) + own.part, S::VALUE, CHUNK);
         // Rows behind the last token are zeros, and so are the queries of tokens that take no part.
         int rows = S::TOKENS - chunk * CHUNK;
         for (int i = int(threadIdx.x); i < CHUNK * (E / 8); i += THREADS) {
             int row = i / (E / 8), piece = i % (E / 8);
-            i64 token = i64(b) * S::TOKENS + chunk * CHUNK + (row < rows ? row : 0);
-            copy_async(to.d + row * ROW<E> + piece * 8, d + token * d_stride + h * S::VALUE + part + piece * 8, row < rows ? 16 : 0);
+            i64 token = i64(own.b) * S::TOKENS + chunk * CHUNK + (row < rows ? row : 0);
+            copy_async(to.d + row * ROW<E> + piece * 8, d + token * d_stride + own.h * S::VALUE + own.part + piece * 8, row < rows ? 16 : 0);
         }
     };
     float state[D / 8][4];
@@ -530,34 +551,14 @@ DEVICE void back_states(const bf16 *d, i64 d_stride, const bf16 *back, const bf1
         } else copy_wait<0>();
         __syncthreads();
         BackShared<S> &s = stages[chunk % STAGES];
-        i64 n = head + chunk;
-        bf16 *to = dkept + (n * S::VALUE + part + warp * 16) * D;
-        each_pair(state, [&](int i, int j, float first, float second) { store_pair(to + i * D + j, first, second); });
+        i64 n = own.head + chunk;
+        own.keep(state, n, dkept);
         float turned[CHUNK / 8][4];
-#pragma unroll
-        for (int t = 0; t < CHUNK / 8; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                turned[t][e] = to_float(s.dx[(column_of(t) + e % 2) * ROW<E> + warp * 16 + row_of(e / 2)]);
+        own.read(turned, s.dx);
         multiply_sums<CHUNK, D, false>(turned, state, s.back, ROW<D>);
-        __syncwarp();
-#pragma unroll
-        for (int t = 0; t < CHUNK / 8; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                store(s.dx[(column_of(t) + e % 2) * ROW<E> + warp * 16 + row_of(e / 2)], turned[t][e]);
-        __syncwarp();
-        bf16 *whole_rows = dx + n * (CHUNK * S::VALUE) + part + warp * 16;
-#pragma unroll
-        for (int i = lane; i < CHUNK * 2; i += 32)
-            *reinterpret_cast<Words<4> *>(whole_rows + i / 2 * S::VALUE + i % 2 * 8) =
-                *reinterpret_cast<const Words<4> *>(s.dx + i / 2 * ROW<E> + warp * 16 + i % 2 * 8);
-        float whole = wholes[n];
-#pragma unroll
-        for (int j = 0; j < D / 8; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) state[j][e] *= whole;
-        multiply<D, CHUNK, true, true>(state, s.d + warp * 16, ROW<E>, s.q, ROW<D>);
+        own.write(turned, s.dx, n, dx);
+        own.decay(state, wholes[n]);
+        multiply<D, CHUNK, true, true>(state, s.d + own.warp * 16, ROW<E>, s.q, ROW<D>);
         if constexpr (S::DELTA) multiply_sums<D, CHUNK, true>(state, turned, s.u, ROW<D>);
         __syncthreads();
         if (STAGES == 1 && chunk > 0) {

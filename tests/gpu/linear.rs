@@ -114,8 +114,9 @@ impl Case {
         let options = Options { checks: Checks::NONE, ..Options::default() };
         let naive = results(&plan, &fill, &PtxDevice::naive(options).unwrap());
         let found = results(&plan, &fill, &PtxDevice::new(Options::default()).unwrap());
-        let results = |name: &str| name == "o" || name.starts_with('d') && name.len() != 5 && name != "do";
-        for ((name, found), (_, expected)) in found.iter().zip(&naive).filter(|((name, _), _)| results(name))
+        let read = ["q", "k", "v", "u", "decay", "segments", "do"];
+        for ((name, found), (_, expected)) in
+            found.iter().zip(&naive).filter(|((name, _), _)| !read.contains(&name.as_str()))
         {
             let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
             let e = distance(&wide(found), &wide(expected));

@@ -32,7 +32,6 @@ use thiserror::Error;
 /// The files that generated texts include: name and text. One front page for all of them is
 /// `kernels/README.md`.
 pub const HEADERS: &[(&str, &str)] = &[
-    ("linear.cuh", include_str!("../../../kernels/linear.cuh")),
     ("prelude.cuh", include_str!("../../../kernels/prelude.cuh")),
     ("product.cuh", include_str!("../../../kernels/product.cuh")),
     ("grouped.cuh", include_str!("../../../kernels/grouped.cuh")),
@@ -45,6 +44,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("sources.cuh", include_str!("../../../kernels/sources.cuh")),
     ("conv.cuh", include_str!("../../../kernels/conv.cuh")),
     ("running.cuh", include_str!("../../../kernels/running.cuh")),
+    ("linear.cuh", include_str!("../../../kernels/linear.cuh")),
     ("route.cuh", include_str!("../../../kernels/route.cuh")),
     ("move.cuh", include_str!("../../../kernels/move.cuh")),
     ("embed.cuh", include_str!("../../../kernels/embed.cuh")),

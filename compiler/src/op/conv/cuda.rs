@@ -57,11 +57,11 @@ pub(super) fn grad(kernel: &ConvGrad, variant: Variant) -> Result<Option<Source>
     let kind = if kernel.segments { "conv_grad_segments" } else { "conv_grad" };
     let name = format!("{kind}_{}x{}x{}_{}", s.batch, s.tokens, s.channels, s.width);
     let slices = times(&[s.batch, s.tokens]).div_ceil(SLICE);
-    // Entries of a filter of a block: `ENTRIES` of `conv.cuh`.
+    // Entries of a filter of a block, which has their sums in registers.
     let entries = if s.width <= 8 { s.width.max(1) } else { 1 };
     let grid = blocks(times(&[s.channels.div_ceil(LINE), s.width / entries, slices.max(1)]))?;
     let template = if kernel.segments { "conv_filters_of_documents" } else { "conv_filters" };
-    let constants = format!("{}, {}, {SLICE}", fits("sequences", s.batch)?, constants(s)?);
+    let constants = format!("{}, {}, {entries}, {SLICE}", fits("sequences", s.batch)?, constants(s)?);
     let mut builder = Builder::new(name, "conv.cuh");
     let count = times(&[s.channels, s.width]);
     let parts = (slices > 1).then(|| builder.scratch(times(&[slices, count, 4])));

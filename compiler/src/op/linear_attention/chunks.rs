@@ -69,6 +69,11 @@ impl<'k> Chunks<'k> {
         times(&[self.shape.batch, self.shape.head_count(), self.shape.tokens.div_ceil(CHUNK)])
     }
 
+    /// Parts of a key's numbers that the warps of a block of gradients divide among them.
+    fn halves(&self) -> u64 {
+        if self.shape.size.is_multiple_of(32) && self.shape.size >= 64 { 2 } else { 1 }
+    }
+
     /// So many rows of keys, of parts of values, and of tokens of a chunk, in shared memory.
     fn bytes(&self, keys: u64, values: u64, tokens: u64) -> u64 {
         keys * rows(CHUNK, self.shape.size) + values * rows(CHUNK, self.part) + tokens * rows(CHUNK, CHUNK)
@@ -107,7 +112,6 @@ impl<'k> Chunks<'k> {
     /// The struct of constants that the entries are made for.
     fn constants(&mut self, stages: u64, back_stages: u64) -> Result<()> {
         let s = self.shape;
-        let halves = if s.size.is_multiple_of(32) && s.size >= 64 { 2 } else { 1 };
         let mut lines = vec![];
         let numbers = [
             ("BATCH", s.batch),
@@ -118,7 +122,7 @@ impl<'k> Chunks<'k> {
             ("VALUE_PART", self.part),
             ("STAGES", stages),
             ("BACK_STAGES", back_stages),
-            ("HALVES", halves),
+            ("HALVES", self.halves()),
         ];
         for (name, n) in numbers {
             let n = fits("a size of a linear attention", n)?;
@@ -384,9 +388,13 @@ pub(super) fn backward(kernel: &LinearAttentionGrad, variant: Variant) -> Result
     let tokens = times(&[s.batch, s.tokens]);
     for letter in ["Q", "K", "V", "U", "DECAY"] {
         let name = letter.to_lowercase();
+        let (numbers, before, after) = match letter {
+            "DECAY" => ("float x", "store(", "], x);"),
+            _ => ("int c, float x, float y", "store_pair(&", " + c], x, y);"),
+        };
         let found = kernel.operands().find(|(operand, ..)| *operand == name);
         let Some((_, gradient, part)) = found else {
-            passed.push("[&](i64, int, int, float, float) {}".into());
+            passed.push(format!("\n        [&](i64 token, int h, {numbers}) {{}}"));
             continue;
         };
         let width = match letter {
@@ -394,7 +402,7 @@ pub(super) fn backward(kernel: &LinearAttentionGrad, variant: Variant) -> Result
             "V" => s.value,
             _ => s.size,
         };
-        let give = match s.is_shared(part) {
+        let to = match s.is_shared(part) {
             true => {
                 let at = c.builder.scratch(times(&[tokens, s.head_count(), width, 4]));
                 list.push(scratch("float *", &format!("parts_{name}"), at));
@@ -407,19 +415,9 @@ pub(super) fn backward(kernel: &LinearAttentionGrad, variant: Variant) -> Result
                 format!("{gradient}[token * {}ll + S::{of}(h)", part.row)
             }
         };
-        passed.push(match letter {
-            "DECAY" => format!("\n        [&](i64 token, int h, float x) {{ store({give}], x); }}"),
-            _ => format!(
-                "\n        [&](i64 token, int h, int c, float x, float y) {{ store_pair(&{give} + c], x, y); }}"
-            ),
-        });
+        passed.push(format!("\n        [&](i64 token, int h, {numbers}) {{ {before}{to}{after} }}"));
     }
-    if s.decay.is_none() {
-        passed.pop();
-        passed.push("[&](i64, int, float) {}".into());
-    }
-    let halves = if s.size.is_multiple_of(32) && s.size >= 64 { 2 } else { 1 };
-    let geometry = (chunks, 128 * halves, fits("shared memory", shared.gradient)?);
+    let geometry = (chunks, 128 * c.halves() as u32, fits("shared memory", shared.gradient)?);
     let size = "sizeof(linear::GradientShared<S>)";
     c.pass("linear_gradients", geometry, &list, "gradients<S>", &passed.join(", "), size);
 
