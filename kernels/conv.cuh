@@ -82,8 +82,8 @@ template <int CHANNELS> DEVICE void conv_sum(float sum, float *dw, int entry, in
     dw[i64(entry) * CHANNELS + c] = all;
 }
 
-// A block has `ENTRIES` of the filters of 32 channels, which divide `WIDTH`, and `SLICE` tokens: sums
-// of slices are `CHANNELS` times `WIDTH` apart.
+// A block has `ENTRIES` of the filters of 32 channels, which divide `WIDTH`, and `SLICE` tokens:
+// sums of slices are `CHANNELS` times `WIDTH` apart.
 template <int CHANNELS, int WIDTH, int ENTRIES, int SLICE> struct Filter {
     int entry, c;
     i64 slice;
