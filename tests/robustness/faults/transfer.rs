@@ -176,37 +176,28 @@ pub fn faults() -> Vec<Fault> {
     );
     add(
         "a scale of scores that is not folded",
-        Of::Fold(|name, x, by| {
-            if name.ends_with("q_norm.weight") {
-                x.iter_mut().for_each(|x| *x /= by);
-            }
-        }),
+        Of::Fold(|name, x, by| multiplied(name, "q_norm.weight", x, 1.0 / by)),
     );
     add(
         "a scale of scores that is folded twice",
-        Of::Fold(|name, x, by| {
-            if name.ends_with("q_norm.weight") {
-                x.iter_mut().for_each(|x| *x *= by);
-            }
-        }),
+        Of::Fold(|name, x, by| multiplied(name, "q_norm.weight", x, by)),
     );
     add(
         "a scale of scores that is folded into one layer",
-        Of::Fold(|name, x, by| {
-            if name.ends_with("layers.1.self_attn.q_norm.weight") {
-                x.iter_mut().for_each(|x| *x /= by);
-            }
-        }),
+        Of::Fold(|name, x, by| multiplied(name, "layers.1.self_attn.q_norm.weight", x, 1.0 / by)),
     );
     add(
         "a scale of logits that is not folded",
-        Of::Fold(|name, x, _| {
-            if name == "model.norm.weight" {
-                x.iter_mut().for_each(|x| *x *= 3.0);
-            }
-        }),
+        Of::Fold(|name, x, _| multiplied(name, "model.norm.weight", x, 3.0)),
     );
     all
+}
+
+/// Multiplies a tensor whose name ends so.
+fn multiplied(name: &str, end: &str, x: &mut [f32], by: f32) {
+    if name.ends_with(end) {
+        x.iter_mut().for_each(|x| *x *= by);
+    }
 }
 
 fn transfer(spec: &mut Spec) -> &mut dreamc_dsl::spec::Transfer {

@@ -114,13 +114,7 @@ pub fn faults() -> Vec<Fault> {
             edit: |plan| {
                 of(plan, "layers.0.sa.qkv.weight", |m| {
                     if let [Step::Repeat(heads)] = &mut m.steps[..] {
-                        // Halves of heads.
-                        *heads = dreamc_transplant::Heads {
-                            queries: 2 * heads.queries,
-                            from: 2 * heads.from,
-                            to: 2 * heads.to,
-                            size: heads.size / 2,
-                        };
+                        *heads = halved(*heads);
                     }
                 })
             },
@@ -164,12 +158,7 @@ pub fn faults() -> Vec<Fault> {
             edit: |plan| {
                 of(plan, "layers.1.sa.qkv.weight", |m| {
                     if let [Step::Group(heads)] = &mut m.steps[..] {
-                        *heads = dreamc_transplant::Heads {
-                            queries: 2 * heads.queries,
-                            from: 2 * heads.from,
-                            to: 2 * heads.to,
-                            size: heads.size / 2,
-                        };
+                        *heads = halved(*heads);
                     }
                 })
             },
@@ -227,6 +216,16 @@ fn of(plan: &mut Plan, name: &str, edit: impl FnOnce(&mut Move)) -> bool {
     let before = found.clone();
     edit(found);
     *found != before
+}
+
+/// Halves of heads as if each were a head.
+fn halved(heads: dreamc_transplant::Heads) -> dreamc_transplant::Heads {
+    dreamc_transplant::Heads {
+        queries: 2 * heads.queries,
+        from: 2 * heads.from,
+        to: 2 * heads.to,
+        size: heads.size / 2,
+    }
 }
 
 fn latent(plan: &mut Plan, name: &str, edit: impl FnOnce(&mut Latent)) -> bool {
