@@ -214,6 +214,7 @@ def main():
     p.add_argument("--out", type=pathlib.Path, default=pathlib.Path("transfer"))
     p.add_argument("--seeds", type=int, default=5)
     p.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
+    p.add_argument("--share", default="1/1", help="train the K-th of N shares of the runs: 1/2 and 2/2 are two processes of one folder")
     p.add_argument("--plan", action="store_true")
     p.add_argument("--report", action="store_true")
     a = p.parse_args()
@@ -229,7 +230,8 @@ def main():
     if not (a.out / "chain.txt").is_file():
         chain(a.out / "chain.txt")
     end = time.time() + 60 * a.minutes
-    for run in wanted:
+    share, of = map(int, a.share.split("/"))
+    for run in wanted[share - 1 :: of]:
         if time.time() > end:
             break
         train(a, run)
