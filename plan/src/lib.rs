@@ -29,4 +29,4 @@ pub mod timeline;
 pub use exchange::{Bytes, Exchange, Mesh, What};
 pub use machine::{Machine, MachineError};
 pub use memory::Memory;
-pub use timeline::{Work, timeline};
+pub use timeline::{Work, forward, timeline};

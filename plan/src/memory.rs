@@ -22,10 +22,18 @@ pub struct Memory {
     pub temporaries: u64,
     /// Scratch of kernels beside the arena.
     pub scratch: u64,
+    /// A teacher: its weights where they are not mapped, and its forward.
+    #[serde(skip_serializing_if = "none")]
+    pub teacher: u64,
     /// All of it.
     pub total: u64,
     /// Weights that stay in their file, not in the total.
     pub mapped: u64,
+}
+
+/// Whether a kind is left out of a report: most trainings have no teacher.
+fn none(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 impl Memory {
@@ -55,8 +63,13 @@ impl Memory {
         memory
     }
 
+    /// The same with a teacher of so many bytes.
+    pub fn taught(self, teacher: u64) -> Self {
+        Memory { teacher, total: self.total + teacher, ..self }
+    }
+
     /// The kinds with their names, largest purpose first in the order of a plan.
-    pub fn kinds(&self) -> [(&'static str, u64); 8] {
+    pub fn kinds(&self) -> [(&'static str, u64); 9] {
         [
             ("weights", self.weights),
             ("gradients", self.gradients),
@@ -66,6 +79,7 @@ impl Memory {
             ("inputs and results", self.inputs),
             ("temporaries", self.temporaries),
             ("scratch of kernels", self.scratch),
+            ("teacher", self.teacher),
         ]
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::exchange::{Exchange, What};
 use dreamc_compiler::LAST;
+use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::program::{Affine, Kernel, Launch, Operand, Plan, Step};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,19 +30,35 @@ pub enum Work {
 /// Seconds of one launch of each of the list of every program.
 pub type Prices = HashMap<String, Vec<f64>>;
 
-/// A step of so many micro-batches of a rank, of `ranks`.
-pub fn timeline(plan: &Plan, prices: &Prices, micro_batches: u64, ranks: u64) -> Vec<Work> {
+/// A step of so many micro-batches of a rank, of `ranks`; `before` each of them runs what a
+/// [`forward`] has.
+pub fn timeline(plan: &Plan, prices: &Prices, before: &[Work], micro_batches: u64, ranks: u64) -> Vec<Work> {
     let last = if plan.programs.contains_key(LAST) { LAST } else { "backward" };
     let mut work = vec![];
     for _ in 1..micro_batches.max(1) {
+        work.extend_from_slice(before);
         program(plan, prices, "backward", &mut work);
     }
+    work.extend_from_slice(before);
     program(plan, prices, last, &mut work);
     if ranks > 1 {
         work.push(Work::Wait(Arc::new(Exchange { what: What::Pool { bytes: POOLED }, ranks })));
     }
     program(plan, prices, "norm", &mut work);
     program(plan, prices, "update", &mut work);
+    work
+}
+
+/// The forward of a model by itself, a teacher's. `share` of the steps have it: launches take that
+/// part of their seconds, so that a step is the mean of all.
+pub fn forward(plan: &Plan, prices: &Prices, share: f64) -> Vec<Work> {
+    let mut work = vec![];
+    program(plan, prices, Entry::Whole.name(), &mut work);
+    for each in &mut work {
+        if let Work::Launch(seconds) = each {
+            *seconds *= share;
+        }
+    }
     work
 }
 

@@ -3,7 +3,7 @@
 use crate::failure::{Done, Failure};
 use crate::number::{decimal_bytes, grouped, instant, many};
 use crate::show::{self, duration, short, table};
-use crate::spec::SpecArguments;
+use crate::spec::{SpecArguments, make_absolute};
 use crate::{note, output};
 use clap::{Args, value_parser};
 use dreamc_compiler::format::Formats;
@@ -16,10 +16,11 @@ use dreamc_plan::machine;
 use dreamc_plan::model::Seconds;
 use dreamc_plan::simulate::simulate;
 use dreamc_plan::timeline::Prices;
-use dreamc_plan::{Bytes, Exchange, Machine, Memory, Mesh, timeline};
+use dreamc_plan::{Bytes, Exchange, Machine, Memory, Mesh, Work, forward, timeline};
 use dreamc_runtime::device::gpu::{prices, prices_by_rates};
 use dreamc_runtime::device::paper::PaperDevice;
 use dreamc_runtime::device::{AT_ONCE, Device, Group};
+use dreamc_runtime::train::teacher::Plan as Taught;
 use dreamc_runtime::train::{Prepared, TrainError, prepare};
 use serde::Serialize;
 use std::fmt::Write;
@@ -149,7 +150,8 @@ const SIZES: usize = 6;
 
 pub fn run(a: Arguments) -> Done {
     let machine = machine::find(&a.machine).map_err(|e| Failure::Usage(e.to_string()))?;
-    let spec = a.spec.load()?;
+    let mut spec = a.spec.load()?;
+    make_absolute(&mut spec, &a.spec.base());
     for (name, value) in [("--price", a.price), ("--failure-hours", a.failure_hours)] {
         if let Some(value) = value.filter(|v| !(v.is_finite() && *v > 0.0)) {
             return Err(Failure::Usage(format!("{name} is {value}, and must be above 0")));
@@ -254,7 +256,7 @@ fn prepared(spec: &Spec, machine: &Machine, asked: Asked, rank: u64) -> Result<(
     let prepared = prepare(spec, &device, &rewriting, &group, &Formats::default())?;
     let plan = &prepared.compiled.plan;
     let scratch = device.scratch_bytes(plan)?;
-    let memory = Memory::of(plan, scratch);
+    let memory = Memory::of(plan, scratch).taught(prepared.teacher_memory(&device)?.total);
     Ok((prepared, memory))
 }
 
@@ -267,6 +269,13 @@ fn priced(plan: &Plan, machine: &Machine, ranks: u64) -> Result<Prices, Failure>
     };
     all.values_mut().flatten().for_each(|seconds| *seconds *= machine.kernels);
     Ok(all)
+}
+
+/// The forward of the teacher of a micro-batch, in the mean over all steps; nothing without one.
+fn lesson(spec: &Spec, prepared: &Prepared, machine: &Machine, ranks: u64) -> Result<Vec<Work>, Failure> {
+    let (Some(heal), Some(teacher)) = (&spec.heal, &prepared.teacher) else { return Ok(vec![]) };
+    let share = Taught::flops_over(heal, 1.0, spec.train.steps);
+    Ok(forward(teacher.programs(), &priced(teacher.programs(), machine, ranks)?, share))
 }
 
 /// The rank with the longest part of what is cut, where something is.
@@ -314,7 +323,8 @@ fn offer(
     }
     let mesh = Mesh { machine, ranks, at_once: AT_ONCE };
     let micro_batches = accumulate / ranks;
-    let work = timeline(plan, &priced(plan, machine, ranks)?, micro_batches, ranks);
+    let lesson = lesson(&spec, &prepared, machine, ranks)?;
+    let work = timeline(plan, &priced(plan, machine, ranks)?, &lesson, micro_batches, ranks);
     let seconds = mesh.step(&work);
     let simulated = a.simulate.then(|| simulate(&work, &mesh, &|_| 1.0).step);
     let (checkpoint, failures) = failing(&prepared, &mesh, a.failure_hours);
@@ -450,6 +460,9 @@ fn details(t: &mut String, r: &Report, o: &Offer) {
         let _ = writeln!(t, "{}", format!("    {name:<26}{value:>16}   {note}").trim_end());
     };
     for (name, bytes) in o.memory.kinds() {
+        if name == "teacher" && bytes == 0 {
+            continue;
+        }
         row(name, decimal_bytes(bytes.into()), String::new());
     }
     row("memory of a rank", decimal_bytes(o.memory.total.into()), "as it allocates it".into());

@@ -263,6 +263,22 @@ fn a_teacher_has_its_memory_and_budgets_say_so() {
     let said =
         sandbox.error(&["train", "mixture.yaml", "--out", "runs/small", "--set", "train.memory=0.001MB"]);
     assert!(said.contains("of which the teacher takes"), "{said}");
+    // A plan has its memory, and the forward of every micro-batch in those steps that have it.
+    let plan = |spec: &str| {
+        let json = sandbox.good(&["plan", spec, "--machine", "cpu", "--ranks", "1", "--json"]);
+        let found: Value = serde_json::from_str(&json).unwrap();
+        found["meshes"][0].clone()
+    };
+    let (taught, alone) = (plan("mixture.yaml"), plan("alone.yaml"));
+    let kinds = taught["memory"].as_object().unwrap().iter();
+    let kinds = kinds.filter(|(name, _)| !["total", "mapped"].contains(&name.as_str()));
+    let sum: u64 = kinds.map(|(_, bytes)| bytes.as_u64().unwrap()).sum();
+    assert_eq!(taught["memory"]["total"].as_u64(), Some(sum), "{taught}");
+    assert!(taught["memory"]["teacher"].as_u64() > Some(0), "{taught}");
+    assert!(alone["memory"]["teacher"].is_null(), "{alone}");
+    let launches = |mesh: &Value| mesh["seconds"]["launches"].as_f64().unwrap();
+    assert!(launches(&taught) > launches(&alone), "{taught} {alone}");
+    assert!(sandbox.good(&["plan", "mixture.yaml", "--machine", "cpu", "--ranks", "1"]).contains("teacher"));
     // A teacher that is not there yet is said, and all else is counted.
     sandbox.write("none.yaml", &mixture(&format!("teacher: runs/none, {STAGES}")));
     let counts: Value = serde_json::from_str(&sandbox.good(&["count", "none.yaml", "--json"])).unwrap();

@@ -62,7 +62,7 @@ fn of_table(name: &str) -> Machine {
 fn work(prepared: &Prepared, micro_batches: u64, ranks: u64) -> Vec<Work> {
     let (rates, launch) = of_table("cpu").shared_rates(1).unwrap();
     let prices: Prices = prices_by_rates(&prepared.compiled.plan, rates, launch).unwrap();
-    timeline(&prepared.compiled.plan, &prices, micro_batches, ranks)
+    timeline(&prepared.compiled.plan, &prices, &[], micro_batches, ranks)
 }
 
 fn over_tcp(size: u64) -> Vec<Group> {

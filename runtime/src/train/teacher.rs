@@ -21,6 +21,7 @@ use dreamc_compiler::compiled::Entry as Of;
 use dreamc_compiler::count::{self, count};
 use dreamc_compiler::format::Formats;
 use dreamc_compiler::probe::{Point, Probe, matches, nearest, points};
+use dreamc_compiler::program::Plan as Program;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::teach::{LOGITS, Taught};
 use dreamc_compiler::{Compiled, Options, compile};
@@ -156,6 +157,11 @@ impl Plan {
     pub fn taught(&self) -> Vec<String> {
         let names: IndexSet<&String> = self.stages.iter().flatten().map(|pair| &pair.to).collect();
         names.into_iter().cloned().collect()
+    }
+
+    /// The programs of its forward.
+    pub fn programs(&self) -> &Program {
+        &self.compiled.plan
     }
 
     /// Its memory on a device: weights that are not mapped, and the forward of a micro-batch.
