@@ -13,10 +13,18 @@ struct Case {
     text: &'static str,
     /// Parts whose formulas read the depth, so that no rule says how they follow it.
     by_depth: &'static [&'static str],
+    /// Rules but `mup` under which all of its slopes are those of the rule.
+    also: &'static [&'static str],
 }
 
 const fn case(name: &'static str, text: &'static str) -> Case {
-    Case { name, text, by_depth: &[] }
+    Case { name, text, by_depth: &[], also: &[] }
+}
+
+impl Case {
+    const fn also(self, rules: &'static [&'static str]) -> Case {
+        Case { also: rules, ..self }
+    }
 }
 
 /// Attentions and networks of layers.
@@ -28,7 +36,8 @@ const LAYERS: Case = case(
     ea: {experts: {count: 4, active: 2, intermediate: 6, query: 4, shared: 1}}
     mlp: {mlp: {intermediate: 8}}
   body: [{repeat: 2, layers: [\"sa > mlp\", \"near > ea\"]}]",
-);
+)
+.also(&["completep", "umup"]);
 
 /// Attentions of short vectors, over depth, and with keys of earlier depths.
 const DEPTHS: Case = case(
@@ -49,7 +58,8 @@ const LOOP: Case = case(
     da: {depth: {heads: 1, head_size: 4}}
     ea: {experts: {count: 3, active: 2, intermediate: 6, query: 4}}
   body: [{recur: 3, layers: [\"(da | sa) > ea\"]}]",
-);
+)
+.also(&["completep", "spectral"]);
 
 /// Passes with weights of their own, around layers and statements.
 const PASSES: Case = case(
@@ -69,7 +79,8 @@ const SKIPS: Case = case(
   body:
     - repeat: 2
       layers: [\"skip(capacity 0.5, causal bce 0.1) { sa > mlp }\", \"skip(threshold, capacity 0.5, penalty 0.3) { sa } > mlp\"]",
-);
+)
+.also(&["completep", "umup"]);
 
 const STATIC: Case = case(
     "static lanes",
@@ -78,7 +89,8 @@ const STATIC: Case = case(
     mlp: {mlp: {intermediate: 8}}
   body: [{repeat: 2, layers: [\"sa > mlp\"]}]
   stream: {lanes: 3, kind: static}",
-);
+)
+.also(&["completep"]);
 
 const DYNAMIC: Case = case(
     "dynamic lanes",
@@ -87,7 +99,8 @@ const DYNAMIC: Case = case(
     mlp: {mlp: {intermediate: 8}}
   body: [{repeat: 2, layers: [\"sa > mlp\"]}]
   stream: {lanes: 3, kind: dynamic}",
-);
+)
+.also(&["completep"]);
 
 const MANIFOLD: Case = case(
     "lanes on a manifold",
@@ -96,7 +109,8 @@ const MANIFOLD: Case = case(
     mlp: {mlp: {intermediate: 8}}
   body: [{repeat: 2, layers: [\"sa > mlp\"]}]
   stream: {lanes: 3, kind: mhc}",
-);
+)
+.also(&["completep", "umup"]);
 
 const ATTENDED: Case = case(
     "a mean of sources",
@@ -115,7 +129,8 @@ const DELTA: Case = case(
     ka: {kda: {heads: 2}}
     rw: {rwkv7: {size: 4}}
   body: [{repeat: 2, layers: [\"gd > dn\", \"ka > rw\"]}]",
-);
+)
+.also(&["spectral"]);
 
 const DECAY: Case = case(
     "definitions that decay",
@@ -127,12 +142,14 @@ const DECAY: Case = case(
     ma: {mamba2: {size: 4, state: 4}}
     ml: {mlstm: {heads: 2}}
   body: [{repeat: 2, layers: [\"la > li > re\", \"gl > ma > ml\"]}]",
-);
+)
+.also(&["spectral"]);
 
 const SCORED: Case = Case {
     name: "definitions of attentions",
     // Of `1 - first` 0.8 are left at first, 0.2 far up.
     by_depth: &["di.out"],
+    also: &[],
     text: "
     al: {alibi: {heads: 2}}
     fo: {forgetting: {heads: 2}}
@@ -186,11 +203,16 @@ fn report(case: &Case, rule: &str) -> Report {
 }
 
 fn holds(case: &Case) {
-    let found = report(case, "mup");
+    holds_by(case, "mup");
+    case.also.iter().for_each(|rule| holds_by(case, rule));
+}
+
+fn holds_by(case: &Case, rule: &str) {
+    let found = report(case, rule);
     let known = |line: &&Line| !(line.over == Axis::Depth && case.by_depth.contains(&line.of.as_str()));
     let off = found.lines.iter().filter(known).filter(|line| !line.flat);
     let off: Vec<_> = off.map(|line| (&line.of, line.over)).collect();
-    assert!(off.is_empty(), "{}: {off:?}", case.name);
+    assert!(off.is_empty(), "{}, {rule}: {off:?}", case.name);
     assert!(found.lines.iter().any(|line| line.over == Axis::Depth), "{}", case.name);
 }
 
