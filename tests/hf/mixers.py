@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch.func import functional_call
 from torch.nn.functional import conv1d, linear, log_softmax, logsigmoid, normalize, sigmoid, silu, softplus
-from transformers import DiffLlamaConfig, KimiLinearConfig, Mamba2Config, MiniMaxConfig, OlmoHybridConfig, xLSTMConfig
+from transformers import DiffLlamaConfig, FalconH1Config, KimiLinearConfig, Mamba2Config, MiniMaxConfig, OlmoHybridConfig, xLSTMConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.diffllama import modeling_diffllama
+from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
@@ -89,6 +90,40 @@ def mamba2(w, x, i, memo):
         "norm.weight": w("out.weight"), "out_proj.weight": w("out.weight2"),
     }
     return call(Mamba2Mixer(config, i), weights, x.float())
+
+
+def falcon_h1(w, x, i, memo):
+    """transformers' FalconH1Mixer and FalconH1Attention, as its layer adds them; factors are those of `tests/numerics/mixers.rs`."""
+    groups, members, size = w("v.bias").shape
+    config = FalconH1Config(hidden_size=x.shape[-1], mamba_d_ssm=groups * members * size, mamba_n_heads=groups * members, mamba_d_head=size,
+                            mamba_n_groups=groups, mamba_d_state=w("B.bias").shape[-1], mamba_d_conv=w("v.filter").shape[-1],
+                            mamba_chunk_size=16, num_attention_heads=HEADS, num_key_value_heads=2, num_hidden_layers=LAYERS, ssm_in_multiplier=1.25,
+                            ssm_multipliers=[0.7, 0.5, 0.9, 1.4, 1.2], key_multiplier=0.7, attn_implementation="eager",
+                            rope_parameters=dict(rope_type="default", rope_theta=500.0))
+    config.head_dim = w("q.weight").shape[0] // HEADS
+    parts = ["v", "B", "C"]
+    mixer = modeling_falcon_h1.FalconH1Mixer(config, i)
+    mixer.register_buffer("mup_vector", modeling_falcon_h1.compute_mup_vector(config), persistent=False)
+    mixed = call(mixer, {
+        "in_proj.weight": torch.cat([w(f"{name}.weight") for name in ["z", *parts, "step"]]),
+        "conv1d.weight": torch.cat([w(f"{name}.filter").flatten(0, -2) for name in parts]),
+        "conv1d.bias": torch.cat([w(f"{name}.bias").flatten() for name in parts]),
+        "dt_bias": w("step.weight2"), "A_log": w("a.weight"), "D": w("y.weight"), "out_proj.weight": w("out.weight"),
+    }, x.float())
+    seen = 1.3 * x.float()
+    n = x.shape[1]
+    turned = modeling_falcon_h1.FalconH1RotaryEmbedding(config)(seen, torch.arange(n)[None])
+    mask = torch.zeros(n, n).masked_fill(later(x), -torch.inf)[None, None]
+    weights = {f"{their}_proj.weight": w(f"{ours}.weight") for their, ours in zip("qkv", "qkw")} | {"o_proj.weight": w("out.weight2")}
+    attended = call(modeling_falcon_h1.FalconH1Attention(config, i), weights, seen, turned, mask)[0]
+    return 0.6 * mixed + 0.9 * attended
+
+
+def scaled_mlp(w, x, i, memo):
+    """transformers' FalconH1MLP."""
+    config = FalconH1Config(hidden_size=x.shape[-1], intermediate_size=w("a.weight").shape[0], mlp_multipliers=[0.8, 0.6])
+    weights = {"gate_proj.weight": w("a.weight"), "up_proj.weight": w("a.weight2"), "down_proj.weight": w("out.weight")}
+    return call(modeling_falcon_h1.FalconH1MLP(config), weights, x.float())
 
 
 def gated_delta(w, x, i, memo):
@@ -255,7 +290,7 @@ def canon(w, x, i, memo):
     return short(x, w("out.filter"))
 
 
-MIXERS = [alibi, canon, deltanet, differential, forgetting, gated_delta, gla, kda, lightning, linear_attention, mamba2, mlstm, retnet, rwkv7]
+MIXERS = [alibi, canon, deltanet, differential, falcon_h1, forgetting, gated_delta, gla, kda, lightning, linear_attention, mamba2, mlstm, retnet, rwkv7, scaled_mlp]
 
 
 def model(weights, ids, mixer):

@@ -43,7 +43,12 @@ fn is_refused(name: &str) -> bool {
 /// Sizes of a mixer, where they are not its own.
 fn sizes(name: &str) -> &'static str {
     match name {
+        "falcon_h1" => {
+            "heads 4  kv_heads 2  head 4  base 500  size 4  groups 2  members 4  state 6  read 1.25  gate 0.7  values 0.5  keys 0.9 \
+             queries 1.4  steps 1.2  mixed 0.6  seen 1.3  key 0.7  attended 0.9"
+        }
         "mamba2" => "size 4  groups 2  state 6",
+        "scaled_mlp" => "wide 24  gate 0.8  down 0.6",
         "rwkv7" => "size 4  decay_rank 3  rate_rank 3  value_rank 2  gate_rank 5",
         _ => "",
     }
@@ -93,8 +98,18 @@ fn cached(spec: &Spec, texts: &[Vec<u32>]) -> Vec<f32> {
 }
 
 /// Mixers whose recurrence is linear attention.
-const CHUNKED: [&str; 9] =
-    ["deltanet", "gated_delta", "gla", "kda", "lightning", "linear_attention", "mamba2", "retnet", "rwkv7"];
+const CHUNKED: [&str; 10] = [
+    "deltanet",
+    "falcon_h1",
+    "gated_delta",
+    "gla",
+    "kda",
+    "lightning",
+    "linear_attention",
+    "mamba2",
+    "retnet",
+    "rwkv7",
+];
 
 /// How many kernels of a plan are linear attention, and how many go token by token.
 fn recurrences(plan: &Plan) -> [usize; 2] {

@@ -173,6 +173,15 @@ fn small() -> Vec<Value> {
                     "z_loss_coefficient": 0.0}),
         ],
         vec![
+            json!({"model_type": "falcon_h1", "num_hidden_layers": 2, "head_dim": 8, "mamba_d_ssm": 36, "mamba_n_heads": 6, "mamba_d_head": 6,
+                    "mamba_n_groups": 2, "mamba_d_state": 5, "mamba_d_conv": 3, "mamba_expand": 2, "mamba_chunk_size": 16,
+                    "mamba_conv_bias": true, "mamba_proj_bias": false, "mamba_rms_norm": false, "mamba_norm_before_gate": false,
+                    "attention_bias": false, "mlp_bias": false, "projectors_bias": false, "num_logits_to_keep": 1,
+                    "embedding_multiplier": 5.65, "lm_head_multiplier": 0.0390625, "mlp_multipliers": [0.88, 0.58],
+                    "key_multiplier": 0.39, "attention_in_multiplier": 1.0, "attention_out_multiplier": 0.9375,
+                    "ssm_multipliers": [0.35, 0.25, 0.35, 0.5, 0.35], "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.235}),
+        ],
+        vec![
             hybrid.clone(),
             json!({"model_type": "granitemoehybrid", "intermediate_size": 16, "shared_intermediate_size": 32,
                     "layer_types": ["mamba", "attention"], "num_local_experts": 6, "num_experts_per_tok": 3,

@@ -384,6 +384,11 @@ CASES |= {
     "std_steps": zoo("std-steps", [
         "mb: {mamba2: {size: 2, groups: 2, members: 2, state: 3, width: 3}}", "ml: {mlstm: {heads: 2, size: 3}}",
     ], ['"mb"', '"ml"']),
+    "std_falcon": zoo("std-falcon", [
+        "fa: {falcon_h1: {heads: 4, kv_heads: 2, head: 2, base: 50, size: 2, groups: 2, members: 3, state: 3, width: 3, read: 1.25, gate: 0.7, values: 0.5, "
+        "keys: 0.9, queries: 1.4, steps: 1.2, mixed: 0.6, seen: 1.3, key: 0.7, attended: 0.9}}",
+        "ff: {scaled_mlp: {wide: 10, gate: 0.8, down: 0.6}}",
+    ], ['{repeat: 2, layers: ["fa > ff"]}']),
     "std_scores": zoo("std-scores", [
         "al: {alibi: {heads: 2}}", "fo: {forgetting: {heads: 2}}", "di: {differential: {heads: 2, size: 2}}",
         "ca: {canon: {width: 3}}",

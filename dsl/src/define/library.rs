@@ -12,6 +12,7 @@ pub static LIBRARY: &[(&str, &str)] = &[
     ("canon", include_str!("../../std/canon.dream")),
     ("deltanet", include_str!("../../std/deltanet.dream")),
     ("differential", include_str!("../../std/differential.dream")),
+    ("falcon_h1", include_str!("../../std/falcon_h1.dream")),
     ("forgetting", include_str!("../../std/forgetting.dream")),
     ("gated_delta", include_str!("../../std/gated_delta.dream")),
     ("gla", include_str!("../../std/gla.dream")),
@@ -22,6 +23,7 @@ pub static LIBRARY: &[(&str, &str)] = &[
     ("mlstm", include_str!("../../std/mlstm.dream")),
     ("retnet", include_str!("../../std/retnet.dream")),
     ("rwkv7", include_str!("../../std/rwkv7.dream")),
+    ("scaled_mlp", include_str!("../../std/scaled_mlp.dream")),
 ];
 
 /// The definition of the library of that name.

@@ -8,7 +8,8 @@
 //! specification that it was made of.
 
 use super::family::{
-    Absent, FAMILIES, Family, Form, Kind, Mixer, Norms, Placed, Role, Rotation, Slot, Sparse, UNREAD, Windows,
+    Absent, FAMILIES, Factor, Family, Form, Kind, Mixer, Norms, Placed, Role, Rotation, Slot, Sparse, UNREAD,
+    Windows,
 };
 use super::fields::{Fields, Result, harmless};
 use crate::checkpoint::safetensors::Dtype;
@@ -42,6 +43,8 @@ pub struct Config {
     load_balance_loss: f64,
     /// The non-linearity of networks: in the file, and in the language.
     activation: (&'static str, &'static str),
+    /// The factors of the family.
+    factors: Vec<f64>,
 }
 
 /// The forms that the layers of a family have.
@@ -133,6 +136,7 @@ impl Config {
         if let Some((kind, placed)) = family.mixer {
             mixer(&f, kind, placed, &mut values)?;
         }
+        let factors = factors(&f, family)?;
         let singles = single(&f, family)?;
         if singles.is_some() {
             let least = f.real_or_none("time_step_min")?.unwrap_or(1e-3);
@@ -168,6 +172,9 @@ impl Config {
             return f.wrong(named.map_or("", |(name, ..)| name), &Value::from(shared as u64), right);
         }
         let rotations = rotations(&f, family, get(Slot::Context))?;
+        if let (Some((Mixer::FalconH1, _)), true) = (family.mixer, rotations[0].scaling.is_some()) {
+            return f.refuse("has a scaling of its rotation, which `std/falcon_h1` has not".into());
+        }
         rotations.iter().for_each(|turn| ratio(*turn, get(Slot::Context), &mut notes));
         if let Rotation::Full(base) = family.rotation
             && rotations[1].base != base
@@ -190,7 +197,17 @@ impl Config {
             singles.unwrap_or_else(|| windowed.into_iter().zip(sparse).zip(mixers).map(layer).collect());
         let load_balance_loss = load_balance_loss(&f, family, get(Slot::Active), &layers, &mut notes)?;
         f.finish()?;
-        Ok(Config { family, notes, values, layers, window, rotations, load_balance_loss, activation })
+        Ok(Config {
+            family,
+            notes,
+            values,
+            layers,
+            window,
+            rotations,
+            load_balance_loss,
+            activation,
+            factors,
+        })
     }
 
     /// A quantity.
@@ -271,6 +288,7 @@ impl Config {
         let factors = [
             ("embed_scale", self.real(Slot::EmbedScale)),
             ("logit_scale", self.real(Slot::LogitDivisor).map(|divisor| 1.0 / divisor)),
+            ("logit_scale", self.real(Slot::LogitFactor)),
             ("output_scale", self.real(Slot::OutputScale)),
         ];
         for (name, factor) in factors {
@@ -301,10 +319,16 @@ impl Config {
         let norms = format!("pre_norm: {before}, post_norm: {behind}");
         if self.layers.iter().any(|l| l.network == Some(Network::Dense)) {
             let intermediate = self.whole(Slot::Intermediate);
+            let factors = self.factors(Role::Mlp);
+            if !factors.is_empty() {
+                line(format!("    mlp: {{{SCALED}: {{wide: {intermediate}{factors}}}}}"));
+            }
             let biased = if self.flag(Slot::MlpBias) { "biased: true, " } else { "" };
-            line(format!(
-                "    mlp: {{mlp: {{intermediate: {intermediate}, activation: {activation}, {biased}{norms}}}}}"
-            ));
+            if factors.is_empty() {
+                line(format!(
+                    "    mlp: {{mlp: {{intermediate: {intermediate}, activation: {activation}, {biased}{norms}}}}}"
+                ));
+            }
         }
         if self.layers.iter().any(Layer::sparse) {
             // Gates of the chosen are always divided by their sum where no field says so.
@@ -404,8 +428,26 @@ impl Config {
             Mixer::Mamba2 => format!("size: {size}, groups: {groups}, members: {members}, state: {state}"),
             Mixer::GatedDelta => format!("heads: {groups}, size: {state}, value: {size}, members: {members}"),
             Mixer::Kda => format!("heads: {}, size: {size}, value: {size}", of(Slot::MixerHeads)),
+            Mixer::FalconH1 => {
+                return format!(
+                    "heads: {}, kv_heads: {}, head: {}, base: {:?}, size: {size}, groups: {groups}, members: {members}, \
+                     state: {state}, width: {}{}",
+                    of(Slot::Heads),
+                    of(Slot::KvHeads),
+                    of(Slot::HeadSize),
+                    self.rotations[0].base,
+                    of(Slot::MixerWidth),
+                    self.factors(Role::Mixer)
+                );
+            }
         };
         format!("{own}, width: {}, eps: {:?}", of(Slot::MixerWidth), self.real(Slot::Eps).unwrap_or_default())
+    }
+
+    /// The factors of a part of a layer as settings.
+    fn factors(&self, role: Role) -> String {
+        let own = self.family.factors.iter().zip(&self.factors).filter(|(factor, _)| factor.role == role);
+        own.map(|(factor, by)| format!(", {}: {by:?}", factor.setting)).collect()
     }
 
     /// The beginning of the names of a layer's tensors.
@@ -489,12 +531,13 @@ impl Config {
     }
 
     /// The field that says which layers have a mixer, and its value.
-    fn placed(&self, placed: Placed) -> (&'static str, Value) {
+    fn placed(&self, placed: Placed) -> Option<(&'static str, Value)> {
         let numbers = |mixes: bool, from: usize| -> Value {
             let layers = self.layers.iter().enumerate().filter(|(_, layer)| layer.mixes() == mixes);
             layers.map(|(i, _)| i + from).collect()
         };
-        match placed {
+        Some(match placed {
+            Placed::Every => return None,
             Placed::Indices => ("attn_layer_indices", numbers(false, 0)),
             Placed::Types => {
                 let kind = |l: &Layer| if l.mixes() { "linear_attention" } else { "full_attention" };
@@ -518,7 +561,13 @@ impl Config {
                 let letters: String = self.layers.iter().filter_map(letter).collect();
                 ("hybrid_override_pattern", json!(letters))
             }
-        }
+        })
+    }
+
+    /// The factors that a field lists.
+    fn listed(&self, field: &str) -> Vec<f64> {
+        let own = self.family.factors.iter().zip(&self.factors).filter(|(factor, _)| factor.field == field);
+        own.map(|(_, by)| *by).collect()
     }
 
     /// Whether projections have biases.
@@ -567,11 +616,19 @@ impl Config {
             put(name, json!(value));
         }
         if let Some((_, placed)) = family.mixer {
-            let (name, layers) = self.placed(placed);
-            put(name, layers);
+            if let Some((name, layers)) = self.placed(placed) {
+                put(name, layers);
+            }
             if placed == Placed::Single {
                 // Version 5 raises steps to it.
                 put("time_step_min", json!(1e-12));
+            }
+        }
+        for (factor, &by) in family.factors.iter().zip(&self.factors) {
+            match factor.place {
+                None => put(factor.field, json!(by)),
+                Some(0) => put(factor.field, json!(self.listed(factor.field))),
+                Some(_) => {}
             }
         }
         let [full, local] = self.rotations;
@@ -838,6 +895,24 @@ fn counted(values: &mut BTreeMap<Slot, f64>) {
     }
 }
 
+/// The definition of networks with factors.
+const SCALED: &str = "scaled_mlp";
+
+/// The factors of a family.
+fn factors(f: &Fields, family: &Family) -> Result<Vec<f64>> {
+    let one = |factor: &Factor| -> Result<f64> {
+        let Some(place) = factor.place else { return Ok(f.real_or_none(factor.field)?.unwrap_or(1.0)) };
+        let all = family.factors.iter().filter(|other| other.field == factor.field).count();
+        let Some(found) = f.get(factor.field).filter(|value| !value.is_null()) else { return Ok(1.0) };
+        let list = found.as_array().filter(|list| list.len() == all);
+        match list.and_then(|list| list[place].as_f64()).filter(|by| by.is_finite() && *by > 0.0) {
+            Some(by) => Ok(by),
+            None => f.wrong(factor.field, found, &format!("a list of {all} numbers above 0")),
+        }
+    };
+    family.factors.iter().map(one).collect()
+}
+
 /// The sizes of a mixer's heads, and fields of which it has one value.
 fn mixer(f: &Fields, kind: Mixer, placed: Placed, values: &mut BTreeMap<Slot, f64>) -> Result<()> {
     if placed == Placed::Config {
@@ -845,7 +920,7 @@ fn mixer(f: &Fields, kind: Mixer, placed: Placed, values: &mut BTreeMap<Slot, f6
     }
     // As later versions of `transformers` write that there is no limit.
     let free = [json!([0.0, {"__float__": "Infinity"}]), Value::Null];
-    if kind == Mixer::Mamba2
+    if matches!(kind, Mixer::Mamba2 | Mixer::FalconH1)
         && let Some(limit) = f.get("time_step_limit").filter(|limit| !free.contains(limit))
     {
         return f.wrong("time_step_limit", limit, "[0.0, Infinity], no limit");
@@ -860,14 +935,21 @@ fn mixer(f: &Fields, kind: Mixer, placed: Placed, values: &mut BTreeMap<Slot, f6
             return f.wrong("mamba_d_head", &Value::from(size as u64), &right);
         }
     }
+    if let Some(&wide) = values.get(&Slot::MixerWide) {
+        let size = *values.entry(Slot::MixerSize).or_insert((wide / heads).floor());
+        if size * heads != wide {
+            let right = format!("mamba_d_ssm / mamba_n_heads, {}", wide / heads);
+            return f.wrong("mamba_d_head", &Value::from(size as u64), &right);
+        }
+    }
     let groups = *values.entry(Slot::MixerGroups).or_insert(heads);
     if heads % groups != 0.0 {
         let (groups_of, heads_of) = match (kind, placed) {
             (Mixer::GatedDelta, _) => ("linear_num_key_heads", "linear_num_value_heads"),
-            (Mixer::Mamba2 | Mixer::Kda, Placed::Single) => ("n_groups", "mamba_num_heads"),
+            (Mixer::Mamba2 | Mixer::Kda | Mixer::FalconH1, Placed::Single) => ("n_groups", "mamba_num_heads"),
             (
-                Mixer::Mamba2 | Mixer::Kda,
-                Placed::Indices | Placed::Types | Placed::Named | Placed::Config,
+                Mixer::Mamba2 | Mixer::Kda | Mixer::FalconH1,
+                Placed::Every | Placed::Indices | Placed::Types | Placed::Named | Placed::Config,
             ) => ("mamba_n_groups", "mamba_n_heads"),
         };
         return f.wrong(groups_of, &Value::from(groups as u64), &format!("a divisor of {heads_of}"));
@@ -941,6 +1023,7 @@ fn single(f: &Fields, family: &Family) -> Result<Option<Vec<Layer>>> {
 fn mixers(f: &Fields, family: &Family, layers: usize) -> Result<Vec<bool>> {
     let Some((_, placed)) = family.mixer else { return Ok(vec![false; layers]) };
     match placed {
+        Placed::Every => Ok(vec![true; layers]),
         Placed::Indices => {
             let mut found = vec![true; layers];
             if let Some(list) = f.get("attn_layer_indices") {
@@ -1476,6 +1559,8 @@ struct Plain<'a> {
     mlp: Option<&'a Mlp>,
     experts: Option<&'a Experts>,
     mixer: Option<(Mixer, &'a Defined)>,
+    /// The network with factors.
+    scaled: Option<&'a Defined>,
 }
 
 /// The layers of a model, each with weights of its own, in the order in which they are first
@@ -1538,10 +1623,12 @@ fn named(model: &Model, expr: &Expr) -> std::result::Result<Named, String> {
 
 /// The role of a component that families have.
 fn role(component: &Component) -> Option<Role> {
-    if let Component::Defined(own) = component
-        && mixer_of(own).is_some()
-    {
-        return Some(Role::Mixer);
+    if let Component::Defined(own) = component {
+        return match (mixer_of(own), is(own, SCALED)) {
+            (Some(_), _) => Some(Role::Mixer),
+            (None, true) => Some(Role::Mlp),
+            (None, false) => None,
+        };
     }
     match component.known() {
         Known::Mlp(_) => Some(Role::Mlp),
@@ -1554,11 +1641,12 @@ fn role(component: &Component) -> Option<Role> {
 
 /// The mixer of the library that a definition is, of those of which there are families.
 fn mixer_of(own: &Defined) -> Option<Mixer> {
-    let is = |mixer: &Mixer| {
-        let library = dreamc_dsl::define::library::definition(mixer.name());
-        library.is_some_and(|library| own.definition == library)
-    };
-    Mixer::ALL.into_iter().find(is)
+    Mixer::ALL.into_iter().find(|mixer| is(own, mixer.name()))
+}
+
+/// Whether a definition is that of the library of this name.
+fn is(own: &Defined, name: &str) -> bool {
+    dreamc_dsl::define::library::definition(name).is_some_and(|library| own.definition == library)
 }
 
 impl<'a> Plain<'a> {
@@ -1571,6 +1659,7 @@ impl<'a> Plain<'a> {
             mlp: None,
             experts: None,
             mixer: None,
+            scaled: None,
         };
         let mut items = model.body.as_slice();
         if let [Item::Recur { count, items: inner, .. }] = items
@@ -1601,6 +1690,11 @@ impl<'a> Plain<'a> {
                 }
                 self.mixer = Some((mixer, own));
             }
+            if let Some(Component::Defined(own)) = component
+                && is(own, SCALED)
+            {
+                same(&mut self.scaled, own, name)?;
+            }
             match component.map(|c| c.known()) {
                 Some(Known::Mlp(mlp)) => same(&mut self.mlp, mlp, name)?,
                 Some(Known::Experts(experts)) => same(&mut self.experts, experts, name)?,
@@ -1622,9 +1716,13 @@ impl<'a> Plain<'a> {
             Slot::Hidden => Some(self.model.hidden as f64),
             Slot::Context => Some(self.model.context as f64),
             Slot::Layers => Some(self.layers.len() as f64),
+            Slot::Heads if self.attends() => self.settings(&["heads"]),
+            Slot::KvHeads if self.attends() => self.settings(&["kv_heads"]),
+            Slot::HeadSize if self.attends() => self.settings(&["head"]),
             Slot::Heads => Some(a?.heads as f64),
             Slot::KvHeads => Some(a?.kv_heads as f64),
             Slot::HeadSize => Some(a?.head_size as f64),
+            Slot::Intermediate if self.scaled.is_some() => number(self.scaled?, "wide"),
             Slot::Intermediate => match (self.mlp, experts) {
                 (Some(mlp), _) => Some(mlp.intermediate as f64),
                 (None, Some(experts)) if !own => Some(experts.intermediate as f64),
@@ -1663,6 +1761,7 @@ impl<'a> Plain<'a> {
                 let whole = exact.round();
                 Some(if Some(1.0 / whole) == self.model.logit_scale { whole } else { exact })
             }
+            Slot::LogitFactor => Some(self.model.logit_scale.unwrap_or(1.0)),
             Slot::SharedCount => experts.map(|e| e.shared as f64),
             Slot::Dense => {
                 let sparse = self.layers.iter().position(|l| l.has(Role::Experts));
@@ -1688,29 +1787,45 @@ impl<'a> Plain<'a> {
             Slot::Bias => Some(flag(a?.bias.is_some())),
             Slot::MlpBias => Some(flag(self.mlp?.biased)),
             Slot::MixerHeads => match self.mixer?.0 {
-                Mixer::Mamba2 => self.settings(&["groups", "members"]),
+                Mixer::Mamba2 | Mixer::FalconH1 => self.settings(&["groups", "members"]),
                 Mixer::GatedDelta => self.settings(&["heads", "members"]),
                 Mixer::Kda => self.settings(&["heads"]),
             },
             Slot::MixerSize => match self.mixer?.0 {
-                Mixer::Mamba2 | Mixer::Kda => self.settings(&["size"]),
+                Mixer::Mamba2 | Mixer::Kda | Mixer::FalconH1 => self.settings(&["size"]),
                 Mixer::GatedDelta => self.settings(&["value"]),
             },
             Slot::MixerGroups => match self.mixer?.0 {
-                Mixer::Mamba2 => self.settings(&["groups"]),
+                Mixer::Mamba2 | Mixer::FalconH1 => self.settings(&["groups"]),
                 Mixer::GatedDelta | Mixer::Kda => self.settings(&["heads"]),
             },
             Slot::MixerState => match self.mixer?.0 {
-                Mixer::Mamba2 => self.settings(&["state"]),
+                Mixer::Mamba2 | Mixer::FalconH1 => self.settings(&["state"]),
                 Mixer::GatedDelta | Mixer::Kda => self.settings(&["size"]),
             },
             Slot::MixerWidth => self.settings(&["width"]),
+            Slot::MixerWide => self.settings(&["groups", "members", "size"]),
             Slot::MixerExpand => {
                 let (wide, hidden) =
                     (self.settings(&["groups", "members", "size"])?, self.model.hidden as f64);
                 (wide % hidden == 0.0).then_some(wide / hidden)
             }
         }
+    }
+
+    /// Whether the mixer attends, too.
+    fn attends(&self) -> bool {
+        self.mixer.is_some_and(|(mixer, _)| mixer == Mixer::FalconH1)
+    }
+
+    /// A factor of its parts.
+    fn factor(&self, factor: &Factor) -> f64 {
+        let own = match factor.role {
+            Role::Mixer => self.mixer.map(|(_, own)| own),
+            Role::Mlp => self.scaled,
+            Role::Layer | Role::Attention | Role::Experts => None,
+        };
+        own.and_then(|own| number(own, factor.setting)).unwrap_or(1.0)
     }
 
     /// The product of sizes of the mixer.
@@ -1725,8 +1840,9 @@ impl<'a> Plain<'a> {
             Setting::Number(_) | Setting::Derived => None,
         };
         let size = match (self.mixer?.0, name, of(name)) {
+            (Mixer::FalconH1, "head", None) => self.model.hidden.checked_div(of("heads")?)?,
             // As the library has it.
-            (Mixer::Mamba2, "members", None) => {
+            (Mixer::Mamba2 | Mixer::FalconH1, "members", None) => {
                 2 * self.model.hidden.checked_div(of("size")?)?.checked_div(of("groups")?)?
             }
             (_, _, size) => size?,
@@ -1763,6 +1879,7 @@ impl<'a> Plain<'a> {
         let rotations = match family.rotation {
             Rotation::Still => [STILL; 2],
             Rotation::Typed(_) if full.is_none() => [STILL; 2],
+            _ if self.attends() => [Turn { base: number(self.mixer?.1, "base")?, scaling: None }; 2],
             _ => [full.or(local)?, local.or(full)?],
         };
         let windowed = |(name, _): &(String, Role)| {
@@ -1792,7 +1909,17 @@ impl<'a> Plain<'a> {
             rotations,
             load_balance_loss: self.experts.map_or(0.0, |e| e.router.load_balance_loss),
             activation: self.activation(family),
+            factors: family.factors.iter().map(|factor| self.factor(factor)).collect(),
         })
+    }
+}
+
+/// A setting of a definition that has a number.
+fn number(own: &Defined, name: &str) -> Option<f64> {
+    match own.settings.get(name)? {
+        Setting::Size(size) => Some(*size as f64),
+        Setting::Number(number) => Some(*number),
+        Setting::Derived => None,
     }
 }
 

@@ -104,6 +104,10 @@ pub enum Slot {
     OutputScale,
     /// The divisor of logits.
     LogitDivisor,
+    /// Factor on logits.
+    LogitFactor,
+    /// Elements of all heads of a mixer.
+    MixerWide,
 }
 
 /// The kind of number a quantity is.
@@ -133,10 +137,10 @@ impl Slot {
             Slot::Groups | Slot::ActiveGroups => Kind::Whole,
             Slot::Passes | Slot::Backprop => Kind::Whole,
             Slot::MixerHeads | Slot::MixerSize | Slot::MixerGroups => Kind::Whole,
-            Slot::MixerState | Slot::MixerWidth | Slot::MixerExpand => Kind::Whole,
+            Slot::MixerState | Slot::MixerWidth | Slot::MixerExpand | Slot::MixerWide => Kind::Whole,
             Slot::Prelude | Slot::Core | Slot::Coda => Kind::Whole,
             Slot::EmbedScale | Slot::Noise | Slot::Scale => Kind::Real,
-            Slot::OutputScale | Slot::LogitDivisor => Kind::Real,
+            Slot::OutputScale | Slot::LogitDivisor | Slot::LogitFactor => Kind::Real,
             Slot::ExpertsOrNone => Kind::Count,
             Slot::KvRank | Slot::Turned | Slot::Still | Slot::Value => Kind::Whole,
             Slot::SharedCount | Slot::Dense | Slot::QueryRank => Kind::Count,
@@ -336,11 +340,13 @@ pub enum Mixer {
     GatedDelta,
     /// `std/kda`.
     Kda,
+    /// `std/falcon_h1`, which attends as well.
+    FalconH1,
 }
 
 impl Mixer {
     /// All of them.
-    pub const ALL: [Mixer; 3] = [Mixer::Mamba2, Mixer::GatedDelta, Mixer::Kda];
+    pub const ALL: [Mixer; 4] = [Mixer::Mamba2, Mixer::GatedDelta, Mixer::Kda, Mixer::FalconH1];
 
     /// The name of its definition.
     pub fn name(self) -> &'static str {
@@ -348,6 +354,7 @@ impl Mixer {
             Mixer::Mamba2 => "mamba2",
             Mixer::GatedDelta => "gated_delta",
             Mixer::Kda => "kda",
+            Mixer::FalconH1 => "falcon_h1",
         }
     }
 }
@@ -355,6 +362,8 @@ impl Mixer {
 /// How a file says which layers have a mixer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placed {
+    /// All of them.
+    Every,
     /// All but those of `attn_layer_indices`.
     Indices,
     /// Those that `layer_types` names so, else all but every so-manieth, of
@@ -367,6 +376,20 @@ pub enum Placed {
     /// Every layer is one component, that of its letter in `hybrid_override_pattern` or of its word
     /// in `layers_block_type`.
     Single,
+}
+
+/// A factor of a part of a layer, a number of the file that is a setting of a definition of the
+/// library; 1 where the file lacks it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Factor {
+    /// The definition's component.
+    pub role: Role,
+    /// The setting.
+    pub setting: &'static str,
+    /// The field.
+    pub field: &'static str,
+    /// Its place in a field that is a list.
+    pub place: Option<usize>,
 }
 
 /// A kind of model.
@@ -412,6 +435,9 @@ pub struct Family {
     pub gated: bool,
     /// The mixer of layers without an attention, and how a file says which they are.
     pub mixer: Option<(Mixer, Placed)>,
+    /// Factors of parts of layers; dense networks are those of `std/scaled_mlp` where some are
+    /// theirs.
+    pub factors: &'static [Factor],
     /// Share of a head that turns.
     pub share: f64,
     /// Normalisation of queries and keys, in the language's word.
@@ -659,6 +685,61 @@ const KDA: [(Role, &str, Source); 16] = [
     (Role::Mixer, "out.weight", Source::One("self_attn.o_proj.weight")),
 ];
 
+/// Of a layer of Falcon-H1 without its network, in the names of `std/falcon_h1`.
+const FALCON: [(Role, &str, Source); 21] = {
+    let [norm, z, v, b, c, step, v_filter, b_filter, c_filter, v_bias, b_bias, c_bias, steps, a, y, _, _] =
+        mamba!("mamba", "input_layernorm");
+    [
+        norm,
+        z,
+        v,
+        b,
+        c,
+        step,
+        v_filter,
+        b_filter,
+        c_filter,
+        v_bias,
+        b_bias,
+        c_bias,
+        steps,
+        a,
+        y,
+        (Role::Mixer, "out.weight", Source::One("mamba.out_proj.weight")),
+        (Role::Mixer, "q.weight", Source::One("self_attn.q_proj.weight")),
+        (Role::Mixer, "k.weight", Source::One("self_attn.k_proj.weight")),
+        (Role::Mixer, "w.weight", Source::One("self_attn.v_proj.weight")),
+        (Role::Mixer, "out.weight2", Source::One("self_attn.o_proj.weight")),
+        (Role::Mlp, "norm", Source::One("pre_ff_layernorm")),
+    ]
+};
+/// Its network, in the names of `std/scaled_mlp`.
+const FALCON_MLP: [(Role, &str, Source); 3] = [
+    (Role::Mlp, "a.weight", Source::One("feed_forward.gate_proj.weight")),
+    (Role::Mlp, "a.weight2", Source::One("feed_forward.up_proj.weight")),
+    (Role::Mlp, "out.weight", Source::One("feed_forward.down_proj.weight")),
+];
+/// Its factors.
+const FALCON_FACTORS: [Factor; 12] = {
+    const fn one(role: Role, setting: &'static str, field: &'static str, place: Option<usize>) -> Factor {
+        Factor { role, setting, field, place }
+    }
+    [
+        one(Role::Mixer, "read", "ssm_in_multiplier", None),
+        one(Role::Mixer, "gate", "ssm_multipliers", Some(0)),
+        one(Role::Mixer, "values", "ssm_multipliers", Some(1)),
+        one(Role::Mixer, "keys", "ssm_multipliers", Some(2)),
+        one(Role::Mixer, "queries", "ssm_multipliers", Some(3)),
+        one(Role::Mixer, "steps", "ssm_multipliers", Some(4)),
+        one(Role::Mixer, "mixed", "ssm_out_multiplier", None),
+        one(Role::Mixer, "seen", "attention_in_multiplier", None),
+        one(Role::Mixer, "key", "key_multiplier", None),
+        one(Role::Mixer, "attended", "attention_out_multiplier", None),
+        one(Role::Mlp, "gate", "mlp_multipliers", Some(0)),
+        one(Role::Mlp, "down", "mlp_multipliers", Some(1)),
+    ]
+};
+
 const BIAS: Field = ("attention_bias", S::Bias, Flag(false));
 
 /// Activations of gated networks.
@@ -686,6 +767,7 @@ const PLAIN: Family = Family {
     latent: false,
     gated: false,
     mixer: None,
+    factors: &[],
     share: 1.0,
     qk_norm: "none",
     bias: "none",
@@ -721,7 +803,7 @@ const DEEPSEEK: Family = Family {
 };
 
 /// The families. Where a specification could be of several, the first is taken.
-pub static FAMILIES: [Family; 25] = [
+pub static FAMILIES: [Family; 26] = [
     Family {
         kind: "gemma2",
         class: "Gemma2ForCausalLM",
@@ -1089,6 +1171,49 @@ pub static FAMILIES: [Family; 25] = [
                 (Role::Mlp, "down", Source::One("feed_forward.down_proj")),
             ],
         ],
+        ..PLAIN
+    },
+    Family {
+        kind: "falcon_h1",
+        class: "FalconH1ForCausalLM",
+        title: "Falcon-H1",
+        fields: &[
+            &Usual { context: 8192, kv_heads: Whole(8), intermediate: Whole(14336), eps: 1e-5, ..USUAL }
+                .fields(),
+            &[
+                ("mamba_d_ssm", S::MixerWide, Whole(1024)),
+                ("mamba_n_heads", S::MixerHeads, Whole(128)),
+                ("mamba_d_head", S::MixerSize, Nothing),
+                ("mamba_n_groups", S::MixerGroups, Whole(1)),
+                ("mamba_d_state", S::MixerState, Whole(256)),
+                ("mamba_d_conv", S::MixerWidth, Whole(4)),
+                ("embedding_multiplier", S::EmbedScale, Real(1.0)),
+                ("lm_head_multiplier", S::LogitFactor, Real(1.0)),
+            ],
+        ],
+        off: &[
+            "attention_bias",
+            "attn_layer_indices",
+            "mamba_proj_bias",
+            "mamba_rms_norm",
+            "mlp_bias",
+            "projectors_bias",
+        ],
+        on: &["mamba_conv_bias"],
+        // How its kernels go, a size that `mamba_d_ssm` says, and the place of a norm that is none.
+        harmless: &[
+            "mamba_chunk_size",
+            "mamba_expand",
+            "mamba_norm_before_gate",
+            "mamba_use_mlp",
+            "mlp_expansion_factor",
+            "num_logits_to_keep",
+        ],
+        activation: ("hidden_act", &[("silu", "swiglu")]),
+        mixer: Some((Mixer::FalconH1, Placed::Every)),
+        factors: &FALCON_FACTORS,
+        ends: ["model.embed_tokens.weight", "lm_head.weight", "model.final_layernorm.weight", "model.layers"],
+        tensors: &[&FALCON, &FALCON_MLP],
         ..PLAIN
     },
     Family {
@@ -1541,11 +1666,7 @@ pub static FAMILIES: [Family; 25] = [
 const WITHOUT_CLASS: &str = "its attention chooses keys by an index, which the language lacks";
 
 /// Kinds of models that are known and not read, and why.
-pub static UNREAD: [(&str, &str); 3] = [
-    (
-        "falcon_h1",
-        "attention and Mamba-2 read one norm side by side, each part times a factor of its own, which no component has",
-    ),
+pub static UNREAD: [(&str, &str); 2] = [
     ("deepseek_v32", WITHOUT_CLASS),
     ("kimi_k2", "its class is DeepSeek V3's under another name; write `model_type: deepseek_v3`"),
 ];

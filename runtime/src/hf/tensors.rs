@@ -577,7 +577,9 @@ fn stacked(config: &Config) -> Vec<u64> {
         [Slot::MixerHeads, Slot::MixerSize, Slot::MixerGroups, Slot::MixerState]
             .map(|slot| config.whole(slot));
     match config.family.mixer.map(|(mixer, _)| mixer) {
-        Some(Mixer::Mamba2) => vec![heads * size, heads * size, groups * state, groups * state, heads],
+        Some(Mixer::Mamba2 | Mixer::FalconH1) => {
+            vec![heads * size, heads * size, groups * state, groups * state, heads]
+        }
         Some(Mixer::GatedDelta) => vec![groups * state, groups * state, heads * size],
         Some(Mixer::Kda) | None => vec![],
     }
