@@ -4,7 +4,7 @@
     python benches/cpu/transfer.py --dreamc target/release/dreamc --out transfer --minutes 60
 
 A run is a folder of `--out`, named by what it is; one that has a `result.json` is never trained again, so that a later call goes on where
-this one stopped. Runs of fewer seeds come first, widths before depths. `--plan` says how many there are and how many are done; `--report`
+this one stopped. Widths come before depths. `--plan` says how many there are and how many are done; `--report`
 prints the tables of docs/results/transfer.md from what is there and trains nothing.
 
 The text is a chain of symbols, drawn by the one or the two before it from fixed tables, written by this script from a fixed seed: its loss
@@ -103,27 +103,34 @@ def chain(path):
     path.write_text("".join(out))
 
 
-# What is trained of each seed, one after another: rules, and their shapes.
-STAGES = [
-    (["standard", "mup"], [(w, BASE[1]) for w in (16, 32, 64)]),
-    (["standard", "mup", "completep"], [(BASE[0], 4)]),
-    (["standard", "mup"], [(48, BASE[1])]),
-    (["standard", "mup", "completep"], [(BASE[0], 8)]),
-    (["standard", "mup"], [(128, BASE[1])]),
-    (["completep", "spectral"], [(w, BASE[1]) for w in WIDTHS[1:]]),
+# Rules and their shapes, in lots: each is trained with every seed before the next begins.
+LOTS = [
+    [
+        (["standard", "mup"], [(w, BASE[1]) for w in (16, 32, 64)]),
+        (["standard", "mup", "completep"], [(BASE[0], 4)]),
+        (["standard", "mup"], [(48, BASE[1])]),
+        (["standard", "mup", "completep"], [(BASE[0], 8)]),
+    ],
+    [
+        (["completep", "spectral"], [(w, BASE[1]) for w in (32, 64, 48)]),
+    ],
+    [
+        (["standard", "mup", "completep", "spectral"], [(128, BASE[1])]),
+    ],
 ]
 
 
 def runs(seeds):
-    """All runs in their order: each seed for all models, widths first."""
-    for seed in range(seeds):
-        for rules, shapes in STAGES:
-            for width, depth in shapes:
-                for model in MODELS:
-                    # The base is the same under every rule.
-                    for rule in rules[:1] if (width, depth) == BASE else rules:
-                        for rate in RATES:
-                            yield (model, rule, width, depth, rate, seed)
+    """All runs in their order: each lot for each seed for all models, widths first."""
+    for stages in LOTS:
+        for seed in range(seeds):
+            for rules, shapes in stages:
+                for width, depth in shapes:
+                    for model in MODELS:
+                        # The base is the same under every rule.
+                        for rule in rules[:1] if (width, depth) == BASE else rules:
+                            for rate in RATES:
+                                yield (model, rule, width, depth, rate, seed)
 
 
 def train(a, run):
@@ -166,15 +173,27 @@ def results(a):
 
 
 def tuned(found):
-    """The best rate and its loss, means over the seeds that all rates have; none where a rate is missing."""
+    """The best rate by means over the seeds that all rates have, and losses by rate and seed; none where a rate is missing."""
     if any(rate not in found for rate in RATES):
         return None
-    seeds = set.intersection(*(set(found[rate]) for rate in RATES))
+    seeds = sorted(set.intersection(*(set(found[rate]) for rate in RATES)))
     if not seeds:
         return None
-    means = {rate: statistics.fmean(found[rate][seed] for seed in seeds) for rate in RATES}
-    best = min(RATES, key=means.get)
-    return best, means, len(seeds)
+    losses = {rate: [found[rate][seed] for seed in seeds] for rate in RATES}
+    best = min(RATES, key=lambda rate: statistics.fmean(losses[rate]))
+    return best, losses, len(seeds)
+
+
+def lost(found, base):
+    """What the rate loses that is the base's best, mean and deviation over seeds of differences to the best rate here."""
+    best, losses, _ = found
+    by_seed = [there - here for there, here in zip(losses[base[0]], losses[best])]
+    mean = statistics.fmean(by_seed)
+    if best == base[0]:
+        return "0"
+    if math.isinf(mean):
+        return "∞"
+    return f"{mean:.3f}" + (f" ± {statistics.stdev(by_seed):.3f}" if len(by_seed) > 1 else "")
 
 
 def report(a):
@@ -195,8 +214,7 @@ def report(a):
                     continue
                 base = found[0]
                 mark = lambda f: "–" if f is None else f"{f[0]:g}" + ("*" if f[0] in (RATES[0], RATES[-1]) else "")
-                lost = lambda f: "–" if f is None or base is None else f"{f[1][base[0]] - f[1][f[0]]:.3f}"
-                cells = [mark(f) for f in found] + [lost(f) for f in found[1:]]
+                cells = [mark(f) for f in found] + ["–" if f is None or base is None else lost(f, base) for f in found[1:]]
                 print(f"| {model} | `{rule}` | " + " | ".join(cells) + " |")
         print()
     print("| model | FLOPs of tuning at every width | at the base, carried | less by |\n|---|---:|---:|---:|")
