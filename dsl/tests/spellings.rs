@@ -361,3 +361,13 @@ fn random_files_go_through_both_spellings() {
         }
     }
 }
+
+/// The library is as `dreamc fmt` leaves it, settings that are too long for a line too.
+#[test]
+fn definitions_of_the_library_are_formatted() {
+    for (name, text) in dreamc_dsl::define::library::LIBRARY {
+        let ast = read(text, Spelling::Dream);
+        assert_eq!(format(&ast, Spelling::Dream).unwrap(), *text, "{name}");
+        settled(&ast);
+    }
+}

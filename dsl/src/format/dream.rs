@@ -112,7 +112,28 @@ fn balanced(code: &str) -> bool {
     open == 0 && code.chars().all(|c| c == '\n' || !c.is_control())
 }
 
-/// `define name(heads 4, value = 2 * heads) {` and formulas below.
+/// Characters of the settings of a definition that stand on its line.
+const LONGEST: usize = 100;
+
+/// Settings with commas between, on as few lines as they fit on.
+fn filled(lines: &mut Lines, all: &[String]) {
+    let mut taken = LONGEST;
+    for (i, setting) in all.iter().enumerate() {
+        let text = format!("{setting}{}", if i + 1 < all.len() { "," } else { "" });
+        if taken + 1 + text.len() > LONGEST {
+            lines.begin();
+            taken = 0;
+        } else {
+            lines.push(" ");
+            taken += 1;
+        }
+        lines.push(&text);
+        taken += text.len();
+    }
+}
+
+/// `define name(heads 4, value = 2 * heads) {` and formulas below; settings that are too long for
+/// its line stand on lines of their own.
 fn definition(lines: &mut Lines, pair: &Pair) {
     lines.push(&format!("define {}", pair.key.text));
     let ValueKind::Map(map) = &pair.value.kind else { return };
@@ -143,7 +164,18 @@ fn definition(lines: &mut Lines, pair: &Pair) {
             lines.begin();
             lines.push(")");
         } else {
-            lines.push(&format!("({})", settings.items.iter().map(setting).collect::<Vec<_>>().join(", ")));
+            let all: Vec<String> = settings.items.iter().map(setting).collect();
+            let joined = all.join(", ");
+            if pair.key.text.len() + joined.len() <= LONGEST {
+                lines.push(&format!("({joined})"));
+            } else {
+                lines.push("(");
+                lines.indent += 1;
+                filled(lines, &all);
+                lines.indent -= 1;
+                lines.begin();
+                lines.push(")");
+            }
         }
     }
     lines.push(" {");
