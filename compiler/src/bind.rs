@@ -810,13 +810,29 @@ impl Adapted {
     }
 }
 
-/// A factor of `B A`.
+/// A factor of `B A`, and what DoRA has beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Factor {
     /// `[rank, in]`
     A,
     /// `[out, rank]`
     B,
+    /// The magnitude of each row, which is learned: `[out]`.
+    Magnitude,
+    /// The norm of each row of the frozen matrix, a constant: `[out]`.
+    Norm,
+}
+
+impl Factor {
+    /// How names of tensors end.
+    fn word(self) -> &'static str {
+        match self {
+            Factor::A => "a",
+            Factor::B => "b",
+            Factor::Magnitude => "magnitude",
+            Factor::Norm => "norm",
+        }
+    }
 }
 
 impl Part {
@@ -955,13 +971,12 @@ impl Part {
             Part::ChoiceGate => "gate",
             Part::ChoiceStart => "start",
             Part::Low(Adapted::Own(name, _), factor) => {
-                let to = if factor == Factor::A { "lora_a" } else { "lora_b" };
-                Symbol::new(&name.0.replacen("weight", to, 1)).0
+                Symbol::new(&name.0.replacen("weight", &format!("lora_{}", factor.word()), 1)).0
             }
-            Part::Low(adapted, Factor::A) => Symbol::new(&adapted.beside("lora_a")).0,
-            Part::Low(adapted, Factor::B) => Symbol::new(&adapted.beside("lora_b")).0,
-            Part::Adapter(adapted, Factor::A) => Symbol::new(&adapted.beside("adapter_a")).0,
-            Part::Adapter(adapted, Factor::B) => Symbol::new(&adapted.beside("adapter_b")).0,
+            Part::Low(adapted, factor) => Symbol::new(&adapted.beside(&format!("lora_{}", factor.word()))).0,
+            Part::Adapter(adapted, factor) => {
+                Symbol::new(&adapted.beside(&format!("adapter_{}", factor.word()))).0
+            }
             Part::Own(name, _) | Part::Kept(name) | Part::Behind(name) => name.0,
         }
     }

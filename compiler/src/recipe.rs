@@ -1,19 +1,20 @@
 //! Which tensors are trained, and how: the patterns of a recipe.
 
-use crate::bind::Part;
+use crate::bind::{Factor, Part};
 use crate::compiled::TensorKind;
 use crate::lower::Weight;
 use crate::optim::{Rule, matrix};
 use dreamc_dsl::spec::Train;
 
 /// Which tensors are trained, and how: by tensor name. `None` is frozen: of a model that `adapts`
-/// all but its adapters.
+/// all but its adapters, whose norms are the base's.
 pub(crate) fn recipe((train, adapts): (&Train, bool), name: &str, w: &Weight, shape: &[u64]) -> Option<Rule> {
     // Passes are a dimension of the tensor in checkpoints.
     let (dims, kind) = (shape.len() + usize::from(w.passes.is_some()), w.kind);
     let hit = |p: &String| if p == "routers" { kind == TensorKind::Router } else { matches(p, name) };
     if kind == TensorKind::Balance
         || (adapts && !matches!(w.part, Part::Adapter(..)))
+        || matches!(w.part, Part::Adapter(_, Factor::Norm))
         || (!train.only.is_empty() && !train.only.iter().any(hit))
         || train.freeze.iter().any(hit)
     {

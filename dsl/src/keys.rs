@@ -579,6 +579,13 @@ pub static ADAPT: Section = Section {
         ),
         key("rank", SIZE, Value("16"), "Rows of `A`, and columns of `B`."),
         key("alpha", POSITIVE, Rule("twice the rank"), "`alpha/rank` is the factor of what an adapter adds."),
+        key(
+            "dora",
+            Type::Bool,
+            FALSE,
+            "DoRA (2402.09353, equation 5): row `i` of the sum is scaled to a magnitude `m_i` that is learned. `m` begins as the norms of `W`'s rows; the norm of the \
+             sum is a constant to the gradient (section 4.3), as in `peft`.",
+        ),
     ],
 };
 

@@ -280,6 +280,9 @@ fn adapt(adapt: &Adapt) -> ValueKind {
     }
     fields.put("rank", int(adapt.rank));
     fields.put("alpha", real(adapt.alpha));
+    if adapt.dora {
+        fields.put("dora", ValueKind::Bool(true));
+    }
     fields.map()
 }
 

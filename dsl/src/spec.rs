@@ -305,6 +305,9 @@ pub struct Adapt {
     pub rank: u64,
     /// `rank` times the factor of what an adapter adds.
     pub alpha: f64,
+    /// Whether rows of the sum have magnitudes of their own (DoRA).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dora: bool,
 }
 
 impl Adapt {

@@ -2,8 +2,9 @@
 //!
 //! *In*: weights whose specification has `adapt`. *Out*: [`adapters`], each with the rows of the
 //! matrix that it adds to; [`merge`], a folder like that of an import in which every matrix is
-//! `W + alpha/rank · B A`. *Promise*: what is not adapted is copied bit for bit; a merged number is
-//! the sum in f64, rounded once to the type that the matrix has in its file.
+//! `W + alpha/rank · B A`, of DoRA each row with its magnitude. *Promise*: what is not adapted is
+//! copied bit for bit; a merged number is that of f64, rounded once to the type that the matrix has
+//! in its file.
 
 use crate::checkpoint::safetensors::{Dtype, write_stored};
 use crate::checkpoint::{CheckpointError, Weights, folder};
@@ -12,6 +13,7 @@ use crate::train::prepare;
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::bind::{Adapted, Factor, Part};
 use dreamc_compiler::compiled::Tensor;
+use dreamc_compiler::lower::LEAST_NORM as LEAST;
 use dreamc_compiler::{CompileError, compile};
 use dreamc_dsl::spec::Model;
 use dreamc_dsl::{Spec, Spelling};
@@ -48,6 +50,36 @@ pub struct Adapter {
     pub a: String,
     /// The name of `B`, `[.., rows, rank]`.
     pub b: String,
+    /// The names of magnitudes and of the matrix's own norms, `[.., rows]`, where it is one of
+    /// DoRA.
+    pub dora: Option<[String; 2]>,
+}
+
+impl Adapter {
+    /// The norms of its rows of the matrix `w`.
+    pub fn norms(&self, w: &[f32]) -> Vec<f32> {
+        let [.., high, wide] = self.shape[..] else { return vec![] };
+        norms(w, [high, wide], [self.first, self.rows])
+    }
+}
+
+/// The norms of `rows` rows, from row `first` on, of each of the matrices `[high, wide]` in `w`.
+pub(crate) fn norms(w: &[f32], [high, wide]: [u64; 2], [first, rows]: [u64; 2]) -> Vec<f32> {
+    let matrices = w.chunks_exact((high * wide).max(1) as usize);
+    let own = |m: &[f32]| -> Vec<f32> {
+        let rows = m.chunks_exact(wide.max(1) as usize).skip(first as usize).take(rows as usize);
+        rows.map(|row| row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32).collect()
+    };
+    matrices.flat_map(own).collect()
+}
+
+/// The first of an adapter's rows among `all` of its tensor.
+pub(crate) fn first(matrix: Adapted, all: u64, rows: u64) -> u64 {
+    match matrix {
+        Adapted::Key => all.saturating_sub(2 * rows),
+        Adapted::Value => all.saturating_sub(rows),
+        _ => 0,
+    }
 }
 
 /// The tensors of a model.
@@ -73,13 +105,11 @@ pub fn adapters(model: &Model, tensors: &[Tensor]) -> Result<Vec<Adapter>, Compi
         let (Some(b), Some(w)) = (b, w) else { return Err(missing) };
         let height = |t: &Tensor| t.shape.iter().rev().nth(1).copied().unwrap_or(0);
         let (rows, all) = (height(b), height(w));
-        let first = match matrix {
-            Adapted::Key => all.saturating_sub(2 * rows),
-            Adapted::Value => all.saturating_sub(rows),
-            _ => 0,
-        };
+        let first = first(matrix, all, rows);
         let (tensor, shape) = (w.name.clone(), w.shape.clone());
-        found.push(Adapter { tensor, shape, first, rows, a: a.name.clone(), b: b.name.clone() });
+        let vector = |factor| beside(Part::Adapter(matrix, factor)).map(|t| t.name.clone());
+        let dora = vector(Factor::Magnitude).zip(vector(Factor::Norm)).map(|(m, n)| [m, n]);
+        found.push(Adapter { tensor, shape, first, rows, a: a.name.clone(), b: b.name.clone(), dora });
     }
     Ok(found)
 }
@@ -152,7 +182,7 @@ pub fn merge(
     Ok(Merged { matrices, bytes, unpacked })
 }
 
-/// Writes `W + scale · B A` of a tensor.
+/// Writes `W + scale · B A` of a tensor, of DoRA with its magnitudes.
 fn whole(
     weights: &Weights,
     name: &str,
@@ -166,8 +196,11 @@ fn whole(
         found.map(|(_, values)| values).ok_or_else(|| io::Error::other(format!("tensor {name} is gone")))
     };
     let w = get(name)?;
-    let factors: Vec<(Vec<f32>, Vec<f32>)> =
-        adapters.iter().map(|a| Ok((get(&a.a)?, get(&a.b)?))).collect::<io::Result<_>>()?;
+    let numbers = |a: &&Adapter| {
+        let magnitudes = a.dora.as_ref().map(|[name, _]| get(name)).transpose()?;
+        Ok((get(&a.a)?, get(&a.b)?, magnitudes))
+    };
+    let factors: Vec<_> = adapters.iter().map(numbers).collect::<io::Result<_>>()?;
     let Some([.., high, wide]) = adapters.first().map(|a| &a.shape[..]) else { return Ok(()) };
     let (high, wide) = (*high as usize, *wide as usize);
     let mut sums = vec![0f64; wide];
@@ -175,7 +208,7 @@ fn whole(
     for (n, row) in w.chunks_exact(wide).enumerate() {
         let (matrix, i) = (n / high, n % high);
         sums.iter_mut().zip(row).for_each(|(sum, w)| *sum = f64::from(*w));
-        for (adapter, (a, b)) in adapters.iter().zip(&factors) {
+        for (adapter, (a, b, magnitudes)) in adapters.iter().zip(&factors) {
             let rows = adapter.rows as usize;
             let Some(i) = i.checked_sub(adapter.first as usize).filter(|i| *i < rows) else { continue };
             let rank = b.len() * high * wide / (rows * w.len());
@@ -183,6 +216,10 @@ fn whole(
                 let factor = scale * f64::from(b[(matrix * rows + i) * rank + r]);
                 let a = &a[(matrix * rank + r) * wide..][..wide];
                 sums.iter_mut().zip(a).for_each(|(sum, a)| *sum += factor * f64::from(*a));
+            }
+            if let Some(magnitude) = magnitudes.as_ref().map(|all| f64::from(all[matrix * rows + i])) {
+                let norm = sums.iter().map(|x| x * x).sum::<f64>().max(LEAST).sqrt();
+                sums.iter_mut().for_each(|sum| *sum *= magnitude / norm);
             }
         }
         for sum in &sums {

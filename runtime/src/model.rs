@@ -5,13 +5,14 @@
 //! its name of `docs/dev/semantics.md` section 11, its moments by `{name}.m` and `{name}.v`, its
 //! selection counts by `{name}.counts`, its gradient by [`Model::gradient`].
 
+use crate::adapt;
 use crate::checkpoint::safetensors::{Entry, Tensors, View};
 use crate::checkpoint::{CheckpointError, Weights};
 use crate::data::Batch;
 use crate::device::{Device, DeviceError, Element, Group, RunStats, Session};
 use crate::init;
 use crate::noise;
-use dreamc_compiler::bind::{Input, Output, Part};
+use dreamc_compiler::bind::{Factor, Input, Output, Part};
 use dreamc_compiler::compiled::{Entry as Of, Tensor};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::attention::drawn;
@@ -235,6 +236,31 @@ impl Model {
             let name = t.name.clone();
             self.set(&name, &values)?;
         }
+        self.measure(false, |_| true)
+    }
+
+    /// Gives those adapters of DoRA whose tensors are `new` the norms of their matrices' rows:
+    /// magnitudes begin as these. Matrices of a file count once it is `mapped`.
+    fn measure(&mut self, mapped: bool, new: impl Fn(&str) -> bool) -> Result<(), ModelError> {
+        for i in 0..self.compiled.tensors.len() {
+            let t = &self.compiled.tensors[i];
+            let Part::Adapter(matrix, Factor::Norm) = t.part else { continue };
+            let stem = t.name.strip_suffix(&*t.part.path()).unwrap_or_default();
+            let magnitude = format!("{stem}{}", Part::Adapter(matrix, Factor::Magnitude).path());
+            let names: Vec<String> = [t.name.clone(), magnitude].into_iter().filter(|n| new(n)).collect();
+            let beside = format!("{stem}{}", matrix.part().path());
+            let Some(w) = self.compiled.tensors.iter().find(|t| t.name == beside) else {
+                return Err(ModelError::NoBuffer(beside));
+            };
+            let ([.., high, wide], Some(&rows)) = (&w.shape[..], t.shape.last()) else { continue };
+            let later = !mapped && self.compiled.plan.buffer(w.weight).space == Space::Mapped;
+            if later || names.is_empty() {
+                continue;
+            }
+            let place = [adapt::first(matrix, *high, rows), rows];
+            let norms = adapt::norms(&self.get(&w.name)?, [*high, *wide], place);
+            names.iter().try_for_each(|name| self.set(name, &norms))?;
+        }
         Ok(())
     }
 
@@ -265,6 +291,7 @@ impl Model {
                 None => new.push(entry.0.clone()),
             }
         }
+        self.measure(true, |name| new.iter().any(|new| new == name))?;
         Ok(new)
     }
 

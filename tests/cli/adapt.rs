@@ -115,6 +115,41 @@ fn a_run_of_adapters_goes_on_to_the_same_bits_and_begins_at_its_base() {
     assert!(said.contains("packed matrices are f32 now"), "{said}");
 }
 
+/// Magnitudes of rows begin as the norms of the base's, whatever its format is.
+#[test]
+fn a_run_of_dora_begins_at_its_base_goes_on_and_is_merged() {
+    let sandbox = trained();
+    sandbox.good(&["quantize", "runs/small", "--format", "q8_0", "-o", "small-q"]);
+    let dora = TUNED.replace("rank: 2", "rank: 2, dora: true");
+    sandbox.write("dora.yaml", &dora);
+    sandbox.write("packed.yaml", &dora.replace("runs/small", "small-q"));
+    let apart = |one: &str, other: &str| {
+        let json = sandbox.good(&["eval", one, "--against", other, "--json"]);
+        let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+        report[0]["against"]["divergence"].as_f64().unwrap()
+    };
+    for (spec, base, to) in [("dora.yaml", "runs/small", "plain"), ("packed.yaml", "small-q", "packed")] {
+        let (still, run) = (format!("runs/still-{to}"), format!("runs/{to}"));
+        sandbox.good(&["train", spec, "--out", &still, "--set", "train.learning_rate=1e-30"]);
+        assert!(apart(&still, base) < 1e-9);
+        sandbox.good(&["train", spec, "--out", &run]);
+        sandbox.good(&["merge", &run, "-o", to]);
+        assert!(apart(to, &run) < 1e-9 && apart(&run, base) > 1e-9);
+    }
+    sandbox.good(&["train", "dora.yaml", "--out", "runs/whole", "--set", "train.steps=6"]);
+    sandbox.good(&["resume", "runs/plain", "--set", "train.steps=6"]);
+    let bytes = |run: &str| fs::read(newest(&sandbox.path(run)).join("model.safetensors")).unwrap();
+    assert!(bytes("runs/whole") == bytes("runs/plain"));
+    // A number a row is trained beside the factors.
+    let trained = |spec: &str| {
+        let counted = sandbox.good(&["count", spec, "--json"]);
+        let counted: serde_json::Value = serde_json::from_str(&counted).unwrap();
+        counted["parameters"]["trained"].as_u64().unwrap()
+    };
+    let rows = 2 * (2 * (3 * 32 + 32)) + 2 * 4 * (2 * 32 + 32) + 2 * (2 * 48 + 32);
+    assert_eq!(trained("dora.yaml"), trained("tuned.yaml") + rows);
+}
+
 #[test]
 fn adapters_that_do_not_fit_are_errors_at_their_token() {
     let sandbox = Sandbox::with(&[]);

@@ -23,6 +23,8 @@ CASES = {
     "qwen3": (["q_proj", "v_proj"], dict(use_rslora=True)),
     "gemma2": (["o_proj", "down_proj"], dict(lora_alpha=3)),
     "olmo2": (["k_proj", "up_proj"], {}),
+    "llama-dora": (["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], dict(use_dora=True)),
+    "qwen2-dora": (["q_proj", "v_proj", "down_proj"], dict(use_dora=True, use_rslora=True)),
 }
 
 
@@ -33,7 +35,7 @@ def model(folder):
 def make(at):
     for seed, (name, (modules, more)) in enumerate(CASES.items()):
         torch.manual_seed(seed)
-        kind, fields = MODELS[name]
+        kind, fields = MODELS[name.removesuffix("-dora")]
         base = AutoModelForCausalLM.from_config(getattr(transformers, kind)(**fields), attn_implementation="eager").eval()
         base.save_pretrained(at / name)
         config = LoraConfig(**dict(dict(r=3, lora_alpha=5, target_modules=modules, task_type="CAUSAL_LM"), **more))
@@ -41,20 +43,28 @@ def make(at):
         for key, weight in adapted.named_parameters():
             if "lora_B" in key:
                 torch.nn.init.normal_(weight, std=0.2)
+            if "magnitude" in key:
+                weight.data *= 1 + 0.3 * torch.randn_like(weight)
         adapted.save_pretrained(at / f"{name}-lora")
         ids = torch.randint(3, 97, (2, 13))
         logits = adapted(ids).logits
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
         loss.backward()
-        grads = {k.replace(".default", ""): p.grad for k, p in adapted.named_parameters() if p.grad is not None}
+        grads = {saved(k): p.grad for k, p in adapted.named_parameters() if p.grad is not None}
         assert grads and all("lora_" in k for k in grads)
         save_file({"ids": ids, "logits": logits.detach(), **grads}, at / f"{name}-lora" / "expected.safetensors")
+
+
+def saved(key):
+    """The name of a parameter in the file of an adapter."""
+    key = key.replace(".default", "")
+    return key.removesuffix(".weight") if "magnitude" in key else key
 
 
 def loaded(at, name, adapter):
     found = PeftModel.from_pretrained(model(at / name), at / adapter).eval()
     ours = load_file(at / adapter / "adapter_model.safetensors")
-    own = {k.replace(".default", ""): v for k, v in found.state_dict().items() if "lora_" in k}
+    own = {saved(k): v for k, v in found.state_dict().items() if "lora_" in k}
     assert own.keys() == ours.keys(), own.keys() ^ ours.keys()
     assert all(torch.equal(v, ours[k]) for k, v in own.items())
     return found

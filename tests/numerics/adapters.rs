@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 
-const CASES: [&str; 4] = ["llama", "qwen3", "gemma2", "olmo2"];
+const CASES: [&str; 6] = ["llama", "qwen3", "gemma2", "olmo2", "llama-dora", "qwen2-dora"];
 
 fn device() -> CpuDevice {
     CpuDevice::new(CpuOptions { threads: Some(2) })
@@ -84,17 +84,19 @@ fn adapters_of_peft_come_in_and_go_back() {
         assert_eq!(found.len() + 2, expected.len(), "{name}");
         let scale = expected.iter().filter(|(key, _)| key.contains("lora_"));
         let largest = scale.flat_map(|(_, g)| g.floats()).fold(0f64, |x, g| x.max(g.abs()));
-        for Adapter { a, b, tensor, first, .. } in adapters(&spec.model, &tensors(&spec).unwrap()).unwrap() {
+        for Adapter { a, b, tensor, first, dora, .. } in
+            adapters(&spec.model, &tensors(&spec).unwrap()).unwrap()
+        {
             let layer: usize = tensor.split('.').nth(1).unwrap().parse().unwrap();
             let module = a.split('.').rev().nth(1).unwrap();
             let module = match module {
                 "out" => "o_proj".to_string(),
                 other => format!("{other}_proj"),
             };
-            for (factor, own) in [("lora_A", &a), ("lora_B", &b)] {
+            let magnitude = dora.iter().map(|[m, _]| ("lora_magnitude_vector", m));
+            for (factor, own) in [("lora_A", &a), ("lora_B", &b)].into_iter().chain(magnitude) {
                 let is = |key: &&String| {
-                    key.contains(&format!(".layers.{layer}."))
-                        && key.contains(&format!(".{module}.{factor}."))
+                    key.contains(&format!(".layers.{layer}.")) && key.contains(&format!(".{module}.{factor}"))
                 };
                 let key =
                     expected.keys().find(is).unwrap_or_else(|| panic!("{name}: {own}, {module}, {first}"));
@@ -117,7 +119,7 @@ fn adapters_of_peft_come_in_and_go_back() {
         good(at, &["export", "hf", &merged, "-o", &format!("{name}-whole")]);
         good(at, &["export", "peft", &ours, "-o", &format!("{name}-back")]);
     }
-    assert_eq!(python("adapters.py", &["check", models]).unwrap().trim(), "4 adapters");
+    assert_eq!(python("adapters.py", &["check", models]).unwrap().trim(), "6 adapters");
 }
 
 /// Every kind of matrix: attentions, latent and depth ones too, with a gate; experts with shared
@@ -139,9 +141,11 @@ const EVERY: &str = "model every {
 }
 train { precision f32 }";
 
-/// The model with random numbers in all tensors, in a file of `dtype`, but adapters, which are f32.
-fn every(folder: &Path, dtype: Dtype) -> (Spec, Weights) {
-    let ast = dreamc_dsl::parse("every", EVERY, Spelling::Dream).unwrap();
+/// The model with random numbers in all tensors, in a file of `dtype`, but adapters, which are f32,
+/// of DoRA with magnitudes that are others than the norms.
+fn every(folder: &Path, dtype: Dtype, dora: bool) -> (Spec, Weights) {
+    let text = if dora { &EVERY.replace("rank 3", "rank 3  dora") } else { EVERY };
+    let ast = dreamc_dsl::parse("every", text, Spelling::Dream).unwrap();
     let (spec, _) = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|d| panic!("{d}"));
     let compiled = compile(&spec, &forward(1, 8)).unwrap();
     let mut model = Model::load(&device(), compiled).unwrap();
@@ -165,6 +169,9 @@ fn every(folder: &Path, dtype: Dtype) -> (Spec, Weights) {
             for (j, x) in values.iter_mut().enumerate() {
                 *x = (philox.block(0, j as u64)[0] as f32 / u32::MAX as f32 - 0.5) * 0.3;
             }
+        }
+        if name.contains("adapter_magnitude") {
+            values.iter_mut().enumerate().for_each(|(j, x)| *x *= 0.7 + 0.1 * (j % 7) as f32);
         }
         values.iter().try_for_each(|x| match dtype {
             Dtype::BF16 => out.write_all(&half::bf16::from_f32(*x).to_le_bytes()),
@@ -200,9 +207,20 @@ fn written(spec: &Spec, weights: &Weights, formats: Formats) -> Vec<f64> {
 
 #[test]
 fn adapters_on_every_matrix_are_the_merged_model() {
+    merged_is_the_same(false);
+}
+
+/// With magnitudes `m`, too: row `i` of the gradient of `W + s B A` is `m_i / n_i` times that of
+/// the merged row, where the norm `n` is a constant, and that of `m_i` is `dW_i · row_i / n_i`.
+#[test]
+fn adapters_with_magnitudes_are_the_merged_model() {
+    merged_is_the_same(true);
+}
+
+fn merged_is_the_same(dora: bool) {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
-    let (spec, weights) = every(at, Dtype::F32);
+    let (spec, weights) = every(at, Dtype::F32, dora);
     let all = tensors(&spec).unwrap();
     let pairs = adapters(&spec.model, &all).unwrap();
     assert!(pairs.len() > 30, "{} pairs", pairs.len());
@@ -231,17 +249,33 @@ fn adapters_on_every_matrix_are_the_merged_model() {
     // `dA = s Bᵀ dW` and `dB = s dW Aᵀ`, with the gradient of the merged matrix.
     let found = gradients(&spec, &weights, &ids, n, weights.formats());
     let whole = gradients(&plain(&spec), &merged, &ids, n, Formats::default());
-    assert_eq!(found.len(), 2 * pairs.len());
+    assert_eq!(found.len(), (2 + usize::from(dora)) * pairs.len());
     let scale = spec.model.adapt.as_ref().unwrap().scale();
-    for Adapter { tensor, shape, first, rows, a, b } in &pairs {
+    for Adapter { tensor, shape, first, rows, a, b, dora } in &pairs {
+        let magnitudes = dora.as_ref().map(|[m, _]| (m, weights.get(m).unwrap().unwrap().1));
+        let plain = weights.get(tensor).unwrap().unwrap().1;
         let [a_is, b_is] = [a, b].map(|name| weights.get(name).unwrap().unwrap().1);
         let [high, wide] = shape[shape.len() - 2..] else { panic!("{tensor}") };
         let (high, wide, first, rows) = (high as usize, wide as usize, *first as usize, *rows as usize);
         let (rank, many) = (3, whole[tensor].len() / (high * wide));
         let (mut of_a, mut of_b) = (vec![0.0; a_is.len()], vec![0.0; b_is.len()]);
+        let mut of_m = vec![0.0; many * rows];
         for m in 0..many {
             for (i, r) in (0..rows).flat_map(|i| (0..rank).map(move |r| (i, r))) {
-                let d = &whole[tensor][((m * high) + first + i) * wide..][..wide];
+                let at = ((m * high) + first + i) * wide;
+                let mut d = whole[tensor][at..][..wide].to_vec();
+                if let Some((_, magnitudes)) = &magnitudes {
+                    let low = |j: usize| -> f64 {
+                        let term =
+                            |r: usize| b_is[(m * rows + i) * rank + r] * a_is[(m * rank + r) * wide + j];
+                        (0..rank).map(|r| f64::from(term(r))).sum()
+                    };
+                    let row: Vec<f64> =
+                        (0..wide).map(|j| f64::from(plain[at + j]) + scale * low(j)).collect();
+                    let norm = row.iter().map(|x| x * x).sum::<f64>().sqrt();
+                    of_m[m * rows + i] = row.iter().zip(&d).map(|(x, d)| x * d).sum::<f64>() / norm;
+                    d.iter_mut().for_each(|d| *d *= f64::from(magnitudes[m * rows + i]) / norm);
+                }
                 let (ar, bi) = ((m * rank + r) * wide, (m * rows + i) * rank + r);
                 for j in 0..wide {
                     of_a[ar + j] += scale * f64::from(b_is[bi]) * d[j];
@@ -249,7 +283,8 @@ fn adapters_on_every_matrix_are_the_merged_model() {
                 }
             }
         }
-        for (name, expected) in [(a, of_a), (b, of_b)] {
+        let of_m = magnitudes.map(|(name, _)| (name, of_m));
+        for (name, expected) in [(a, of_a), (b, of_b)].into_iter().chain(of_m) {
             let largest = expected.iter().fold(1e-4f64, |x, g| x.max(g.abs()));
             let apart = found[name].iter().zip(&expected).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
             assert!(apart < 1e-4 * largest, "the gradient of {name} differs by {apart:e} of {largest:e}");
@@ -261,9 +296,13 @@ fn adapters_on_every_matrix_are_the_merged_model() {
 /// gradient or a state, and gradients have the bits of those with weights of one's own.
 #[test]
 fn the_base_stays_in_its_file_in_any_format() {
+    [false, true].into_iter().for_each(stays);
+}
+
+fn stays(dora: bool) {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
-    let (spec, weights) = every(at, Dtype::BF16);
+    let (spec, weights) = every(at, Dtype::BF16, dora);
     let ids = ids(24);
     let mut all = vec![("bf16".to_string(), at.join("every.safetensors"))];
     for format in ["int8", "q8_0", "q4_0", "mxfp4", "f16"] {
@@ -278,9 +317,10 @@ fn the_base_stays_in_its_file_in_any_format() {
         for t in &compiled.tensors {
             let buffer = compiled.plan.buffer(t.weight);
             let adapter = t.name.contains("adapter_");
-            assert_eq!(t.gradient.is_some(), adapter, "{format}: {}", t.name);
-            assert_eq!(!t.states.is_empty(), adapter, "{format}: {}", t.name);
-            let mapped = !adapter && t.shape.len() > 1;
+            let trains = adapter && !t.name.contains("adapter_norm");
+            assert_eq!(t.gradient.is_some(), trains, "{format}: {}", t.name);
+            assert_eq!(!t.states.is_empty(), trains, "{format}: {}", t.name);
+            let mapped = !trains && t.shape.len() > 1;
             assert_eq!(buffer.space == Space::Mapped, mapped, "{format}: {}", t.name);
         }
         let own = gradients(&spec, &weights, &ids, 12, Formats::default());

@@ -51,6 +51,24 @@ def dreamer(name, kind, times, layer, drop=()):
     return text
 
 
+# A frozen base with adapters, in a loop too; biases are behind what a direction scales.
+ADAPTED = """\
+model:
+  name: {name}
+  vocab: 17
+  hidden: 8
+  context: 16
+  adapt: {{components: [sa, ea, mlp], {adapt}}}
+  components:
+    sa: {{sequence: {{heads: 2, kv_heads: 1, head_size: 4, bias: qkv}}}}
+    ea: {{experts: {{count: 5, active: 2, intermediate: 4, query: 6, shared: 1, biased: true}}}}
+    mlp: {{mlp: {{intermediate: 6}}}}
+  body:
+    - "sa > ea"
+    - recur: 2
+      layers: ["sa > mlp"]
+"""
+
 CASES = {
     "la": dreamer("la", "repeat", 3, "sa > ea", drop=["da"]),
     "dr": dreamer("dr", "recur", 4, "sa > ea", drop=["da"]),
@@ -449,6 +467,8 @@ CASES |= {
     """) + define("reader", "{}", """
         return linear(own.v + sum(own.k, over size) * depth, [hidden])
     """).removeprefix("define:\n"),
+    "lora": ADAPTED.format(name="lora", adapt="matrices: [q, v, gate, down], rank: 2, alpha: 3"),
+    "dora": ADAPTED.format(name="dora", adapt="rank: 2, alpha: 3, dora: true"),
 }  # fmt: skip
 # A small share of the loss would hide whether it is there.
 Z_LOSS = TRAIN.replace("}", ", z_loss: 1e-2}")
@@ -488,6 +508,10 @@ def draw(model, shapes, rng):
             weights[name] = (0.05 if model.lanes else 0.7) * rng.standard_normal(shape)
         else:
             weights[name] = rng.standard_normal(shape) / shape[-1] ** 0.5
+    for name, first, rows, (_, _, magnitude, norm) in model.adapters(shapes):
+        if norm in shapes:
+            weights[norm] = np.linalg.norm(weights[name][..., first : first + rows, :], axis=-1)
+            weights[magnitude] = weights[norm] * (1 + 0.2 * rng.standard_normal(shapes[norm]))
     return weights
 
 

@@ -56,7 +56,7 @@ ROUTER_DEFAULTS = dict(
 PROJECTION_DEFAULTS = dict(query=128, balance=1e-2)
 MODEL_DEFAULTS = dict(
     name=None, vocab=None, hidden=None, context=None, components=None, body=None, tie=False, embed_scale=None,
-    logit_scale=None, logit_softcap=None, output_scale=None, norm={}, stream="sum",
+    logit_scale=None, logit_softcap=None, output_scale=None, norm={}, stream="sum", adapt=None,
 )  # fmt: skip
 TRAIN_DEFAULTS = dict(
     steps=None, batch=None, sequence=None, learning_rate=4e-4, warmup=500, clip=0.5, weight_decay=1e-3,
@@ -268,6 +268,7 @@ class Model:
         self.logit_scale, self.output_scale = m["logit_scale"] or 1.0, m["output_scale"] or 1.0
         norm = fill({"unit_offset": False, "eps": EPS}, m["norm"], "norm")
         self.gain_offset, self.eps = 1.0 if norm["unit_offset"] else 0.0, norm["eps"]
+        self.adapt = m["adapt"] and fill({"components": None, "matrices": [], "rank": 16, "alpha": None, "dora": False}, m["adapt"], "adapt")
 
         # The stream: "sum", "attend" with the size of a block (0: none), or "lanes" with their number and kind.
         self.block = self.lanes = 0
@@ -500,7 +501,50 @@ class Model:
                             shapes[f"{prefix}.down.bias"] = (c["count"], h)
                         if c["shared_gate"]:
                             shapes[f"{prefix}.shared_gate.weight"] = (h,)
-        return shapes
+        return shapes | self.adapter_shapes(shapes)
+
+    def adapters(self, shapes):
+        """(matrix, first of its rows, how many, names of A, B, magnitudes and norms) of every matrix that an adapter reaches."""
+        if not self.adapt:
+            return
+        for name, shape in shapes.items():
+            path = re.fullmatch(r"layers\.\d+\.(\w+)\.((shared\.)?(qkv|out|gate|up|down))\.weight", name)
+            if not path or path[1] not in self.adapt["components"]:
+                continue
+            c = self.components[path[1]]
+            parts = {path[2]: shape[-2]}
+            if path[2] == "qkv" and len(shape) == 2:
+                wide = c["kv_heads"] * c["head_size"]
+                parts = {"q": shape[0] - 2 * wide, "k": wide, "v": wide}
+            first = 0
+            for part, rows in parts.items():
+                if not self.adapt["matrices"] or part in self.adapt["matrices"]:
+                    stem = name.removesuffix(path[2] + ".weight") + part
+                    yield name, first, rows, [f"{stem}.adapter_{which}" for which in ("a", "b", "magnitude", "norm")]
+                first += rows
+
+    def adapter_shapes(self, shapes):
+        rank, found = (self.adapt or {}).get("rank"), {}
+        for name, _, rows, (a, b, magnitude, norm) in self.adapters(shapes):
+            many, over = shapes[name][:-2], shapes[name][-1]
+            found |= {a: (*many, rank, over), b: (*many, rows, rank)}
+            if self.adapt["dora"]:
+                self.own[magnitude] = "own"
+                found |= {magnitude: (*many, rows), norm: (*many, rows)}
+        return found
+
+    def adapted(self, weights, stop):
+        """Every adapted matrix is `W + alpha/rank B A`; of DoRA (2402.09353, equation 5) each row of that has its magnitude, and the norm
+        by which it is divided is no function of the weights (section 4.3)."""
+        weights = dict(weights)
+        for name, first, rows, (a, b, magnitude, _) in self.adapters({name: w.shape for name, w in weights.items()}):
+            alpha = 2.0 * self.adapt["rank"] if self.adapt["alpha"] is None else self.adapt["alpha"]
+            own = weights[name][..., first : first + rows, :] + alpha / self.adapt["rank"] * weights[b] @ weights[a]
+            if self.adapt["dora"]:
+                norm = stop(jnp.sqrt(jnp.sum(own * own, axis=-1, keepdims=True)))
+                own = weights[magnitude][..., None] * own / norm
+            weights[name] = weights[name].at[..., first : first + rows, :].set(own)
+        return weights
 
     def defined_shapes(self, c, prefix, shapes, lora):
         """The tensors that a definition asks for, of one token that is zero."""
@@ -669,6 +713,7 @@ class Forward:
         # values must be held still. `stopped` records them, `replay` puts such a record back.
         self.stopped = []
         self.replay = replay
+        self.w = model.adapted(self.w, self.stop)
 
     def stop(self, value):
         if self.replay is not None:
@@ -1407,6 +1452,8 @@ def train(model, weights, batches, given):
     beta1, beta2 = t["betas"]
     weights = {name: np.array(w) for name, w in weights.items()}
     trained, _ = split_weights(weights)
+    if model.adapt:
+        trained = {name: w for name, w in trained.items() if ".adapter_" in name and not name.endswith("_norm")}
     mean = {name: np.zeros_like(w) for name, w in trained.items()}
     square = {name: np.zeros_like(w) for name, w in trained.items()}
     rates, losses, smallest_gap = model.balance_rates(), [], np.inf
@@ -1415,7 +1462,7 @@ def train(model, weights, batches, given):
         loss, rest = evaluate(model, weights, ids)
         losses.append(float(loss))
         smallest_gap = min(smallest_gap, float(rest["gap"]))
-        gradients = {name: np.array(g) for name, g in rest["gradients"].items()}
+        gradients = {name: np.array(g) for name, g in rest["gradients"].items() if name in trained}
         norm = np.sqrt(sum(np.sum(g * g) for g in gradients.values()))
         factor = min(1.0, t["clip"] / norm)
         rate = t["learning_rate"] * min(1.0, (step + 1) / t["warmup"])
@@ -1430,7 +1477,7 @@ def train(model, weights, batches, given):
             weights[name] = weights[name] - rate * (mean_hat / (np.sqrt(square_hat) + t["eps"]) + decay * weights[name])
 
         # Experts chosen less often than the median become easier to choose. No learning rate and no decay has a part in it.
-        for name, counts in rest["counts"].items():
+        for name, counts in rest["counts"].items() if not model.adapt else ():
             counts = np.array(counts)
             weights[name] = weights[name] + rates[name] * np.sign(np.median(counts) - counts)
     return np.array(losses), weights, smallest_gap

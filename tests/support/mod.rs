@@ -49,9 +49,10 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth, most of which stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 33] = [
+pub const WIRINGS: [&str; 35] = [
     "factors",
     "latent",
+    "lora",
     "layered",
     "moeut",
     "attention_residuals",
@@ -60,6 +61,7 @@ pub const WIRINGS: [&str; 33] = [
     "biased_experts",
     "cross_layer_kv",
     "denseformer",
+    "dora",
     "exit_mean",
     "gated_attention",
     "huginn",

@@ -241,18 +241,19 @@ impl Lower<'_> {
         // Queries are the first rows of the matrix: a pass that makes no keys reads these alone.
         let all = if has_keys { self.dim_of(c, "qkv", wide + 2 * narrow) } else { queries };
         let dims = [all, self.hidden()];
-        let qkv = self.projection(c, [Part::Qkv, Part::QkvShared], n, dims, routing, None);
+        let own = [(Adapted::Query, queries), (Adapted::Key, keys), (Adapted::Value, keys)];
+        let own = if has_keys { &own[..] } else { &own[..1] };
+        // A mixture adapts the matrix of each expert as one.
+        let qkv = match routing {
+            None => self.matrix_of(c, (Part::Qkv, own), n, dims, None),
+            Some(_) => self.projection(c, [Part::Qkv, Part::QkvShared], n, dims, routing, None),
+        };
         let qkv = self.bias(c, a.bias.is_some_and(spec::Bias::of_qkv).then_some(Part::QkvBias), qkv);
 
-        let mut parts = match has_keys {
+        let parts = match has_keys {
             true => self.b.ops(Split(smallvec![queries, keys, keys]), &[qkv]),
             false => vec![qkv],
         };
-        // A mixture adapts the matrix of each expert as one.
-        let own = [(Adapted::Query, queries), (Adapted::Key, keys), (Adapted::Value, keys)];
-        for (part, (matrix, out)) in parts.iter_mut().zip(own).filter(|_| routing.is_none()) {
-            *part = self.adapted(c, matrix, [n, *part], [out, dims[1]]);
-        }
         let of_qk = |part| a.bias.is_some_and(spec::Bias::of_qk).then_some(part);
         let mut q = self.bias(c, of_qk(Part::QueryBias), parts[0]);
         let mut k = parts.get(1).map(|&k| self.bias(c, of_qk(Part::KeyBias), k));
@@ -927,7 +928,7 @@ impl Lower<'_> {
         let slots = self.b.op(Op::Gather, &[x, routing.order]);
         let y = self.b.op(Grouped { over }, &[slots, w, routing.offsets]);
         let matrix = if part == Part::Qkv { Adapted::Qkv } else { Adapted::Out };
-        let y = self.adapted_each(c, matrix, [slots, y, routing.offsets], [many, out, over]);
+        let y = self.adapted_each(c, matrix, ([slots, y, routing.offsets], w), [many, out, over]);
         let y = self.b.op(Op::Combine, &[y, routing.inverse]);
         let rows = self.b.rows(x);
         let s = self.b.reshape(routing.gates, &rows);

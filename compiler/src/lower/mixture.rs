@@ -323,7 +323,7 @@ impl Lower<'_> {
             let w = lower.weight(c, part, &[many, i, h], TensorKind::Routed, None);
             let y = lower.b.op(Grouped { over: h }, &[x, w, r.offsets]);
             let matrix = if part == Part::Gate { Adapted::Gate } else { Adapted::Up };
-            let y = lower.adapted_each(c, matrix, [x, y, r.offsets], [many, i, h]);
+            let y = lower.adapted_each(c, matrix, ([x, y, r.offsets], w), [many, i, h]);
             lower.bias_of_each(c, e, bias, y, r.offsets)
         };
         let gate = e.activation.gated().then(|| product(self, Part::Gate, Part::GateBias));
@@ -332,7 +332,7 @@ impl Lower<'_> {
         let init = self.output_init();
         let down = self.weight(c, Part::Down, &[many, h, i], TensorKind::Routed, init);
         let y = self.b.op(Grouped { over: i }, &[a, down, r.offsets]);
-        let y = self.adapted_each(c, Adapted::Down, [a, y, r.offsets], [many, h, i]);
+        let y = self.adapted_each(c, Adapted::Down, ([a, y, r.offsets], down), [many, h, i]);
         let y = self.bias_of_each(c, e, Part::DownBias, y, r.offsets);
         let y = self.b.op(Op::Combine, &[y, r.inverse, r.gates]);
         if e.shared == 0 {
@@ -355,14 +355,20 @@ impl Lower<'_> {
         if !e.biased {
             return y;
         }
-        let (dims, one) = (self.b.dims(y), self.one());
+        let dims = self.b.dims(y);
         let many = self.dim_of(c, "experts", e.count);
         let zero = Some(Init::Constant(0.0));
         let bias = self.weight(c, part, &[many, dims[1]], TensorKind::Gain, zero);
-        let column = self.b.reshape(bias, &[many, dims[1], one]);
-        let ones = self.ones(&[dims[0], one]);
-        let each = self.b.op(Grouped { over: one }, &[ones, column, offsets]);
+        let each = self.row_of_each(bias, y, offsets);
         self.b.add(y, each)
+    }
+
+    /// Of rows `[many, out]` that of the group of each slot, as slots of `y`.
+    pub(super) fn row_of_each(&mut self, rows: Value, y: Value, offsets: Value) -> Value {
+        let (dims, own, one) = (self.b.dims(y), self.b.dims(rows), self.one());
+        let column = self.b.reshape(rows, &[own[0], own[1], one]);
+        let ones = self.ones(&[dims[0], one]);
+        self.b.op(Grouped { over: one }, &[ones, column, offsets])
     }
 
     /// `down(activation(gate n) ⊙ up n)` of every token; each matrix adds its bias, where there are

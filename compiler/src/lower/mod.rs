@@ -30,6 +30,7 @@ mod statement;
 mod stream;
 mod text;
 
+pub use adapt::LEAST_NORM;
 pub(crate) use attention::latent_place;
 
 use crate::CompileError;

@@ -70,12 +70,22 @@ impl Lower<'_> {
         [out, over]: [Dim; 2],
         init: Option<Init>,
     ) -> Value {
+        let own = part.adaptable().map(|matrix| (matrix, out));
+        self.matrix_of(c, (part, own.as_slice()), x, [out, over], init)
+    }
+
+    /// The same with an adapter for each of these parts of its rows.
+    pub(super) fn matrix_of(
+        &mut self,
+        c: Owner,
+        (part, own): (Part, &[(Adapted, Dim)]),
+        x: Value,
+        [out, over]: [Dim; 2],
+        init: Option<Init>,
+    ) -> Value {
         let w = self.weight(c, part, &[out, over], TensorKind::Matrix, init);
         let y = self.b.contract(x, w, &[over]);
-        let y = match part.adaptable().filter(|matrix| *matrix != Adapted::Qkv) {
-            Some(matrix) => self.adapted(c, matrix, [x, y], [out, over]),
-            None => y,
-        };
+        let y = self.adapted(c, own, [x, y, w], [out, over]);
         let Some((a, b, rank)) = self.factors(c, part, [out, over]) else { return y };
         let low = self.b.contract(x, a, &[over]);
         let low = self.b.contract(low, b, &[rank]);

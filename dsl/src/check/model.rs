@@ -60,6 +60,7 @@ impl Checker {
         }
         let own = self.section(group, "adapt")?;
         let (rank, alpha) = (self.int(&own, "rank"), self.real_or_none(&own, "alpha"));
+        let dora = self.bool(&own, "dora");
         let components = self.texts(&own, "components");
         let matrices = self.texts(&own, "matrices");
         let (components, matrices) = (components?, matrices?);
@@ -94,9 +95,9 @@ impl Checker {
             self.error_at("unreached", &own.path("components"), message, "name components that have one");
             right = false;
         }
-        let (rank, alpha) = (rank?, alpha?);
+        let (rank, alpha, dora) = (rank?, alpha?, dora?);
         let alpha = alpha.unwrap_or(2.0 * rank as f64);
-        right.then_some(Some(Adapt { components, matrices, rank, alpha }))
+        right.then_some(Some(Adapt { components, matrices, rank, alpha, dora }))
     }
 
     fn stream(&mut self, group: &Group) -> Option<Stream> {

@@ -8,7 +8,7 @@ const MARKER: &str = "//";
 const KEYWORDS: [&str; 7] = ["let", "model", "repeat", "recur", "layer", "body", "skip"];
 /// The grammar's `flag_name`: keys that are read as true where a word follows them in the same
 /// line.
-const FLAGS: [&str; 19] = [
+const FLAGS: [&str; 20] = [
     "tie",
     "unit_offset",
     "pre_norm",
@@ -28,6 +28,7 @@ const FLAGS: [&str; 19] = [
     "decay_embeddings",
     "best",
     "into_input",
+    "dora",
 ];
 
 pub(super) fn print(root: &Map) -> String {

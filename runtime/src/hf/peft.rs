@@ -74,6 +74,15 @@ pub struct Moved {
     pub numbers: u64,
 }
 
+/// The tensors of an adapter as `peft` names them after their module, with our names and shapes.
+fn tensors_of(adapter: &Adapter, rank: u64) -> Vec<(&'static str, &String, Vec<u64>)> {
+    let (wide, rows) = (adapter.shape.last().copied().unwrap_or(0), adapter.rows);
+    let factors =
+        [("lora_A.weight", &adapter.a, vec![rank, wide]), ("lora_B.weight", &adapter.b, vec![rows, rank])];
+    let magnitude = adapter.dora.iter().map(|[m, _]| ("lora_magnitude_vector", m, vec![rows]));
+    factors.into_iter().chain(magnitude).collect()
+}
+
 /// Writes the adapters of a model as the folder `to`, which `peft` loads on the model's base.
 pub fn export(model: &Model, base: &str, to: &Path) -> Result<Moved, HfError> {
     let Some(adapt) = &model.spec.model.adapt else {
@@ -99,12 +108,12 @@ pub fn export(model: &Model, base: &str, to: &Path) -> Result<Moved, HfError> {
     let said = json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": adapt.rank,
         "lora_alpha": number(adapt.alpha), "target_modules": targets(&found, &names), "lora_dropout": 0.0, "bias": "none",
-        "fan_in_fan_out": false, "use_rslora": false, "use_dora": false, "init_lora_weights": true, "inference_mode": true,
+        "fan_in_fan_out": false, "use_rslora": false, "use_dora": adapt.dora, "init_lora_weights": true, "inference_mode": true,
     });
     let said = pretty(&said)?;
     let mut entries = vec![];
-    for (module, Adapter { a, b, .. }) in &found {
-        for (factor, ours) in [("lora_A", a), ("lora_B", b)] {
+    for (module, adapter) in &found {
+        for (factor, ours, _) in tensors_of(adapter, adapt.rank) {
             let stored = model.weights.stored(ours);
             let Some(stored) = stored else {
                 let problem = format!("lacks the tensor {ours}");
@@ -113,10 +122,8 @@ pub fn export(model: &Model, base: &str, to: &Path) -> Result<Moved, HfError> {
                 );
             };
             let dtype = model.dtype.unwrap_or(stored.dtype);
-            entries.push((
-                (format!("{PREFIX}{module}.{factor}.weight"), stored.shape.to_vec(), dtype),
-                ours.clone(),
-            ));
+            entries
+                .push(((format!("{PREFIX}{module}.{factor}"), stored.shape.to_vec(), dtype), ours.clone()));
         }
     }
     let numbers = entries.iter().map(|((_, shape, _), _)| shape.iter().product::<u64>()).sum();
@@ -148,7 +155,7 @@ fn targets(found: &BTreeMap<String, Adapter>, all: &BTreeSet<String>) -> Vec<Str
 }
 
 /// Settings of `peft` that change nothing of what an adapter computes.
-const IDLE: [&str; 22] = [
+const IDLE: [&str; 23] = [
     "peft_type",
     "task_type",
     "base_model_name_or_path",
@@ -163,6 +170,7 @@ const IDLE: [&str; 22] = [
     "init_lora_weights",
     "fan_in_fan_out",
     "use_rslora",
+    "use_dora",
     "bias",
     "layers_to_transform",
     "layers_pattern",
@@ -173,8 +181,8 @@ const IDLE: [&str; 22] = [
     "ensure_weight_tying",
 ];
 
-/// The rank and `alpha` of a configuration that is plain LoRA.
-fn plain(path: &Path, said: &Map<String, Value>) -> Result<(u64, f64), HfError> {
+/// The rank and `alpha` of a configuration that is plain LoRA, and whether it is DoRA.
+fn plain(path: &Path, said: &Map<String, Value>) -> Result<(u64, f64, bool), HfError> {
     let refuse = |problem: String| Err(HfError::refused(path, problem));
     if said.get("peft_type").and_then(Value::as_str) != Some("LORA") {
         return refuse("`peft_type` is not LORA, the one adapter that is read".into());
@@ -208,7 +216,16 @@ fn plain(path: &Path, said: &Map<String, Value>) -> Result<(u64, f64), HfError> 
     };
     // Of such a one the factor is alpha / √r.
     let stable = said.get("use_rslora").is_some_and(|value| !off(value));
-    Ok((rank, if stable { alpha * (rank as f64).sqrt() } else { alpha }))
+    let dora = said.get("use_dora").is_some_and(|value| !off(value));
+    Ok((rank, if stable { alpha * (rank as f64).sqrt() } else { alpha }, dora))
+}
+
+/// Where a tensor of an imported adapter comes from.
+enum From<'a> {
+    /// A tensor of `peft`.
+    Theirs(String),
+    /// The norms of the base's rows.
+    Base(&'a Adapter),
 }
 
 /// Imports the `peft` folder `from`, trained on the model `base`, as the folder `to`: adapters
@@ -230,7 +247,7 @@ pub fn import(
     if spec.model.adapt.is_some() {
         return Err(HfError::Export("the base has adapters already: `dreamc merge` it first".into()));
     }
-    let (rank, alpha) = plain(&path, &json(&path)?)?;
+    let (rank, alpha, dora) = plain(&path, &json(&path)?)?;
     let theirs = Tensors::open(&from.join(WEIGHTS))?;
     let refuse = |problem: String| Err(HfError::refused(theirs.path(), problem));
     let kept = base.path().parent().map(|folder| folder.join("config.json")).filter(|path| path.is_file());
@@ -238,7 +255,7 @@ pub fn import(
     let (config, layers) = family(spec, &kept)?;
     // Every matrix that could be adapted, to learn which are.
     let with = |components: Vec<String>, matrices: Vec<String>| {
-        let adapt = Some(Adapt { components, matrices, rank, alpha });
+        let adapt = Some(Adapt { components, matrices, rank, alpha, dora });
         Spec { model: spec::Model { adapt, ..spec.model.clone() }, weights: None, ..spec.clone() }
     };
     let every = with(spec.model.names().map(String::from).collect(), vec![]);
@@ -249,19 +266,19 @@ pub fn import(
             known.insert(module, place);
         }
     }
-    let name = |module: &str, factor: &str| format!("{PREFIX}{module}.{factor}.weight");
+    let name = |module: &str, factor: &str| format!("{PREFIX}{module}.{factor}");
     let mut chosen = BTreeSet::new();
     for (tensor, shape) in theirs.entries() {
-        let found =
-            known.iter().find(|(module, _)| ["lora_A", "lora_B"].iter().any(|f| name(module, f) == tensor));
+        let found = known.iter().find(|(module, place)| {
+            tensors_of(place, rank).iter().any(|(factor, ..)| name(module, factor) == tensor)
+        });
         let Some((module, place)) = found else {
             return refuse(format!(
                 "tensor {tensor} {shape:?} adapts nothing that dreamc adapts of a {}",
                 config.family.title
             ));
         };
-        let wide = place.shape.last().copied().unwrap_or(0);
-        for (factor, right) in [("lora_A", vec![rank, wide]), ("lora_B", vec![place.rows, rank])] {
+        for (factor, _, right) in tensors_of(place, rank) {
             match theirs.stored(&name(module, factor)) {
                 Some(stored) if stored.shape == right => {}
                 Some(stored) => {
@@ -284,35 +301,49 @@ pub fn import(
     let adapted = with(components.into_iter().collect(), matrices.into_iter().collect());
     let list = adapters(&adapted.model, &tensors(&adapted)?)?;
     let mut entries = vec![];
-    for Adapter { a, b, .. } in &list {
-        let module = known.iter().find(|(_, place)| place.a == *a).map(|(module, _)| module.clone());
+    for adapter in &list {
+        let module = known.iter().find(|(_, place)| place.a == adapter.a).map(|(module, _)| module.clone());
         let module = module.unwrap_or_default();
-        for (factor, ours) in [("lora_A", a), ("lora_B", b)] {
+        for (factor, ours, _) in tensors_of(adapter, rank) {
             let theirs_name = name(&module, factor);
             let Some(stored) = theirs.stored(&theirs_name) else {
                 return refuse(format!(
                     "lacks {theirs_name}: dreamc adapts a matrix in all layers of a component, or in none"
                 ));
             };
-            entries.push(((ours.clone(), stored.shape.to_vec(), Dtype::F32), theirs_name));
+            entries.push(((ours.clone(), stored.shape.to_vec(), Dtype::F32), From::Theirs(theirs_name)));
         }
     }
     let numbers = entries.iter().map(|((_, shape, _), _)| shape.iter().product::<u64>()).sum();
+    for adapter in &list {
+        if let Some([_, norm]) = &adapter.dora {
+            entries.push(((norm.clone(), vec![adapter.rows], Dtype::F32), From::Base(adapter)));
+        }
+    }
     let binding = base.binding()?;
     let text = dreamc_dsl::show(&adapted, Spelling::Yaml);
-    let list: Vec<_> = entries.iter().map(|(entry, _)| entry.clone()).collect();
+    let stored: Vec<_> = entries.iter().map(|(entry, _)| entry.clone()).collect();
     let metadata = [&[("format", "dreamc"), ("spec", text.as_str())][..], &binding.metadata()].concat();
     let fill = |i: usize, out: &mut dyn Write| {
-        let stored = theirs.stored(&entries[i].1).ok_or_else(|| io::Error::other("no such tensor"))?;
-        stored.convert(0, list[i].1.iter().product(), Dtype::F32, out)
+        let lost = || io::Error::other("no such tensor");
+        match &entries[i].1 {
+            From::Theirs(name) => {
+                let stored = theirs.stored(name).ok_or_else(lost)?;
+                stored.convert(0, entries[i].0.1.iter().product(), Dtype::F32, out)
+            }
+            From::Base(adapter) => {
+                let (_, w) = base.get(&adapter.tensor).map_err(io::Error::other)?.ok_or_else(lost)?;
+                adapter.norms(&w).iter().try_for_each(|norm| out.write_all(&norm.to_le_bytes()))
+            }
+        }
     };
     let mut files: Vec<(&str, sums::Fill)> = vec![
         ("spec.yaml", Box::new(|out: &mut dyn Write| out.write_all(text.as_bytes()))),
-        ("model.safetensors", Box::new(|out: &mut dyn Write| write_stored(out, &metadata, &list, fill))),
+        ("model.safetensors", Box::new(|out: &mut dyn Write| write_stored(out, &metadata, &stored, fill))),
     ];
     for (name, bytes) in beside {
         files.push((*name, Box::new(move |out: &mut dyn Write| out.write_all(bytes))));
     }
     folder::write(to, files)?;
-    Ok(Moved { modules: list.len() / 2, numbers })
+    Ok(Moved { modules: list.len(), numbers })
 }

@@ -24,6 +24,7 @@ use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::define::graph::beside;
 use dreamc_dsl::spec::*;
 use indexmap::IndexMap;
+use std::cell::RefCell;
 use std::f64::consts::PI;
 
 /// How far two sums of the same numbers in f64 may be apart.
@@ -360,7 +361,7 @@ struct Formulas<'a> {
     z_loss: f64,
     /// Of another way, in the order in which they were recorded.
     before: Option<&'a [Vec<f64>]>,
-    held: Vec<Vec<f64>>,
+    held: RefCell<Vec<Vec<f64>>>,
     /// Number of applications; of this one.
     depths: usize,
     depth: usize,
@@ -419,7 +420,7 @@ impl<'a> Formulas<'a> {
             training,
             z_loss: subject.spec.train.z_loss,
             before,
-            held: vec![],
+            held: RefCell::default(),
             depths: 0,
             depth: 0,
             prefix: String::new(),
@@ -612,7 +613,14 @@ impl<'a> Formulas<'a> {
             self.auxiliary += self.penalty(mean, capacity, penalty);
         }
         let loss = loss / targets + self.auxiliary;
-        Found { logits, streams, loss, held: self.held, counts: self.counts, shares: self.shares }
+        Found {
+            logits,
+            streams,
+            loss,
+            held: self.held.into_inner(),
+            counts: self.counts,
+            shares: self.shares,
+        }
     }
 
     /// The loop whose passes share out the loss: how, and its number.
@@ -817,8 +825,8 @@ impl<'a> Formulas<'a> {
     }
 
     /// A matrix of this application, or all those of a mixture, with what adapters add:
-    /// `W + alpha/rank · B A`. Queries, keys and values are rows of one matrix and have adapters of
-    /// their own.
+    /// `W + alpha/rank · B A`, of DoRA times `m / |row|` with that norm held. Queries, keys and
+    /// values are rows of one matrix and have adapters of their own.
     fn with_adapter(&self, name: &str) -> Vec<f64> {
         let mut w = self.own(name).to_vec();
         let Some(adapt) = &self.model.adapt else { return w };
@@ -853,14 +861,21 @@ impl<'a> Formulas<'a> {
                 let sum: f64 = (0..rank).map(|r| b[i * rank + r] * a[r * wide + j]).sum();
                 w[(m * all + first + i) * wide + j] += adapt.alpha / adapt.rank as f64 * sum;
             }
+            let Some(magnitudes) = factor("magnitude").map(Tensor::floats) else { continue };
+            for (at, magnitude) in magnitudes.iter().enumerate() {
+                let row = &mut w[(at / high * all + first + at % high) * wide..][..wide];
+                let norm = self.stop(vec![row.iter().map(|x| x * x).sum::<f64>().sqrt()]);
+                row.iter_mut().for_each(|x| *x *= magnitude / norm[0]);
+            }
         }
         w
     }
 
     /// The value recorded in its place, or the value itself, recorded.
-    fn stop(&mut self, value: Vec<f64>) -> Vec<f64> {
-        let value = self.before.and_then(|b| b.get(self.held.len())).cloned().unwrap_or(value);
-        self.held.push(value.clone());
+    fn stop(&self, value: Vec<f64>) -> Vec<f64> {
+        let mut held = self.held.borrow_mut();
+        let value = self.before.and_then(|b| b.get(held.len())).cloned().unwrap_or(value);
+        held.push(value.clone());
         value
     }
 

@@ -172,6 +172,9 @@ fn rename(spec: &Spec, names: &IndexMap<String, String>) -> Spec {
             source.clone_from(&names[source.as_str()]);
         }
     }
+    if let Some(adapt) = &mut spec.model.adapt {
+        adapt.components.iter_mut().for_each(|name| name.clone_from(&names[name.as_str()]));
+    }
     items(&mut spec.model.body, names);
     spec
 }

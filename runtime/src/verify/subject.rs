@@ -8,6 +8,7 @@
 //! Tolerances follow what rounding does ([`Noise`]).
 
 use super::{VerifyError, error, length, widen};
+use crate::adapt::{adapters, tensors};
 use crate::data::Batch;
 use crate::data::batch::NO_LOSS;
 use crate::device::Device;
@@ -212,7 +213,28 @@ impl<'a> Subject<'a> {
             };
             subject.weights.insert(name, Tensor::float(&size, values));
         }
+        subject.measure()?;
         Ok(subject)
+    }
+
+    /// Makes norms that adapters of DoRA keep those of their matrices.
+    fn measure(&mut self) -> Result<(), VerifyError> {
+        let model = &self.spec.model;
+        if !model.adapt.as_ref().is_some_and(|adapt| adapt.dora) {
+            return Ok(());
+        }
+        for adapter in adapters(model, &tensors(&self.spec)?)? {
+            let (Some([_, name]), [.., high, wide]) = (&adapter.dora, &adapter.shape[..]) else { continue };
+            let (high, wide) = (*high as usize, *wide as usize);
+            let Some(w) = self.weights.get(&adapter.tensor) else { continue };
+            let rows = w.floats().chunks_exact(wide).enumerate();
+            let own = adapter.first as usize..(adapter.first + adapter.rows) as usize;
+            let own = rows.filter(|(at, _)| own.contains(&(at % high)));
+            let norms = own.map(|(_, row)| row.iter().map(|x| x * x).sum::<f64>().sqrt()).collect();
+            let size = self.weights.get(name).map(|norm| norm.dims.clone()).unwrap_or_default();
+            self.weights.insert(name.clone(), Tensor::float(&size, norms));
+        }
+        Ok(())
     }
 
     /// The same with another model and the same tokens; tensors of the same name and size keep
