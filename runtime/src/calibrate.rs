@@ -17,7 +17,7 @@ use crate::device::cpu::{CpuDevice, CpuOptions};
 use crate::model::{Model, ModelError, Scale};
 use crate::train::prepare;
 use dreamc_compiler::compiled::Tensor;
-use dreamc_compiler::format::{Packed, Unpackable};
+use dreamc_compiler::format::{NV, NV_HEAD, Packed, Unpackable};
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{OptimizerKind, Precision};
@@ -133,9 +133,27 @@ impl Importance {
     }
 }
 
-/// Appends the blocks of numbers, of which there are whole blocks, with the scales of the least
-/// error that is weighted so.
-pub fn pack(packed: Packed, values: &[f32], importance: &[f32], to: &mut Vec<u8>) -> Result<(), Unpackable> {
+/// Appends the blocks of numbers, of which there are whole blocks, of a tensor whose largest size
+/// this is, with the scales of the least error that is weighted so.
+pub fn pack(
+    packed: Packed,
+    (values, of_tensor): (&[f32], f32),
+    importance: &[f32],
+    to: &mut Vec<u8>,
+) -> Result<(), Unpackable> {
+    // Blocks of a row are fitted each by itself; the tensor's scale stands before the first.
+    if let Packed::Nvfp4(row) = packed
+        && row as usize > NV.0
+    {
+        let all = values.chunks_exact(NV.0).zip(importance.chunks_exact(NV.0));
+        for (number, (values, importance)) in all.enumerate() {
+            let (mut block, first) = (vec![], (number * NV.0).is_multiple_of(row as usize));
+            pack(Packed::Nvfp4(NV.0 as u32), (values, of_tensor), importance, &mut block)
+                .map_err(|bad| Unpackable { at: number * NV.0 + bad.at, ..bad })?;
+            to.extend(&block[if first { 0 } else { NV_HEAD }..]);
+        }
+        return Ok(());
+    }
     let unit = packed.unit();
     let (mut block, mut unpacked, mut clipped) = (vec![], vec![0.0; unit], vec![0.0; unit]);
     for (number, (own, weights)) in values.chunks_exact(unit).zip(importance.chunks_exact(unit)).enumerate() {
@@ -151,7 +169,7 @@ pub fn pack(packed: Packed, values: &[f32], importance: &[f32], to: &mut Vec<u8>
             let numbers = if clip == 1.0 { own } else { &clipped[..] };
             block.clear();
             packed
-                .pack(numbers, &mut block)
+                .pack_some(numbers, of_tensor, &mut block)
                 .map_err(|bad| Unpackable { at: number * unit + bad.at, ..bad })?;
             packed.unpack(&block, &mut unpacked);
             let error = own
@@ -190,8 +208,8 @@ mod tests {
                 each.map(|((x, q), w)| f64::from(*w) * f64::from(x - q).powi(2)).sum()
             };
             let (mut nearest, mut fitted) = (vec![], vec![]);
-            packed.pack(&values, &mut nearest).unwrap();
-            pack(packed, &values, &importance, &mut fitted).unwrap();
+            packed.pack_some(&values, 1.0, &mut nearest).unwrap();
+            pack(packed, (&values, 1.0), &importance, &mut fitted).unwrap();
             assert_eq!(nearest.len(), fitted.len(), "{name}");
             let (nearest, fitted) = (error(&nearest), error(&fitted));
             let share = match name {
@@ -202,7 +220,7 @@ mod tests {
             assert!(fitted <= share * nearest, "{name}: {fitted:e}, to nearest {nearest:e}");
         }
         let mut out = vec![];
-        let bad = pack(Packed::Q4, &[f32::NAN; 32], &[1.0; 32], &mut out).unwrap_err();
+        let bad = pack(Packed::Q4, (&[f32::NAN; 32], 1.0), &[1.0; 32], &mut out).unwrap_err();
         assert_eq!(bad.at, 0);
     }
 }
