@@ -85,7 +85,6 @@ train: {steps: 60, batch: 8, sequence: 32, learning_rate: 3e-3, precision: f32}
 ";
 
 #[test]
-#[ignore = "not seen to its end yet: run it before it counts"]
 fn scales_that_a_text_decides_lose_less_than_rounding_to_nearest() {
     let sandbox = Sandbox::with(&[("every.yaml", EVERY)]);
     let text: String = (0..900).map(|i| format!("{i} by {} is {}. ", i % 7, i * (i % 7))).collect();
