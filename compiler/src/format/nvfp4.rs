@@ -62,8 +62,9 @@ pub fn unpack_nvfp4(blocks: &[u8], scale: f32, to: &mut [f32], number: impl Fn(u
     bad
 }
 
-/// Appends a row, `largest` being the largest size of a number of its tensor.
-pub(super) fn pack_nvfp4(row: &[f32], largest: f32, to: &mut Vec<u8>) {
+/// Appends a row, `largest` being the largest size of a number of its tensor and its scales so many
+/// codes above the nearest.
+pub(super) fn pack_nvfp4(row: &[f32], largest: f32, by: i32, to: &mut Vec<u8>) {
     let of_tensor = largest / (LARGEST.0 * LARGEST.1);
     to.extend(of_tensor.to_le_bytes());
     for block in row.chunks_exact(NV.0) {
@@ -71,7 +72,8 @@ pub(super) fn pack_nvfp4(row: &[f32], largest: f32, to: &mut Vec<u8>) {
         let own = |part: &[f32]| {
             let most = part.iter().fold(0f32, |most, x| most.max(x.abs()));
             let scale = most / LARGEST.0 / of_tensor;
-            if scale.is_finite() { nearest_e4m3(scale) } else { 0 }
+            let code = if scale.is_finite() { nearest_e4m3(scale) } else { 0 };
+            (i32::from(code) + by).clamp(0, 0x7e) as u8
         };
         let scales: Vec<u8> = parts.clone().map(own).collect();
         to.extend(&scales);

@@ -149,6 +149,18 @@ impl Packed {
     /// Appends the blocks of some numbers of a tensor whose largest size this is, where the format
     /// [asks for it](Packed::asks_largest).
     pub fn pack_some(self, values: &[f32], of_tensor: f32, to: &mut Vec<u8>) -> Result<(), Unpackable> {
+        self.pack_moved(values, of_tensor, 0, to)
+    }
+
+    /// The same, scales of numbers in E2M1 being so many codes above those that the largest number
+    /// of each asks for. Other formats have scales that a number may be fitted to instead.
+    pub fn pack_moved(
+        self,
+        values: &[f32],
+        of_tensor: f32,
+        by: i32,
+        to: &mut Vec<u8>,
+    ) -> Result<(), Unpackable> {
         for (number, block) in values.chunks_exact(self.unit()).enumerate() {
             let largest = block.iter().fold(0f32, |most, x| most.max(x.abs()));
             let bad = block.iter().position(|x| !x.is_finite());
@@ -185,13 +197,13 @@ impl Packed {
                 }
                 Packed::Mxfp4 => {
                     let power = if largest > 0.0 { largest.log2().floor() as i32 - 2 + 127 } else { 0 };
-                    let power = power.clamp(0, 254) as u8;
+                    let power = (power + by).clamp(0, 254) as u8;
                     to.push(power);
                     let half = half_of_power(power);
                     let code = |x: f32| nearest_e2m1(x, half);
                     to.extend((0..BLOCK / 2).map(|i| code(block[i]) | code(block[i + BLOCK / 2]) << 4));
                 }
-                Packed::Nvfp4(_) => nvfp4::pack_nvfp4(block, of_tensor, to),
+                Packed::Nvfp4(_) => nvfp4::pack_nvfp4(block, of_tensor, by, to),
                 Packed::Q4K => super_block::pack_q4_k(block, to).ok_or_else(|| fail(worst()))?,
                 Packed::Q6K => super_block::pack_q6_k(block, to).ok_or_else(|| fail(worst()))?,
             }

@@ -30,7 +30,7 @@ const CACHED: usize = 64;
 pub(super) trait Codes: Turn {
     /// A number for each code of four bits.
     type Table: Copy;
-    /// What a signed byte `q` becomes in [`Codes::signed`]: `q = scale · x + offset`, exactly.
+    /// The scale and the offset of numbers of [`Codes::signed`]: a byte is `scale · x + offset`.
     const SIGNED: (f32, f32);
     unsafe fn table(of: &[f32; 16]) -> Self::Table;
     /// The number of the four bits from bit `at` of each word on.
@@ -284,7 +284,7 @@ unsafe fn words<V: Codes>(lines: &Lines, at: usize) -> [[V; 4]; TWO] {
     unsafe { [V::turn_bytes(lines, at), V::turn_bytes(lines.add(V::LANES), at)] }
 }
 
-/// How numbers lie in a block.
+/// Where numbers are in a block.
 trait Layout {
     /// Numbers of a block.
     const UNIT: usize;
@@ -474,6 +474,7 @@ impl Layout for Q4K {
     const UNIT: usize = SUPER;
     const BYTES: usize = 4 + 12 + SUPER / 2;
     const GROUP: usize = 2 * PART;
+    #[allow(clippy::needless_range_loop)]
     #[inline(always)]
     unsafe fn scales<V: Codes>(_: &Lines, lines: &Lines, _: usize, to: &mut Scales) -> bool {
         let mut both = Scales::NONE;
