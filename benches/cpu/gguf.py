@@ -7,12 +7,15 @@
 Exports what `large.py` left in its place (a Llama of 1.24 billion parameters, quantised) as GGUF, so that both read the same bits, and has
 each side decode so many tokens in turns, two threads each, a process for every turn. Prints JSON: the median and the range of tokens a
 second of each, and the median of their ratios. A token of dreamc takes what `dreamc generate` of many takes longer than of one; llama.cpp
-evaluates one token after the other through `llama-cpp-python`. Where that is missing the exit code is 3.
+evaluates one token after the other through `llama-cpp-python`. Where that is missing the exit code is 3. `--processor` counts seconds of the
+processor instead of the clock: beside other work the threads of either side wait for one another, so ask for `--threads 1` then. `--plain`
+has llama.cpp read weights in the order of the file: with an order of its own it ended in a segmentation fault on a processor with AMX.
 """
 
 import argparse
 import json
 import pathlib
+import resource
 import statistics
 import subprocess
 import sys
@@ -21,26 +24,35 @@ import time
 MISSING = 3
 THEIRS = """
 import json, sys, time
-import llama_cpp
+import llama_cpp, llama_cpp.llama
 path, tokens, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+now = time.process_time if sys.argv[4] == "processor" else time.perf_counter
+if sys.argv[5] == "plain":
+    defaults = llama_cpp.llama_model_default_params
+    def plain():
+        params = defaults()
+        params.use_extra_bufts = False
+        return params
+    llama_cpp.llama.llama_cpp.llama_model_default_params = plain
 model = llama_cpp.Llama(path, n_ctx=256, n_batch=64, n_threads=threads, n_threads_batch=threads, verbose=False)
 model.eval([84, 104, 101])
 model.eval([32])
-begun = time.perf_counter()
+begun = now()
 for i in range(tokens):
     model.eval([i * 5 % 250])
-print(json.dumps(tokens / (time.perf_counter() - begun)))
+print(json.dumps(tokens / (now() - begun)))
 """
 
 
 def seconds(a, model, tokens):
     """Seconds that `dreamc generate` takes for so many tokens, the model in the page cache."""
     command = [a.dreamc, "generate", str(model), "The", "--greedy", "--threads", str(a.threads), "--max-tokens", str(tokens)]
-    begun = time.perf_counter()
+    spent = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) if a.processor else time.perf_counter()
+    begun = spent()
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(done.stderr)
-    return time.perf_counter() - begun
+    return spent() - begun
 
 
 def rate(a, model):
@@ -58,6 +70,8 @@ def main():
     a.add_argument("--rounds", type=int, default=5)
     a.add_argument("--tokens", type=int, default=32)
     a.add_argument("--threads", type=int, default=2)
+    a.add_argument("--processor", action="store_true", help="tokens for a second of the processor")
+    a.add_argument("--plain", action="store_true", help="llama.cpp without arranging weights")
     a = a.parse_args()
     if subprocess.run([a.python, "-c", "import llama_cpp"], capture_output=True).returncode != 0:
         print("llama-cpp-python is not installed: `pip install llama-cpp-python` compiles it", file=sys.stderr)
@@ -69,7 +83,8 @@ def main():
         rates = {"dreamc": [], "llama.cpp": []}
         for _ in range(a.rounds):
             rates["dreamc"].append(rate(a, model))
-            command = [a.python, "-c", THEIRS, str(file), str(a.tokens), str(a.threads)]
+            how = ["processor" if a.processor else "clock", "plain" if a.plain else "arranged"]
+            command = [a.python, "-c", THEIRS, str(file), str(a.tokens), str(a.threads), *how]
             rates["llama.cpp"].append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
         ratio = statistics.median(x / y for x, y in zip(rates["dreamc"], rates["llama.cpp"]))
         of = lambda x: {"median": round(statistics.median(x), 2), "range": [round(min(x), 2), round(max(x), 2)]}

@@ -9,7 +9,8 @@
 //! To second order the loss grows by `½ Σ F (w - q)²` where `F` is the mean square of a number's
 //! gradient over rows: the diagonal of the Fisher information, as in SqueezeLLM (2306.07629,
 //! section 4.1). A scale that is fitted to the largest number of a block minimises no such error;
-//! scales that clip it are tried, and the best is kept.
+//! scales that clip it are tried, of numbers in E2M1 those with codes near it, and the best is
+//! kept.
 
 use crate::checkpoint::Weights;
 use crate::data::{Batches, DataError, NO_LOSS};
@@ -17,7 +18,7 @@ use crate::device::cpu::{CpuDevice, CpuOptions};
 use crate::model::{Model, ModelError, Scale};
 use crate::train::prepare;
 use dreamc_compiler::compiled::Tensor;
-use dreamc_compiler::format::{Packed, Unpackable};
+use dreamc_compiler::format::{NV, NV_HEAD, Packed, Unpackable};
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{OptimizerKind, Precision};
@@ -133,33 +134,46 @@ impl Importance {
     }
 }
 
-/// Appends the blocks of numbers, of which there are whole blocks, with the scales of the least
-/// error that is weighted so.
-pub fn pack(packed: Packed, values: &[f32], importance: &[f32], to: &mut Vec<u8>) -> Result<(), Unpackable> {
+/// Appends the blocks of numbers, of which there are whole blocks, of a tensor whose largest size
+/// this is, with the scales of the least error that is weighted so.
+pub fn pack(
+    packed: Packed,
+    (values, of_tensor): (&[f32], f32),
+    importance: &[f32],
+    to: &mut Vec<u8>,
+) -> Result<(), Unpackable> {
+    if let Packed::Nvfp4(row) = packed {
+        let all = values.chunks_exact(NV.0).zip(importance.chunks_exact(NV.0));
+        for (number, (own, weights)) in all.enumerate() {
+            let at = number * NV.0;
+            let fitted = fit_nvfp4((own, of_tensor), weights);
+            let block = fitted.map_err(|bad| Unpackable { at: at + bad.at, ..bad })?;
+            // The tensor's scale stands before the first block of a row.
+            to.extend(&block[if at.is_multiple_of(row as usize) { 0 } else { NV_HEAD }..]);
+        }
+        return Ok(());
+    }
     let unit = packed.unit();
     let (mut block, mut unpacked, mut clipped) = (vec![], vec![0.0; unit], vec![0.0; unit]);
     for (number, (own, weights)) in values.chunks_exact(unit).zip(importance.chunks_exact(unit)).enumerate() {
         let largest = own.iter().fold(0f32, |most, x| most.max(x.abs()));
-        // Numbers that the text never reaches count a little, so that they are not lost.
-        let mean = weights.iter().map(|w| f64::from(*w)).sum::<f64>() / unit as f64;
-        let floor = if mean > 0.0 { 0.01 * mean } else { 1.0 };
         let mut best: Option<(f64, Vec<u8>)> = None;
-        for clip in CLIPS {
+        // A scale that is a power of two is the next or the last one.
+        let (clips, moves) = match packed {
+            Packed::Mxfp4 => (&CLIPS[..1], &[0, 1, -1][..]),
+            _ => (&CLIPS[..], &[0][..]),
+        };
+        for (clip, by) in clips.iter().flat_map(|clip| moves.iter().map(move |by| (*clip, *by))) {
             let most = clip * largest;
             clipped.iter_mut().zip(own).for_each(|(to, x)| *to = x.clamp(-most, most));
             // A number that a block cannot hold is one whose scale is to be fitted to it.
             let numbers = if clip == 1.0 { own } else { &clipped[..] };
             block.clear();
             packed
-                .pack(numbers, &mut block)
+                .pack_moved(numbers, of_tensor, by, &mut block)
                 .map_err(|bad| Unpackable { at: number * unit + bad.at, ..bad })?;
             packed.unpack(&block, &mut unpacked);
-            let error = own
-                .iter()
-                .zip(&unpacked)
-                .zip(weights)
-                .map(|((x, q), w)| (f64::from(*w) + floor) * (f64::from(*x) - f64::from(*q)).powi(2));
-            let error: f64 = error.sum();
+            let error = error(own, &unpacked, weights);
             if best.as_ref().is_none_or(|(least, _)| error < *least) {
                 best = Some((error, block.clone()));
             }
@@ -167,6 +181,41 @@ pub fn pack(packed: Packed, values: &[f32], importance: &[f32], to: &mut Vec<u8>
         to.extend(best.map(|(_, block)| block).unwrap_or_default());
     }
     Ok(())
+}
+
+/// The sum of weighted squares of what rounding changes.
+fn error(own: &[f32], unpacked: &[f32], weights: &[f32]) -> f64 {
+    // Numbers that the text never reaches count a little, so that they are not lost.
+    let mean = weights.iter().map(|w| f64::from(*w)).sum::<f64>() / weights.len() as f64;
+    let floor = if mean > 0.0 { 0.01 * mean } else { 1.0 };
+    let each = own.iter().zip(unpacked).zip(weights);
+    each.map(|((x, q), w)| (f64::from(*w) + floor) * (f64::from(*x) - f64::from(*q)).powi(2)).sum()
+}
+
+/// A block of nvfp4 behind the scale of its tensor: each of its scales, of codes near the one that
+/// its largest number asks for, is that of the least error.
+fn fit_nvfp4((own, of_tensor): (&[f32], f32), weights: &[f32]) -> Result<Vec<u8>, Unpackable> {
+    let format = Packed::Nvfp4(NV.0 as u32);
+    let mut best = vec![];
+    format.pack_some(own, of_tensor, &mut best)?;
+    let (mut block, mut unpacked) = (vec![], vec![0.0; NV.0]);
+    let mut least = [f64::INFINITY; NV.0 / NV.1];
+    for by in [0, -1, 1, -2, 2, -3, 3, -4, 4] {
+        block.clear();
+        format.pack_moved(own, of_tensor, by, &mut block)?;
+        format.unpack(&block, &mut unpacked);
+        for (part, least) in least.iter_mut().enumerate() {
+            let range = part * NV.1..(part + 1) * NV.1;
+            let error = error(&own[range.clone()], &unpacked[range.clone()], &weights[range]);
+            if error < *least {
+                *least = error;
+                best[NV_HEAD + part] = block[NV_HEAD + part];
+                let codes = NV_HEAD + 4 + part * NV.1 / 2..NV_HEAD + 4 + (part + 1) * NV.1 / 2;
+                best[codes.clone()].copy_from_slice(&block[codes]);
+            }
+        }
+    }
+    Ok(best)
 }
 
 #[cfg(test)]
@@ -190,19 +239,19 @@ mod tests {
                 each.map(|((x, q), w)| f64::from(*w) * f64::from(x - q).powi(2)).sum()
             };
             let (mut nearest, mut fitted) = (vec![], vec![]);
-            packed.pack(&values, &mut nearest).unwrap();
-            pack(packed, &values, &importance, &mut fitted).unwrap();
+            packed.pack_some(&values, 1.0, &mut nearest).unwrap();
+            pack(packed, (&values, 1.0), &importance, &mut fitted).unwrap();
             assert_eq!(nearest.len(), fitted.len(), "{name}");
             let (nearest, fitted) = (error(&nearest), error(&fitted));
             let share = match name {
-                "q4_0" => 0.97,
+                "q4_0" | "mxfp4" | "nvfp4" => 0.97,
                 // Numbers that count nothing here count a little there.
                 _ => 1.01,
             };
             assert!(fitted <= share * nearest, "{name}: {fitted:e}, to nearest {nearest:e}");
         }
         let mut out = vec![];
-        let bad = pack(Packed::Q4, &[f32::NAN; 32], &[1.0; 32], &mut out).unwrap_err();
+        let bad = pack(Packed::Q4, (&[f32::NAN; 32], 1.0), &[1.0; 32], &mut out).unwrap_err();
         assert_eq!(bad.at, 0);
     }
 }

@@ -41,12 +41,6 @@ pub enum QuantiseError {
         /// The name that was asked for.
         name: String,
     },
-    /// A format of the field that is not built.
-    #[error("the format `{name}` is not built yet; {} are", Packed::NAMES.join(", "))]
-    Unbuilt {
-        /// The name that was asked for.
-        name: String,
-    },
     /// There is no such part.
     #[error("the model has no part `{name}` with matrices; its parts are {known}")]
     Part {
@@ -68,9 +62,6 @@ pub enum QuantiseError {
         why: String,
     },
 }
-
-/// Formats that the field has and dreamc has not.
-const UNBUILT: [&str; 1] = ["nvfp4"];
 
 /// A format that was asked for; `None` leaves tensors as they are.
 pub type Asked = Option<&'static str>;
@@ -105,7 +96,6 @@ fn asked(name: &str) -> Result<Asked, QuantiseError> {
     }
     match Packed::NAMES.iter().find(|known| **known == name) {
         Some(known) => Ok(Some(known)),
-        None if UNBUILT.contains(&name) => Err(QuantiseError::Unbuilt { name: name.into() }),
         None => Err(QuantiseError::Format { name: name.into() }),
     }
 }
@@ -267,18 +257,26 @@ fn pack(
 ) -> io::Result<()> {
     let all: u64 = stored.shape.iter().product();
     let unit = packed.unit() as u64;
-    let most = (1 << 20) / unit * unit;
+    let most = ((1 << 20) / unit * unit).max(unit);
+    let some = |at: u64| -> io::Result<Vec<f32>> {
+        let mut bytes = vec![];
+        stored.convert(at, most.min(all - at), Dtype::F32, &mut bytes)?;
+        Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    };
+    let mut largest = 0f32;
+    if packed.asks_largest() {
+        for at in (0..all).step_by(most as usize) {
+            largest = some(at)?.iter().fold(largest, |most, x| most.max(x.abs()));
+        }
+    }
     let mut at = 0;
     while at < all {
-        let count = most.max(unit).min(all - at);
-        let mut bytes = vec![];
-        stored.convert(at, count, Dtype::F32, &mut bytes)?;
-        let values: Vec<f32> =
-            bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let values = some(at)?;
+        let count = values.len() as u64;
         let mut blocks = vec![];
         let made = match importance.and_then(|found| found.of(name, at, count)) {
-            Some(found) => calibrate::pack(packed, &values, found, &mut blocks),
-            None => packed.pack(&values, &mut blocks),
+            Some(found) => calibrate::pack(packed, (&values, largest), found, &mut blocks),
+            None => packed.pack_some(&values, largest, &mut blocks),
         };
         made.map_err(|bad| {
             let number = at + bad.at as u64;
@@ -304,11 +302,9 @@ mod tests {
         assert_eq!(choice.format, Some("q8_0"));
         assert_eq!(choice.parts, [("experts".into(), Some("q4_0")), ("head".into(), None)]);
         let said = |format: &str, parts| Choice::new(format, parts).unwrap_err().to_string();
-        assert!(
-            said("q5", None)
-                .starts_with("there is no format `q5`; f16, int8, q8_0, q4_0, mxfp4, q4_k, q6_k are built")
-        );
-        assert!(said("nvfp4", None).starts_with("the format `nvfp4` is not built yet"));
+        assert!(said("q5", None).starts_with(
+            "there is no format `q5`; f16, int8, q8_0, q4_0, mxfp4, nvfp4, q4_k, q6_k are built"
+        ));
         assert!(said("q8_0", Some("experts q4_0")).starts_with("`experts q4_0` is not `part: format`"));
     }
 }

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 #[command(after_help = "\
 Numbers are rounded to the nearest, in the block formats of the field: q8_0, q4_0 and mxfp4 have a scale for 32 numbers, q4_k and
-q6_k small ones of a large one for 256, int8 one for a row; f16 has none. Vectors and routers stay as they are, and so do matrices whose rows are no whole blocks. OUT is a model like an
+q6_k small ones of a large one for 256, nvfp4 small ones for 16 and one for the tensor, int8 one for a row; f16 has none. Vectors and routers stay as they are, and so do matrices whose rows are no whole blocks. OUT is a model like an
 import: `generate`, `eval`, `serve` and `probe` read the blocks in their file. PART is a component by its name, or embedding, head,
 experts, shared, router; `keep` leaves a part as it is.
 
@@ -35,7 +35,7 @@ pub struct Arguments {
     model: PathBuf,
 
     /// Format of all matrices but those of routers: f16, int8, q8_0, q4_0, q4_k,
-    /// q6_k, mxfp4, or keep
+    /// q6_k, mxfp4, nvfp4, or keep
     #[arg(long, value_name = "FORMAT")]
     format: String,
 

@@ -175,7 +175,7 @@ fn drawn(folder: &Path, text: &str) -> (Spec, Weights) {
 fn blocks_give_the_bits_of_their_numbers_and_stay_in_their_file() {
     let folder = tempfile::tempdir().unwrap();
     for format in Packed::NAMES {
-        let long = format.ends_with("_k");
+        let long = format.ends_with("_k") || format == "nvfp4";
         let (spec, weights) = drawn(folder.path(), if long { SUPER_BLOCKS } else { BLOCKS });
         let exact = written(&spec, &weights, &Writing::default());
         let packed = packed(folder.path(), &spec, &weights, format);
@@ -186,7 +186,7 @@ fn blocks_give_the_bits_of_their_numbers_and_stay_in_their_file() {
         let apart = exact.iter().zip(&found).map(|(x, y)| (f32::from_bits(*x) - f32::from_bits(*y)).abs());
         let apart = apart.fold(0.0, f32::max);
         let bound = match format {
-            "q4_0" | "mxfp4" | "q4_k" => 1.0,
+            "q4_0" | "mxfp4" | "nvfp4" | "q4_k" => 1.0,
             // Of a wider model.
             "q6_k" => 0.3,
             _ => 0.1,

@@ -9,9 +9,11 @@
 //! file, mapped; and so may one that trains, those that it does not move. Matrices in a file may be
 //! packed ([`Packed`]): matmuls and embeddings unpack them as they read them.
 
+mod nvfp4;
 mod packed;
 mod super_block;
 
+pub use nvfp4::{NV, NV_HEAD, bad_e4m3, e4m3, unpack_nvfp4};
 pub use packed::{BLOCK, E2M1, Packed, Unpackable, half_of_power};
 pub use super_block::{SUPER, unpack_q4_k, unpack_q6_k};
 

@@ -11,9 +11,11 @@
 //! | `q8_0` | 32 | 34 | f16 scale, then `q` from -127 to 127 |
 //! | `q4_0` | 32 | 18 | f16 scale, then `q + 8` in four bits, element `i` low and `i + 16` high |
 //! | `mxfp4` | 32 | 17 | scale `2^(e - 127)`, then E2M1 in four bits, in the same order |
+//! | `nvfp4` | a row | 4 + 9 row / 16 | [`nvfp4`]: E2M1, scales in E4M3 for 16, one in f32 |
 //! | `q4_k` | 256 | 144 | [`super_block`]: parts of 32 with scales and offsets of six bits |
 //! | `q6_k` | 256 | 210 | [`super_block`]: parts of 16 with scales of eight bits |
 
+use super::nvfp4::{self, NV, NV_HEAD, bad_e4m3};
 use super::super_block::{self, Q4K_BYTES, Q6K_BYTES, SUPER, unpack_q4_k, unpack_q6_k};
 use half::f16;
 
@@ -30,6 +32,9 @@ pub enum Packed {
     Q4,
     /// Four bits of floating point, a power of two for 32 numbers.
     Mxfp4,
+    /// Four bits of floating point, a scale in eight bits for 16 numbers and one of the tensor, in
+    /// rows of so many numbers.
+    Nvfp4(u32),
     /// Four bits, scales and offsets for 32 numbers of 256.
     Q4K,
     /// Six bits, scales for 16 numbers of 256.
@@ -53,7 +58,7 @@ pub struct Unpackable {
 
 impl Packed {
     /// The names of all formats.
-    pub const NAMES: [&'static str; 7] = ["f16", "int8", "q8_0", "q4_0", "mxfp4", "q4_k", "q6_k"];
+    pub const NAMES: [&'static str; 8] = ["f16", "int8", "q8_0", "q4_0", "mxfp4", "nvfp4", "q4_k", "q6_k"];
 
     /// The format of that name, for rows of so many numbers.
     pub fn named(name: &str, row: u64) -> Option<Self> {
@@ -63,6 +68,7 @@ impl Packed {
             "q8_0" => Packed::Q8,
             "q4_0" => Packed::Q4,
             "mxfp4" => Packed::Mxfp4,
+            "nvfp4" => Packed::Nvfp4(u32::try_from(row).ok().filter(|row| *row > 0)?),
             "q4_k" => Packed::Q4K,
             "q6_k" => Packed::Q6K,
             _ => return None,
@@ -77,6 +83,7 @@ impl Packed {
             Packed::Q8 => "q8_0",
             Packed::Q4 => "q4_0",
             Packed::Mxfp4 => "mxfp4",
+            Packed::Nvfp4(_) => "nvfp4",
             Packed::Q4K => "q4_k",
             Packed::Q6K => "q6_k",
         }
@@ -86,7 +93,7 @@ impl Packed {
     pub fn unit(self) -> usize {
         match self {
             Packed::F16 => 1,
-            Packed::Int8(row) => row as usize,
+            Packed::Int8(row) | Packed::Nvfp4(row) => row as usize,
             Packed::Q8 | Packed::Q4 | Packed::Mxfp4 => BLOCK,
             Packed::Q4K | Packed::Q6K => SUPER,
         }
@@ -100,18 +107,60 @@ impl Packed {
             Packed::Q8 => 2 + BLOCK,
             Packed::Q4 => 2 + BLOCK / 2,
             Packed::Mxfp4 => 1 + BLOCK / 2,
+            Packed::Nvfp4(row) => NV_HEAD + row as usize / NV.0 * NV.2,
             Packed::Q4K => Q4K_BYTES,
             Packed::Q6K => Q6K_BYTES,
         }
     }
 
-    /// Whether rows of so many numbers are whole blocks.
-    pub fn fits(self, row: u64) -> bool {
-        row > 0 && row.is_multiple_of(self.unit() as u64)
+    /// The format whose rows have so many bytes, of that name.
+    pub fn of_bytes(name: &str, bytes: u64) -> Option<Self> {
+        let row = match name {
+            "int8" => bytes.checked_sub(4)?,
+            "nvfp4" => bytes.checked_sub(NV_HEAD as u64)? / NV.2 as u64 * NV.0 as u64,
+            _ => 0,
+        };
+        Packed::named(name, row)
     }
 
-    /// Appends the blocks of numbers, of which there are whole blocks.
+    /// Whether rows of so many numbers are whole blocks.
+    pub fn fits(self, row: u64) -> bool {
+        let whole = match self {
+            Packed::Nvfp4(_) => NV.0,
+            _ => self.unit(),
+        };
+        row > 0 && row.is_multiple_of(self.unit() as u64) && row.is_multiple_of(whole as u64)
+    }
+
+    /// Whether blocks have a scale of their whole tensor.
+    pub fn asks_largest(self) -> bool {
+        matches!(self, Packed::Nvfp4(_))
+    }
+
+    /// Appends the blocks of the numbers of a tensor, of which there are whole blocks.
     pub fn pack(self, values: &[f32], to: &mut Vec<u8>) -> Result<(), Unpackable> {
+        let largest = match self.asks_largest() {
+            true => values.iter().fold(0f32, |most, x| most.max(x.abs())),
+            false => 0.0,
+        };
+        self.pack_some(values, largest, to)
+    }
+
+    /// Appends the blocks of some numbers of a tensor whose largest size this is, where the format
+    /// [asks for it](Packed::asks_largest).
+    pub fn pack_some(self, values: &[f32], of_tensor: f32, to: &mut Vec<u8>) -> Result<(), Unpackable> {
+        self.pack_moved(values, of_tensor, 0, to)
+    }
+
+    /// The same, scales of numbers in E2M1 being so many codes above those that the largest number
+    /// of each asks for. Other formats have scales that a number may be fitted to instead.
+    pub fn pack_moved(
+        self,
+        values: &[f32],
+        of_tensor: f32,
+        by: i32,
+        to: &mut Vec<u8>,
+    ) -> Result<(), Unpackable> {
         for (number, block) in values.chunks_exact(self.unit()).enumerate() {
             let largest = block.iter().fold(0f32, |most, x| most.max(x.abs()));
             let bad = block.iter().position(|x| !x.is_finite());
@@ -148,15 +197,13 @@ impl Packed {
                 }
                 Packed::Mxfp4 => {
                     let power = if largest > 0.0 { largest.log2().floor() as i32 - 2 + 127 } else { 0 };
-                    let power = power.clamp(0, 254) as u8;
+                    let power = (power + by).clamp(0, 254) as u8;
                     to.push(power);
                     let half = half_of_power(power);
-                    let code = |x: f32| {
-                        let from = |i: &usize| (f32::from(E2M1[*i]) * half - x).abs();
-                        (0..16).min_by(|i, j| from(i).total_cmp(&from(j))).unwrap_or(0) as u8
-                    };
+                    let code = |x: f32| nearest_e2m1(x, half);
                     to.extend((0..BLOCK / 2).map(|i| code(block[i]) | code(block[i + BLOCK / 2]) << 4));
                 }
+                Packed::Nvfp4(_) => nvfp4::pack_nvfp4(block, of_tensor, by, to),
                 Packed::Q4K => super_block::pack_q4_k(block, to).ok_or_else(|| fail(worst()))?,
                 Packed::Q6K => super_block::pack_q6_k(block, to).ok_or_else(|| fail(worst()))?,
             }
@@ -184,6 +231,7 @@ impl Packed {
                         to[i + BLOCK / 2] = f32::from(E2M1[usize::from(q >> 4)]) * scale;
                     }
                 }
+                Packed::Nvfp4(_) => nvfp4::unpack_row(block, scale, to),
                 Packed::Q4K => {
                     if let (Some(block), Some(to)) = (block.first_chunk(), to.first_chunk_mut()) {
                         unpack_q4_k(block, [scale, half_at(block, 2)], to);
@@ -204,15 +252,23 @@ impl Packed {
         match self {
             Packed::F16 | Packed::Q8 | Packed::Q4 | Packed::Q4K => half_at(block, 0),
             Packed::Q6K => half_at(block, Q6K_BYTES - 2),
-            Packed::Int8(_) => f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
+            Packed::Int8(_) | Packed::Nvfp4(_) => {
+                f32::from_le_bytes([block[0], block[1], block[2], block[3]])
+            }
             Packed::Mxfp4 => half_of_power(block[0]),
         }
     }
 
     /// The first of these blocks whose scale is NaN or infinite.
     pub fn bad(self, bytes: &[u8]) -> Option<usize> {
-        let offset = |block: &[u8]| self == Packed::Q4K && !half_at(block, 2).is_finite();
-        bytes.chunks_exact(self.bytes()).position(|block| !self.scale(block).is_finite() || offset(block))
+        let others = |block: &[u8]| match self {
+            Packed::Q4K => !half_at(block, 2).is_finite(),
+            Packed::Nvfp4(_) => {
+                block[NV_HEAD..].chunks_exact(NV.2).any(|b| b[..4].iter().any(|s| bad_e4m3(*s)))
+            }
+            _ => false,
+        };
+        bytes.chunks_exact(self.bytes()).position(|block| !self.scale(block).is_finite() || others(block))
     }
 }
 
@@ -229,6 +285,12 @@ pub fn half_of_power(e: u8) -> f32 {
         1 => f32::from_bits(1 << 22),
         _ => f32::from_bits(u32::from(e - 1) << 23),
     }
+}
+
+/// The code of the number nearest to this, `half` being half the scale; the first of two.
+pub(super) fn nearest_e2m1(x: f32, half: f32) -> u8 {
+    let from = |i: &usize| (f32::from(E2M1[*i]) * half - x).abs();
+    (0..16).min_by(|i, j| from(i).total_cmp(&from(j))).unwrap_or(0) as u8
 }
 
 fn eight_of(q: u8, scale: f32) -> f32 {
@@ -254,8 +316,16 @@ pub(super) fn half_scale(scale: f32, to: &mut Vec<u8>) -> Option<()> {
 mod tests {
     use super::*;
 
-    const ALL: [Packed; 7] =
-        [Packed::F16, Packed::Int8(64), Packed::Q8, Packed::Q4, Packed::Mxfp4, Packed::Q4K, Packed::Q6K];
+    const ALL: [Packed; 8] = [
+        Packed::F16,
+        Packed::Int8(64),
+        Packed::Q8,
+        Packed::Q4,
+        Packed::Mxfp4,
+        Packed::Nvfp4(64),
+        Packed::Q4K,
+        Packed::Q6K,
+    ];
 
     fn values(n: usize) -> Vec<f32> {
         (0..n).map(|i| ((i * 37 + 11) % 1009) as f32 / 501.7 - 1.0).collect()
@@ -276,6 +346,8 @@ mod tests {
                 Packed::Int8(_) | Packed::Q8 => 0.5 / 127.0 + 1.0 / 2048.0,
                 Packed::Q4 => 1.0 / 7.5,
                 Packed::Mxfp4 => 1.0 / 4.0,
+                // Half the widest step, and its scale's own rounding.
+                Packed::Nvfp4(_) => 1.0 / 6.0 + 1.0 / 16.0,
                 // Half a step of a part, and those of its scale and offset.
                 Packed::Q4K => 1.0 / 15.0 + 2.0 / 63.0,
                 Packed::Q6K => 1.0 / 32.0 + 1.0 / 128.0,
@@ -349,6 +421,14 @@ mod tests {
             assert_eq!(format.bad(&bytes), None);
             bytes[at..at + 2].fill(255);
             assert_eq!(format.bad(&bytes), Some(2), "{format:?}");
+        }
+        let (row, nv) = (128, Packed::Nvfp4(128));
+        for at in [4, 7, 4 + 36 + 1] {
+            let mut bytes = vec![];
+            nv.pack(&values(3 * row), &mut bytes).unwrap();
+            assert_eq!(nv.bad(&bytes), None);
+            bytes[2 * nv.bytes() + at] = 0x7f;
+            assert_eq!(nv.bad(&bytes), Some(2), "{at}");
         }
         for (format, at) in [(Packed::Q4K, 144), (Packed::Q4K, 146), (Packed::Q6K, 210 + 208)] {
             let mut bytes = vec![];

@@ -469,12 +469,8 @@ fn unpacked(text: &str, index: &mut [Ranged], places: &HashMap<String, usize>) -
         };
         let format = format.as_str().unwrap_or_default().to_string();
         let bytes = tensor.shape.last().copied().filter(|_| tensor.dtype == Dtype::U8).unwrap_or(0);
-        // Bytes of a row are those of its blocks; a block of int8 is a row.
-        let packed = match format.as_str() {
-            "int8" => bytes.checked_sub(4).and_then(|row| Packed::named(&format, row)),
-            _ => Packed::named(&format, 0),
-        };
-        let Some(packed) = packed else {
+        // Bytes of a row are those of its blocks; some blocks are a row.
+        let Some(packed) = Packed::of_bytes(&format, bytes) else {
             let known = Packed::NAMES.join(", ");
             return Err(format!("tensor {name} is packed as `{format}`; {known} are read, of bytes"));
         };

@@ -25,6 +25,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod blocks;
 mod few;
 pub(crate) mod packed;
 

@@ -56,7 +56,16 @@ pub(super) trait Turn: Vector {
     ///
     /// # Safety
     /// There are so many lines, and they have the words.
-    unsafe fn turn(lines: *const *const f32, at: usize) -> [Self; 4];
+    #[inline(always)]
+    unsafe fn turn(lines: *const *const f32, at: usize) -> [Self; 4] {
+        // SAFETY: the caller's.
+        unsafe { Self::turn_bytes(lines, 4 * at) }
+    }
+    /// Four words from byte `at` of `LANES` lines on.
+    ///
+    /// # Safety
+    /// There are so many lines, and they have the words.
+    unsafe fn turn_bytes(lines: *const *const f32, at: usize) -> [Self; 4];
     /// The first of two bf16 in a word, as f32.
     unsafe fn low(self) -> Self;
     /// The second.
@@ -65,11 +74,11 @@ pub(super) trait Turn: Vector {
 
 impl Turn for Four {
     #[inline(always)]
-    unsafe fn turn(lines: *const *const f32, at: usize) -> [Self; 4] {
+    unsafe fn turn_bytes(lines: *const *const f32, at: usize) -> [Self; 4] {
         let mut turned = [Four([0.0; 4]); 4];
         for i in 0..4 {
             // SAFETY: the caller's.
-            let words = unsafe { Four::load((*lines.add(i)).add(at)) };
+            let words = unsafe { Four::load((*lines.add(i)).byte_add(at)) };
             for (turned, word) in turned.iter_mut().zip(words.0) {
                 turned.0[i] = word;
             }
@@ -114,10 +123,10 @@ mod x86 {
         // Words of lines `j`, `4 + j`, `8 + j` and `12 + j`, 128 bits of each.
         macro_rules! lines {
             ($j:literal) => {{
-                let x = _mm512_castps128_ps512(_mm_loadu_ps((*lines.add($j)).add(at)));
-                let x = _mm512_insertf32x4::<1>(x, _mm_loadu_ps((*lines.add(4 + $j)).add(at)));
-                let x = _mm512_insertf32x4::<2>(x, _mm_loadu_ps((*lines.add(8 + $j)).add(at)));
-                _mm512_insertf32x4::<3>(x, _mm_loadu_ps((*lines.add(12 + $j)).add(at)))
+                let x = _mm512_castps128_ps512(_mm_loadu_ps((*lines.add($j)).byte_add(at)));
+                let x = _mm512_insertf32x4::<1>(x, _mm_loadu_ps((*lines.add(4 + $j)).byte_add(at)));
+                let x = _mm512_insertf32x4::<2>(x, _mm_loadu_ps((*lines.add(8 + $j)).byte_add(at)));
+                _mm512_insertf32x4::<3>(x, _mm_loadu_ps((*lines.add(12 + $j)).byte_add(at)))
             }};
         }
         // SAFETY: the caller's.
@@ -141,8 +150,8 @@ mod x86 {
         macro_rules! lines {
             ($j:literal) => {
                 _mm256_set_m128(
-                    _mm_loadu_ps((*lines.add(4 + $j)).add(at)),
-                    _mm_loadu_ps((*lines.add($j)).add(at)),
+                    _mm_loadu_ps((*lines.add(4 + $j)).byte_add(at)),
+                    _mm_loadu_ps((*lines.add($j)).byte_add(at)),
                 )
             };
         }
@@ -164,7 +173,7 @@ mod x86 {
         ($name:ident, $turn:ident, $low:ident, $high:ident) => {
             impl Turn for $name {
                 #[inline(always)]
-                unsafe fn turn(lines: *const *const f32, at: usize) -> [Self; 4] {
+                unsafe fn turn_bytes(lines: *const *const f32, at: usize) -> [Self; 4] {
                     // SAFETY: the caller's; whoever has the vectors has the instructions.
                     let [a, b, c, d] = unsafe { $turn(lines, at) };
                     [$name(a), $name(b), $name(c), $name(d)]
@@ -220,10 +229,10 @@ mod neon {
 
     impl Turn for Pairs {
         #[inline(always)]
-        unsafe fn turn(lines: *const *const f32, at: usize) -> [Self; 4] {
+        unsafe fn turn_bytes(lines: *const *const f32, at: usize) -> [Self; 4] {
             macro_rules! line {
                 ($j:literal) => {
-                    vld1q_f32((*lines.add($j)).add(at))
+                    vld1q_f32((*lines.add($j)).byte_add(at))
                 };
             }
             // Two by two words, and then two by two of those.

@@ -4,13 +4,17 @@
 //! *Promise*: numbers are those of [`Packed::unpack`] to the bit, products those of
 //! [`super::block`] with the same numbers in f32. [`DEPTH`] steps of some lines are unpacked into
 //! scratch at a time, where they stay in the caches for all rows of the left operand: each block is
-//! read once for a tile, and nothing else is read from memory.
+//! read once for a tile, and nothing else is read from memory. For few rows the numbers of most
+//! formats stay in registers ([`blocks`]).
 
+use super::blocks::{self, Blocks};
+use super::few::PANEL;
 use super::{DEPTH, FEW, RightOf, Side, Stored, block, block_scratch};
 use super::{TILE, product_scratch};
 use crate::device::backend::cpu::Pointer;
 use crate::device::cpu::simd::kernel_fn;
-use dreamc_compiler::format::{BLOCK, Packed, SUPER, unpack_q4_k, unpack_q6_k};
+use dreamc_compiler::format::{BLOCK, NV, NV_HEAD, Packed, SUPER};
+use dreamc_compiler::format::{unpack_nvfp4, unpack_q4_k, unpack_q6_k};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Lines that are unpacked at a time for few rows: those that [`few`] reads side by side.
@@ -54,6 +58,16 @@ impl<'a> Numbers<'a> {
             }
             return;
         }
+        if let Packed::Nvfp4(_) = self.format {
+            let (mut at, mut to) = (at, to);
+            while !to.is_empty() {
+                let (row, inside) = (blocks(at / unit, 1), at % unit);
+                let (part, rest) = to.split_at_mut((unit - inside).min(to.len()));
+                self.part_of_row(row, inside, part);
+                (at, to) = (at + part.len(), rest);
+            }
+            return;
+        }
         // The rest of a block that begins before.
         let head = (unit - at % unit).min(to.len()) % unit;
         let (first, to) = to.split_at_mut(head);
@@ -83,8 +97,30 @@ impl<'a> Numbers<'a> {
             Packed::Mxfp4 => blocks_of_e2m1(from, to),
             Packed::Q4K => super_blocks_of_four(from, to),
             Packed::Q6K => super_blocks_of_six(from, to),
-            Packed::Int8(_) => false,
+            // Their blocks are rows.
+            Packed::Int8(_) | Packed::Nvfp4(_) => false,
         });
+    }
+
+    /// Numbers of a row of nvfp4 from one on.
+    fn part_of_row(&self, row: &[u8], inside: usize, to: &mut [f32]) {
+        let scale = f32::from_le_bytes([row[0], row[1], row[2], row[3]]);
+        self.see(!scale.is_finite());
+        let (unit, _, bytes) = NV;
+        let blocks = |first: usize, count: usize| &row[NV_HEAD + first * bytes..][..count * bytes];
+        let (first, to) = to.split_at_mut((unit - inside % unit).min(to.len()) % unit);
+        let (whole, last) = to.split_at_mut(to.len() / unit * unit);
+        let mut one = [0.0; NV.0];
+        if !first.is_empty() {
+            self.see(blocks_of_nv(blocks(inside / unit, 1), scale, &mut one));
+            first.copy_from_slice(&one[inside % unit..][..first.len()]);
+        }
+        let next = inside.div_ceil(unit);
+        self.see(blocks_of_nv(blocks(next, whole.len() / unit), scale, whole));
+        if !last.is_empty() {
+            self.see(blocks_of_nv(blocks(next + whole.len() / unit, 1), scale, &mut one));
+            last.copy_from_slice(&one[..last.len()]);
+        }
     }
 
     fn see(&self, bad: bool) {
@@ -135,6 +171,64 @@ impl Lines<'_> {
             false => Side::Strided { start, line: 1, step: lines },
         }
     }
+
+    /// A product of few rows whose numbers stay in registers; says whether there is one for it.
+    ///
+    /// # Safety
+    /// As for [`RightOf::block`].
+    unsafe fn few<C: Stored>(
+        self,
+        (m, n, k): (usize, usize, usize),
+        a: Side<f32>,
+        (c, stride, accumulate): (Pointer<C>, usize, bool),
+    ) -> bool {
+        let Numbers { format, start, .. } = self.numbers;
+        let (unit, bytes) = (format.unit(), format.bytes());
+        let Some(run) = blocks::run(format).filter(|_| self.step == 1) else { return false };
+        let whole = [self.at, self.line].iter().all(|numbers| numbers.is_multiple_of(unit));
+        if !whole || !k.is_multiple_of(run.unit) || k > unit.max(self.line) {
+            return false;
+        }
+        if !self.suits_few(m, k, a, 0) {
+            return false;
+        }
+        let mut left = [std::ptr::null(); FEW];
+        for (i, left) in left.iter_mut().enumerate().take(m) {
+            *left = match a {
+                Side::Strided { start, line, .. } => start.add(i * line).get(),
+                Side::GatheredLines { start, row, order, per } => {
+                    // SAFETY: whoever made the side vouches for its order.
+                    start.add(unsafe { *order.get().add(i) } as usize / per * row).get()
+                }
+                Side::GatheredSteps { .. } => return false,
+            };
+        }
+        let mut totals = [0.0; FEW * PANEL];
+        for j in (0..n).step_by(run.width) {
+            let columns = run.width.min(n - j);
+            let line = |i: usize| {
+                let at = self.at + (j + i.min(columns - 1)) * self.line;
+                start.add(at / unit * bytes).get()
+            };
+            let lines = std::array::from_fn(line);
+            let blocks = Blocks { lines, next: run.width * self.line / unit * bytes };
+            let row = |i: usize| c.add(i * stride + j).get_mut();
+            // SAFETY: the caller's: rows of `c` have `columns` elements from `j` on.
+            unsafe {
+                if accumulate {
+                    for (i, totals) in totals.chunks_exact_mut(PANEL).enumerate().take(m) {
+                        let before = std::slice::from_raw_parts(row(i), columns);
+                        totals.iter_mut().zip(before).for_each(|(to, x)| *to = x.widen());
+                    }
+                }
+                self.numbers.see((run.sums)((m, k), &left, &blocks, !accumulate, &mut totals));
+                for (i, totals) in totals.chunks_exact(PANEL).enumerate().take(m) {
+                    C::store(&totals[..columns], std::slice::from_raw_parts_mut(row(i), columns));
+                }
+            }
+        }
+        true
+    }
 }
 
 impl RightOf<f32> for Lines<'_> {
@@ -157,6 +251,10 @@ impl RightOf<f32> for Lines<'_> {
         (c, stride, accumulate): (Pointer<C>, usize, bool),
         scratch: &mut [f32],
     ) {
+        // SAFETY: the caller's.
+        if unsafe { self.few((m, n, k), a, (c, stride, accumulate)) } {
+            return;
+        }
         let width = if m <= FEW { LINES.min(n) } else { n };
         // Sums that are rounded stand here until they are complete.
         let (sums, scratch) = scratch.split_at_mut(if C::NARROW { m * width } else { 0 });
@@ -203,7 +301,7 @@ pub(crate) fn scratch(m: usize, n: usize, k: usize) -> usize {
 
 /// The number of a scale in binary16, where it is one.
 #[inline(always)]
-fn half(bits: u16) -> f32 {
+pub(super) fn half(bits: u16) -> f32 {
     // Of subnormal numbers, too: a product with a power of two is exact.
     let size = f32::from_bits(u32::from(bits & 0x7fff) << 13) * f32::from_bits(239 << 23);
     f32::from_bits(size.to_bits() | u32::from(bits & 0x8000) << 16)
@@ -211,7 +309,7 @@ fn half(bits: u16) -> f32 {
 
 /// Whether bits are those of an infinity or of NaN.
 #[inline(always)]
-fn endless(bits: u16) -> bool {
+pub(super) fn endless(bits: u16) -> bool {
     bits & 0x7c00 == 0x7c00
 }
 
@@ -276,6 +374,11 @@ kernel_fn! {
         bad
     }
 
+    /// Blocks of nvfp4 under the scale of their tensor; says whether a scale is no number.
+    fn blocks_of_nv(from: &[u8], scale: f32, to: &mut [f32]) -> bool {
+        unpack_nvfp4(from, scale, to, |code| e2m1(code) as f32)
+    }
+
     /// Blocks of q4_k; says whether a scale is no number.
     fn super_blocks_of_four(from: &[u8], to: &mut [f32]) -> bool {
         let mut bad = false;
@@ -314,8 +417,16 @@ mod tests {
     use half::bf16;
 
     /// Each with what its rows are multiples of, by those of the smallest.
-    const FORMATS: [(&str, usize); 7] =
-        [("f16", 1), ("int8", 1), ("q8_0", 1), ("q4_0", 1), ("mxfp4", 1), ("q4_k", 8), ("q6_k", 8)];
+    const FORMATS: [(&str, usize); 8] = [
+        ("f16", 1),
+        ("int8", 1),
+        ("q8_0", 1),
+        ("q4_0", 1),
+        ("mxfp4", 1),
+        ("nvfp4", 2),
+        ("q4_k", 8),
+        ("q6_k", 8),
+    ];
 
     fn values(n: usize, seed: usize) -> Vec<f32> {
         (0..n).map(|i| ((i * 37 + seed) % 1009) as f32 / 501.7 - 1.0).collect()
@@ -440,6 +551,7 @@ mod tests {
             ("q4_0", 96, 18),
             ("mxfp4", 96, 17),
             ("int8", 96, 96 + 4),
+            ("nvfp4", 128, 76 + 40),
             ("q4_k", 512, 146),
             ("q6_k", 512, 208),
         ];
@@ -452,7 +564,7 @@ mod tests {
             }
             let mut to = vec![0.0; row];
             let numbers = Numbers::new(format, Pointer::to(&mut bytes), &bad);
-            let first = if name == "int8" { row } else { 0 };
+            let first = if matches!(name, "int8" | "nvfp4") { row } else { 0 };
             // SAFETY: there are two rows.
             unsafe { numbers.unpack(first, &mut to) };
             assert!(bad.load(Ordering::Relaxed), "{name}");

@@ -1,0 +1,727 @@
+//! Products of few rows with packed weights, whose codes become numbers in registers.
+//!
+//! *In*: at most [`FEW`] lines of f32 and lines of blocks ([`Packed`]), whole blocks each. *Out*:
+//! the bits of [`super::block`] with the numbers that the blocks stand for. *Promise*: a block is
+//! read once for all rows, and nothing is unpacked into memory for one row.
+//!
+//! Lanes are lines, as in [`super::few`]: words of blocks are transposed, then each code of them is
+//! looked up or converted, and multiplied by the scales of its lines. The numbers are exact, or
+//! rounded once as [`Packed::unpack`] rounds them. Two vectors of lines go side by side, since a
+//! sum waits four cycles for its last addition.
+
+use super::few::{FEW, PANEL, Turn};
+use super::packed::{endless, half};
+use super::{DEPTH, Four, Level, Vector, level};
+use dreamc_compiler::format::{BLOCK, E2M1, NV, NV_HEAD, Packed, SUPER};
+use dreamc_compiler::format::{bad_e4m3, e4m3, half_of_power};
+
+/// Vectors side by side.
+const TWO: usize = 2;
+/// Steps that share a scale in most formats.
+const PART: usize = 32;
+/// The most scales of [`DEPTH`] steps.
+const PARTS: usize = DEPTH / NV.1;
+/// Bytes that are asked for ahead along each line.
+const AHEAD: usize = 512;
+/// Bytes of a line of the cache.
+const CACHED: usize = 64;
+
+/// Vectors that know the codes of blocks. Words are 32 bits of as many lines as lanes.
+pub(super) trait Codes: Turn {
+    /// A number for each code of four bits.
+    type Table: Copy;
+    /// The scale and the offset of numbers of [`Codes::signed`]: a byte is `scale · x + offset`.
+    const SIGNED: (f32, f32);
+    unsafe fn table(of: &[f32; 16]) -> Self::Table;
+    /// The number of the four bits from bit `at` of each word on.
+    unsafe fn looked(self, at: u32, table: Self::Table) -> Self;
+    /// The signed byte of each word by its place.
+    unsafe fn signed(self, byte: u32) -> Self;
+    /// So many bits of each word from bit `at` on, as a number.
+    unsafe fn field(self, at: u32, count: u32) -> Self;
+}
+
+impl Codes for Four {
+    type Table = [f32; 16];
+    const SIGNED: (f32, f32) = (1.0, 0.0);
+    #[inline(always)]
+    unsafe fn table(of: &[f32; 16]) -> Self::Table {
+        *of
+    }
+    #[inline(always)]
+    unsafe fn looked(self, at: u32, table: Self::Table) -> Self {
+        Four(self.0.map(|x| table[(x.to_bits() >> at & 15) as usize]))
+    }
+    #[inline(always)]
+    unsafe fn signed(self, byte: u32) -> Self {
+        Four(self.0.map(|x| f32::from((x.to_bits() >> (8 * byte)) as i8)))
+    }
+    #[inline(always)]
+    unsafe fn field(self, at: u32, count: u32) -> Self {
+        Four(self.0.map(|x| (x.to_bits() >> at & ((1 << count) - 1)) as f32))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::super::x86::{Eight, Sixteen};
+    use super::Codes;
+    use std::arch::x86_64::*;
+
+    impl Codes for Sixteen {
+        type Table = __m512;
+        // The byte, 128 added, is in the second byte of the fraction of 1.
+        const SIGNED: (f32, f32) = (32768.0, -32896.0);
+        #[inline(always)]
+        unsafe fn table(of: &[f32; 16]) -> __m512 {
+            // SAFETY: the caller has AVX-512.
+            unsafe { _mm512_loadu_ps(of.as_ptr()) }
+        }
+        #[inline(always)]
+        unsafe fn looked(self, at: u32, table: __m512) -> Self {
+            // SAFETY: whoever has the vectors has the instructions. Four bits of an index count.
+            unsafe {
+                let codes = _mm512_srlv_epi32(_mm512_castps_si512(self.0), _mm512_set1_epi32(at as i32));
+                Sixteen(_mm512_permutexvar_ps(codes, table))
+            }
+        }
+        #[inline(always)]
+        unsafe fn signed(self, byte: u32) -> Self {
+            // SAFETY: likewise.
+            unsafe {
+                let words = _mm512_castps_si512(self.0);
+                let above = _mm512_xor_si512(words, _mm512_set1_epi32(i32::from_ne_bytes([0x80; 4])));
+                // The byte of four words goes to the second of each.
+                let from = |word: u32| (4 * word + byte) << 8;
+                let [a, b, c, d] = [0, 1, 2, 3].map(|word| from(word) as i32);
+                let place = _mm512_set4_epi32(d, c, b, a);
+                let one = _mm512_castps_si512(_mm512_set1_ps(1.0));
+                Sixteen(_mm512_castsi512_ps(_mm512_mask_shuffle_epi8(
+                    one,
+                    0x2222_2222_2222_2222,
+                    above,
+                    place,
+                )))
+            }
+        }
+        #[inline(always)]
+        unsafe fn field(self, at: u32, count: u32) -> Self {
+            // SAFETY: likewise.
+            unsafe {
+                let words = _mm512_srlv_epi32(_mm512_castps_si512(self.0), _mm512_set1_epi32(at as i32));
+                let field = _mm512_and_si512(words, _mm512_set1_epi32((1 << count) - 1));
+                Sixteen(_mm512_cvtepi32_ps(field))
+            }
+        }
+    }
+
+    impl Codes for Eight {
+        type Table = [__m256; 2];
+        const SIGNED: (f32, f32) = (1.0, 0.0);
+        #[inline(always)]
+        unsafe fn table(of: &[f32; 16]) -> [__m256; 2] {
+            // SAFETY: the caller has AVX2.
+            unsafe { [_mm256_loadu_ps(of.as_ptr()), _mm256_loadu_ps(of.as_ptr().add(8))] }
+        }
+        #[inline(always)]
+        unsafe fn looked(self, at: u32, [low, high]: [__m256; 2]) -> Self {
+            // SAFETY: whoever has the vectors has the instructions. Three bits of an index count.
+            unsafe {
+                let words = _mm256_castps_si256(self.0);
+                let codes = _mm256_srlv_epi32(words, _mm256_set1_epi32(at as i32));
+                let (low, high) =
+                    (_mm256_permutevar8x32_ps(low, codes), _mm256_permutevar8x32_ps(high, codes));
+                Eight(_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(codes))))
+            }
+        }
+        #[inline(always)]
+        unsafe fn signed(self, byte: u32) -> Self {
+            // SAFETY: likewise.
+            unsafe {
+                let words = _mm256_castps_si256(self.0);
+                let high = _mm256_sllv_epi32(words, _mm256_set1_epi32(24 - 8 * byte as i32));
+                Eight(_mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(high)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn field(self, at: u32, count: u32) -> Self {
+            // SAFETY: likewise.
+            unsafe {
+                let words = _mm256_srlv_epi32(_mm256_castps_si256(self.0), _mm256_set1_epi32(at as i32));
+                let field = _mm256_and_si256(words, _mm256_set1_epi32((1 << count) - 1));
+                Eight(_mm256_cvtepi32_ps(field))
+            }
+        }
+    }
+}
+
+/// Lines of blocks: as many as two vectors have lanes, the last again in the place of those that
+/// are not there.
+type Lines = [*const u8; PANEL];
+/// Lines of the left operand.
+type Left = [*const f32; FEW];
+/// Sums of all rows, [`PANEL`] apart.
+pub(super) type Totals = [f32; FEW * PANEL];
+
+/// Scales and offsets of the parts of [`DEPTH`] steps: a number is `scale · code + offset`.
+struct Scales {
+    scale: [[f32; PANEL]; PARTS],
+    offset: [[f32; PANEL]; PARTS],
+}
+
+impl Scales {
+    const NONE: Scales = Scales { scale: [[0.0; PANEL]; PARTS], offset: [[0.0; PANEL]; PARTS] };
+
+    /// Scales in the first two bytes of blocks of one part, in binary16; says whether one is no
+    /// number.
+    ///
+    /// # Safety
+    /// Lines have so many blocks of so many bytes.
+    #[inline(always)]
+    unsafe fn halves(&mut self, lines: &Lines, width: usize, bytes: usize, parts: usize) -> bool {
+        let mut bits = [[0u16; PANEL]; PARTS];
+        for (i, line) in lines.iter().enumerate().take(width) {
+            for (part, bits) in bits.iter_mut().enumerate().take(parts) {
+                // SAFETY: the caller's.
+                bits[i] = unsafe { line.add(part * bytes).cast::<u16>().read_unaligned() };
+            }
+        }
+        let mut bad = false;
+        for (bits, to) in bits.iter().zip(&mut self.scale).take(parts) {
+            for (bits, to) in bits.iter().zip(to) {
+                *to = half(u16::from_le(*bits));
+                bad |= endless(u16::from_le(*bits));
+            }
+        }
+        bad
+    }
+}
+
+/// Where numbers of consecutive steps go, two vectors a step.
+trait Sink<V> {
+    unsafe fn take(&mut self, numbers: [V; TWO]);
+}
+
+/// Into the sums of one row.
+struct One<V> {
+    left: *const f32,
+    sums: [V; TWO],
+}
+
+impl<V: Codes> Sink<V> for One<V> {
+    #[inline(always)]
+    unsafe fn take(&mut self, [a, b]: [V; TWO]) {
+        // SAFETY: the left line has as many steps as are taken.
+        unsafe {
+            let left = V::splat(*self.left);
+            self.left = self.left.add(1);
+            self.sums = [self.sums[0].fma(left, a), self.sums[1].fma(left, b)];
+        }
+    }
+}
+
+/// Into memory, for several rows.
+struct Square(*mut f32);
+
+impl<V: Codes> Sink<V> for Square {
+    #[inline(always)]
+    unsafe fn take(&mut self, [a, b]: [V; TWO]) {
+        // SAFETY: there is room for as many steps as are taken.
+        unsafe {
+            a.store(self.0);
+            b.store(self.0.add(V::LANES));
+            self.0 = self.0.add(TWO * V::LANES);
+        }
+    }
+}
+
+/// Scales and offsets of two vectors of lines.
+#[derive(Clone, Copy)]
+struct Of<V> {
+    scale: [V; TWO],
+    offset: [V; TWO],
+}
+
+impl<V: Codes> Of<V> {
+    #[inline(always)]
+    unsafe fn part(scales: &Scales, part: usize) -> Self {
+        let (scale, offset) = (scales.scale[part].as_ptr(), scales.offset[part].as_ptr());
+        // SAFETY: a part has numbers for all lanes.
+        unsafe {
+            Of {
+                scale: [V::load(scale), V::load(scale.add(V::LANES))],
+                offset: [V::load(offset), V::load(offset.add(V::LANES))],
+            }
+        }
+    }
+
+    /// The scales of codes that are not the numbers, which have no offset.
+    #[inline(always)]
+    unsafe fn of_signed(self) -> Self {
+        // SAFETY: the caller has the instructions; products are exact.
+        unsafe {
+            let (by, less) = (V::splat(V::SIGNED.0), V::splat(V::SIGNED.1));
+            let zero = V::splat(0.0);
+            Of { scale: self.scale.map(|x| zero.fma(x, by)), offset: self.scale.map(|x| zero.fma(x, less)) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn number(self, [a, b]: [V; TWO]) -> [V; TWO] {
+        // SAFETY: the caller has the instructions.
+        unsafe { [self.offset[0].fma(a, self.scale[0]), self.offset[1].fma(b, self.scale[1])] }
+    }
+}
+
+/// Words of two vectors of lines, four from byte `at` of each.
+///
+/// # Safety
+/// Lines have them.
+#[inline(always)]
+unsafe fn words<V: Codes>(lines: &Lines, at: usize) -> [[V; 4]; TWO] {
+    let lines = lines.as_ptr().cast::<*const f32>();
+    // SAFETY: the caller's.
+    unsafe { [V::turn_bytes(lines, at), V::turn_bytes(lines.add(V::LANES), at)] }
+}
+
+/// Where numbers are in a block.
+trait Layout {
+    /// Numbers of a block.
+    const UNIT: usize;
+    /// Its bytes.
+    const BYTES: usize;
+    /// Steps that are taken at once.
+    const GROUP: usize = PART;
+    /// Bytes of a row before its blocks.
+    const HEAD: usize = 0;
+    /// Scales of so many steps, from the block on at which lines begin, of rows that begin there;
+    /// says whether one is no number.
+    ///
+    /// # Safety
+    /// Lines have the blocks.
+    unsafe fn scales<V: Codes>(rows: &Lines, lines: &Lines, steps: usize, to: &mut Scales) -> bool;
+    /// The numbers of a group, step by step.
+    ///
+    /// # Safety
+    /// Lines have its blocks, and the sink has room.
+    unsafe fn group<V: Codes>(lines: &Lines, group: usize, scales: &Scales, to: &mut impl Sink<V>);
+}
+
+/// Takes the codes of four bits of some words, those from bit `$high` of each byte on.
+macro_rules! nibbles {
+    ($to:ident, $of:ident, $table:ident, $high:literal, $words:expr) => {
+        for w in 0..4 {
+            for byte in 0..4 {
+                let code = |words: &[V; 4]| words[w].looked(8 * byte + $high, $table);
+                let [a, b] = &$words;
+                $to.take($of.number([code(a), code(b)]));
+            }
+        }
+    };
+}
+
+/// Blocks of 32 codes of four bits behind so many bytes.
+///
+/// # Safety
+/// As for [`Layout::group`].
+#[inline(always)]
+unsafe fn fours<V: Codes>(lines: &Lines, at: usize, table: &[f32; 16], of: Of<V>, to: &mut impl Sink<V>) {
+    // SAFETY: the caller's.
+    unsafe {
+        let table = V::table(table);
+        let words = words::<V>(lines, at);
+        nibbles!(to, of, table, 0, words);
+        nibbles!(to, of, table, 4, words);
+    }
+}
+
+/// `q8_0`.
+struct Q8;
+
+impl Layout for Q8 {
+    const UNIT: usize = BLOCK;
+    const BYTES: usize = 2 + BLOCK;
+    #[inline(always)]
+    unsafe fn scales<V: Codes>(_: &Lines, lines: &Lines, steps: usize, to: &mut Scales) -> bool {
+        // SAFETY: the caller's.
+        unsafe { to.halves(lines, TWO * V::LANES, Self::BYTES, steps / PART) }
+    }
+    #[inline(always)]
+    unsafe fn group<V: Codes>(lines: &Lines, group: usize, scales: &Scales, to: &mut impl Sink<V>) {
+        // SAFETY: the caller's.
+        unsafe {
+            let of = Of::<V>::part(scales, group).of_signed();
+            for half in 0..2 {
+                let [a, b] = words::<V>(lines, group * Self::BYTES + 2 + 16 * half);
+                for w in 0..4 {
+                    for byte in 0..4 {
+                        to.take(of.number([a[w].signed(byte), b[w].signed(byte)]));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `q4_0`.
+struct Q4;
+
+impl Layout for Q4 {
+    const UNIT: usize = BLOCK;
+    const BYTES: usize = 2 + BLOCK / 2;
+    #[inline(always)]
+    unsafe fn scales<V: Codes>(_: &Lines, lines: &Lines, steps: usize, to: &mut Scales) -> bool {
+        // SAFETY: the caller's.
+        unsafe { to.halves(lines, TWO * V::LANES, Self::BYTES, steps / PART) }
+    }
+    #[inline(always)]
+    unsafe fn group<V: Codes>(lines: &Lines, group: usize, scales: &Scales, to: &mut impl Sink<V>) {
+        const NUMBERS: [f32; 16] =
+            [-8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
+        // SAFETY: the caller's.
+        unsafe { fours(lines, group * Self::BYTES + 2, &NUMBERS, Of::part(scales, group), to) }
+    }
+}
+
+/// `mxfp4`.
+struct Mxfp4;
+
+impl Layout for Mxfp4 {
+    const UNIT: usize = BLOCK;
+    const BYTES: usize = 1 + BLOCK / 2;
+    #[inline(always)]
+    unsafe fn scales<V: Codes>(_: &Lines, lines: &Lines, steps: usize, to: &mut Scales) -> bool {
+        let mut bad = false;
+        for (i, line) in lines.iter().enumerate().take(TWO * V::LANES) {
+            for (part, to) in to.scale.iter_mut().enumerate().take(steps / PART) {
+                // SAFETY: the caller's.
+                let power = unsafe { *line.add(part * Self::BYTES) };
+                bad |= power == 255;
+                to[i] = half_of_power(power);
+            }
+        }
+        bad
+    }
+    #[inline(always)]
+    unsafe fn group<V: Codes>(lines: &Lines, group: usize, scales: &Scales, to: &mut impl Sink<V>) {
+        // SAFETY: the caller's.
+        unsafe { fours(lines, group * Self::BYTES + 1, &E2M1_NUMBERS, Of::part(scales, group), to) }
+    }
+}
+
+/// `nvfp4`.
+struct Nvfp4;
+
+impl Layout for Nvfp4 {
+    const UNIT: usize = NV.0;
+    const BYTES: usize = NV.2;
+    const HEAD: usize = NV_HEAD;
+    const GROUP: usize = NV.0;
+    #[inline(always)]
+    unsafe fn scales<V: Codes>(rows: &Lines, lines: &Lines, steps: usize, to: &mut Scales) -> bool {
+        let mut bad = false;
+        for (i, (row, line)) in rows.iter().zip(lines).enumerate().take(TWO * V::LANES) {
+            // SAFETY: the caller's: a row begins with its tensor's scale.
+            let of_tensor = unsafe { row.cast::<[u8; 4]>().read_unaligned() };
+            let of_tensor = f32::from_le_bytes(of_tensor);
+            bad |= !of_tensor.is_finite();
+            for (part, to) in to.scale.iter_mut().enumerate().take(steps / NV.1) {
+                // SAFETY: the caller's.
+                let code = unsafe { *line.add(part / 4 * NV.2 + part % 4) };
+                bad |= bad_e4m3(code);
+                to[i] = e4m3(code) * of_tensor * 0.5;
+            }
+        }
+        bad
+    }
+    #[inline(always)]
+    unsafe fn group<V: Codes>(lines: &Lines, group: usize, scales: &Scales, to: &mut impl Sink<V>) {
+        // SAFETY: the caller's.
+        unsafe {
+            let table = V::table(&E2M1_NUMBERS);
+            for pair in 0..2 {
+                let [a, b] = words::<V>(lines, group * NV.2 + 4 + 16 * pair);
+                for part in 0..2 {
+                    let of = Of::<V>::part(scales, 4 * group + 2 * pair + part);
+                    for high in [0, 4] {
+                        for w in 2 * part..2 * part + 2 {
+                            for byte in 0..4 {
+                                let at = 8 * byte + high;
+                                to.take(of.number([a[w].looked(at, table), b[w].looked(at, table)]));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The numbers of E2M1, doubled.
+const E2M1_NUMBERS: [f32; 16] = {
+    let (mut numbers, mut i) = ([0.0; 16], 0);
+    while i < 16 {
+        numbers[i] = E2M1[i] as f32;
+        i += 1;
+    }
+    numbers
+};
+
+/// `q4_k`.
+struct Q4K;
+
+impl Layout for Q4K {
+    const UNIT: usize = SUPER;
+    const BYTES: usize = 4 + 12 + SUPER / 2;
+    const GROUP: usize = 2 * PART;
+    #[allow(clippy::needless_range_loop)]
+    #[inline(always)]
+    unsafe fn scales<V: Codes>(_: &Lines, lines: &Lines, _: usize, to: &mut Scales) -> bool {
+        let mut both = Scales::NONE;
+        let mut bits = [[0u16; PANEL]; 2];
+        for (i, line) in lines.iter().enumerate().take(TWO * V::LANES) {
+            // SAFETY: the caller's: a block begins with two scales.
+            let read = |at: usize| unsafe { line.add(at).cast::<u16>().read_unaligned() };
+            (bits[0][i], bits[1][i]) = (u16::from_le(read(0)), u16::from_le(read(2)));
+        }
+        let mut bad = false;
+        for i in 0..PANEL {
+            bad |= endless(bits[0][i]) | endless(bits[1][i]);
+            (both.scale[0][i], both.offset[0][i]) = (half(bits[0][i]), -half(bits[1][i]));
+        }
+        // SAFETY: the caller's; products are exact.
+        unsafe {
+            let Of { scale, offset } = Of::<V>::part(&both, 0);
+            let (zero, sixteen) = (V::splat(0.0), V::splat(16.0));
+            for (g, words) in words::<V>(lines, 0).into_iter().enumerate() {
+                let [_, low, middle, high] = words;
+                for part in 0..4 {
+                    let at = 8 * part as u32;
+                    let top = |word: V| word.field(at + 6, 2);
+                    let fields = [
+                        (part, low.field(at, 6), middle.field(at, 6)),
+                        (
+                            4 + part,
+                            high.field(at, 4).fma(sixteen, top(low)),
+                            high.field(at + 4, 4).fma(sixteen, top(middle)),
+                        ),
+                    ];
+                    for (part, s, m) in fields {
+                        zero.fma(scale[g], s).store(to.scale[part].as_mut_ptr().add(g * V::LANES));
+                        zero.fma(offset[g], m).store(to.offset[part].as_mut_ptr().add(g * V::LANES));
+                    }
+                }
+            }
+        }
+        bad
+    }
+    #[inline(always)]
+    unsafe fn group<V: Codes>(lines: &Lines, group: usize, scales: &Scales, to: &mut impl Sink<V>) {
+        const NUMBERS: [f32; 16] =
+            [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
+        let per = SUPER / Self::GROUP;
+        let at = group / per * Self::BYTES + 16 + group % per * 32;
+        // SAFETY: the caller's.
+        unsafe {
+            let table = V::table(&NUMBERS);
+            let (first, last) = (words::<V>(lines, at), words::<V>(lines, at + 16));
+            let of = Of::<V>::part(scales, 2 * group);
+            nibbles!(to, of, table, 0, first);
+            nibbles!(to, of, table, 0, last);
+            let of = Of::<V>::part(scales, 2 * group + 1);
+            nibbles!(to, of, table, 4, first);
+            nibbles!(to, of, table, 4, last);
+        }
+    }
+}
+
+/// Lines of blocks of a product.
+#[derive(Clone, Copy)]
+pub(super) struct Blocks {
+    /// As many lines as [`Run::width`].
+    pub(super) lines: Lines,
+    /// Bytes to as many lines after them.
+    pub(super) next: usize,
+}
+
+/// Products of `m` rows with lines of `k` steps: into totals, or added to them; says whether a
+/// scale is no number.
+///
+/// # Safety
+/// `m` is at most [`FEW`], and that many left lines have `k` steps; lines have whole blocks for
+/// them.
+type Sums = unsafe fn((usize, usize), &Left, &Blocks, bool, &mut Totals) -> bool;
+
+/// The products of a format on this processor.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    /// Lines at once.
+    pub(super) width: usize,
+    /// Steps are multiples of this.
+    pub(super) unit: usize,
+    pub(super) sums: Sums,
+}
+
+/// The products of a format whose codes become numbers in registers.
+pub(super) fn run(format: Packed) -> Option<Run> {
+    Some(match format {
+        Packed::Q8 => of::<Q8>(),
+        Packed::Q4 => of::<Q4>(),
+        Packed::Mxfp4 => of::<Mxfp4>(),
+        Packed::Nvfp4(_) => of::<Nvfp4>(),
+        Packed::Q4K => of::<Q4K>(),
+        Packed::F16 | Packed::Int8(_) | Packed::Q6K => return None,
+    })
+}
+
+fn of<F: Layout>() -> Run {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    unsafe fn avx512<F: Layout>(
+        size: (usize, usize),
+        a: &Left,
+        b: &Blocks,
+        fresh: bool,
+        to: &mut Totals,
+    ) -> bool {
+        // SAFETY: the caller's.
+        unsafe { sums::<super::x86::Sixteen, F>(size, a, b, fresh, to) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2<F: Layout>(
+        size: (usize, usize),
+        a: &Left,
+        b: &Blocks,
+        fresh: bool,
+        to: &mut Totals,
+    ) -> bool {
+        // SAFETY: the caller's.
+        unsafe { sums::<super::x86::Eight, F>(size, a, b, fresh, to) }
+    }
+
+    let (lanes, sums): (usize, Sums) = match level() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => (super::x86::Sixteen::LANES, avx512::<F>),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => (super::x86::Eight::LANES, avx2::<F>),
+        Level::Portable => (Four::LANES, sums::<Four, F>),
+    };
+    Run { width: TWO * lanes, unit: F::UNIT, sums }
+}
+
+/// # Safety
+/// As for [`Sums`]; the processor has the vectors.
+#[inline(always)]
+unsafe fn sums<V: Codes, F: Layout>(
+    (m, k): (usize, usize),
+    a: &Left,
+    b: &Blocks,
+    fresh: bool,
+    to: &mut Totals,
+) -> bool {
+    let width = TWO * V::LANES;
+    let mut scales = Scales::NONE;
+    let mut square = [0.0f32; 2 * PART * PANEL];
+    let (mut several, mut bad) = ([0.0f32; FEW * PANEL], false);
+    let (row, chunk) = (F::HEAD + k / F::UNIT * F::BYTES, DEPTH / F::UNIT * F::BYTES);
+    for done in (0..k).step_by(DEPTH) {
+        let steps = DEPTH.min(k - done);
+        let at = F::HEAD + done / F::UNIT * F::BYTES;
+        ask(&b.lines[..width], at + AHEAD, chunk, row, b.next);
+        let lines = b.lines.map(|line| line.wrapping_add(at));
+        let add = !fresh || done > 0;
+        // SAFETY: the caller's: lines have the blocks of these steps; `square` has room for a
+        // group; rows of `to` and of `several` are `PANEL` apart.
+        unsafe {
+            bad |= F::scales::<V>(&b.lines, &lines, steps, &mut scales);
+            if m == 1 {
+                let mut one = One { left: a[0].add(done), sums: [V::splat(0.0); TWO] };
+                for group in 0..steps / F::GROUP {
+                    F::group::<V>(&lines, group, &scales, &mut one);
+                }
+                for (g, sum) in one.sums.into_iter().enumerate() {
+                    let to = to.as_mut_ptr().add(g * V::LANES);
+                    let sum = if add { V::load(to).plus(sum) } else { sum };
+                    sum.store(to);
+                }
+                continue;
+            }
+            several[..m * PANEL].fill(0.0);
+            for group in 0..steps / F::GROUP {
+                F::group::<V>(&lines, group, &scales, &mut Square(square.as_mut_ptr()));
+                rows::<V>(m, F::GROUP, a, done + group * F::GROUP, &square, &mut several);
+            }
+        }
+        for (to, sum) in to.iter_mut().zip(&several).take(m * PANEL) {
+            *to = if add { *to + sum } else { *sum };
+        }
+    }
+    bad
+}
+
+/// Adds the products of some steps to the sums of all rows.
+///
+/// # Safety
+/// `a` has `m` lines with the steps from `first` on, and `square` has so many.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+unsafe fn rows<V: Codes>(
+    m: usize,
+    steps: usize,
+    a: &Left,
+    first: usize,
+    square: &[f32],
+    sums: &mut [f32; FEW * PANEL],
+) {
+    let mut row = 0;
+    macro_rules! of {
+        ($($m:literal)*) => {$(
+            while m - row >= $m {
+                let sums = sums[row * PANEL..].as_mut_ptr();
+                // SAFETY: the caller's: `$m` rows from `row` on.
+                unsafe {
+                    let at = |i: usize, g: usize| sums.add(i * PANEL + g * V::LANES);
+                    let mut all = [[V::splat(0.0); TWO]; $m];
+                    for i in 0..$m {
+                        all[i] = [V::load(at(i, 0)), V::load(at(i, 1))];
+                    }
+                    let mut right = square.as_ptr();
+                    for s in first..first + steps {
+                        let (x, y) = (V::load(right), V::load(right.add(V::LANES)));
+                        for i in 0..$m {
+                            let left = V::splat(*a[row + i].add(s));
+                            all[i] = [all[i][0].fma(left, x), all[i][1].fma(left, y)];
+                        }
+                        right = right.add(TWO * V::LANES);
+                    }
+                    for i in 0..$m {
+                        all[i][0].store(at(i, 0));
+                        all[i][1].store(at(i, 1));
+                    }
+                }
+                row += $m;
+            }
+        )*};
+    }
+    of!(4 2 1);
+}
+
+/// Asks for so many bytes from byte `at` of all lines of `row` bytes on, or as far into the lines
+/// that are `next` bytes after them.
+#[inline(always)]
+fn ask(_lines: &[*const u8], at: usize, bytes: usize, row: usize, next: usize) {
+    for at in (at..at + bytes).step_by(CACHED) {
+        let _from = if at < row { at } else { next + (at - row) };
+        #[cfg(target_arch = "x86_64")]
+        for line in _lines {
+            // SAFETY: SSE is part of the architecture, and the instruction reads nothing that a
+            // program could see.
+            unsafe {
+                use std::arch::x86_64::*;
+                _mm_prefetch::<_MM_HINT_T0>(line.cast::<i8>().wrapping_add(_from));
+            }
+        }
+    }
+}
