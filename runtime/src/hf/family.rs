@@ -1200,7 +1200,8 @@ pub static FAMILIES: [Family; 26] = [
             "projectors_bias",
         ],
         on: &["mamba_conv_bias"],
-        // How its kernels go, a size that `mamba_d_ssm` says, and the place of a norm that is none.
+        // How its kernels go, a size that `mamba_d_ssm` says, and where a norm stands that the
+        // published models lack.
         harmless: &[
             "mamba_chunk_size",
             "mamba_expand",
