@@ -482,6 +482,10 @@ fn packages_compute_what_dreamc_computes() {
         if spec.model.components.values().any(defined) && file.starts_with("examples/") {
             continue;
         }
+        // Adapters leave by `export peft`, or merged.
+        if spec.model.adapt.is_some() {
+            continue;
+        }
         let name = file.rsplit('/').next().unwrap().replace(['.', '-'], "_");
         prepare_package(&spec, &place, &name);
     }

@@ -201,7 +201,7 @@ fn every_small_example_leaves_as_it_is() {
 /// A small specification of a mixer of the library.
 fn mixer(name: &str) -> Spec {
     // Some heads are of 64 channels.
-    let hidden = if ["mamba2", "rwkv7"].contains(&name) { 64 } else { 16 };
+    let hidden = if ["falcon_h1", "mamba2", "rwkv7"].contains(&name) { 64 } else { 16 };
     let text = format!(
         "model m {{\n  vocab 19  hidden {hidden}  context 16\n  a = {name} {{}}\n  mlp = mlp {{ intermediate 8 }}\n  \
          repeat 2 {{ layer {{ a > mlp }} }}\n}}\n"
