@@ -320,15 +320,13 @@ impl Config {
         if self.layers.iter().any(|l| l.network == Some(Network::Dense)) {
             let intermediate = self.whole(Slot::Intermediate);
             let factors = self.factors(Role::Mlp);
-            if !factors.is_empty() {
-                line(format!("    mlp: {{{SCALED}: {{wide: {intermediate}{factors}}}}}"));
-            }
             let biased = if self.flag(Slot::MlpBias) { "biased: true, " } else { "" };
-            if factors.is_empty() {
-                line(format!(
+            line(match factors.is_empty() {
+                true => format!(
                     "    mlp: {{mlp: {{intermediate: {intermediate}, activation: {activation}, {biased}{norms}}}}}"
-                ));
-            }
+                ),
+                false => format!("    mlp: {{{SCALED}: {{wide: {intermediate}{factors}}}}}"),
+            });
         }
         if self.layers.iter().any(Layer::sparse) {
             // Gates of the chosen are always divided by their sum where no field says so.
@@ -927,18 +925,13 @@ fn mixer(f: &Fields, kind: Mixer, placed: Placed, values: &mut BTreeMap<Slot, f6
     }
     let of = |values: &BTreeMap<Slot, f64>, slot: Slot| values.get(&slot).copied().unwrap_or(0.0);
     let heads = of(values, Slot::MixerHeads);
-    if let Some(&expand) = values.get(&Slot::MixerExpand) {
-        let wide = expand * of(values, Slot::Hidden);
+    let hidden = of(values, Slot::Hidden);
+    let expanded = values.get(&Slot::MixerExpand).map(|by| (by * hidden, "mamba_expand * hidden_size"));
+    let stated = values.get(&Slot::MixerWide).map(|&wide| (wide, "mamba_d_ssm"));
+    if let Some((wide, named)) = expanded.or(stated) {
         let size = *values.entry(Slot::MixerSize).or_insert((wide / heads).floor());
         if size * heads != wide {
-            let right = format!("mamba_expand * hidden_size / mamba_n_heads, {}", wide / heads);
-            return f.wrong("mamba_d_head", &Value::from(size as u64), &right);
-        }
-    }
-    if let Some(&wide) = values.get(&Slot::MixerWide) {
-        let size = *values.entry(Slot::MixerSize).or_insert((wide / heads).floor());
-        if size * heads != wide {
-            let right = format!("mamba_d_ssm / mamba_n_heads, {}", wide / heads);
+            let right = format!("{named} / mamba_n_heads, {}", wide / heads);
             return f.wrong("mamba_d_head", &Value::from(size as u64), &right);
         }
     }
