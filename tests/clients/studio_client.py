@@ -278,17 +278,21 @@ def day(chromium):
     def after(looks):
         page.evaluate(f"window.until = {looks}")
         until(page, lambda: page.evaluate("window.looks") >= looks, 120)
-        page.wait_for_timeout(300)
-        for _ in range(3):
+        # A collection leaves what the engine compiles and caches at that moment, which is up to 2 MB: the least of ten counts.
+        used = []
+        for _ in range(10):
+            page.wait_for_timeout(100)
             session.send("HeapProfiler.collectGarbage")
+            used.append(session.send("Runtime.getHeapUsage")["usedSize"])
         counters = session.send("Memory.getDOMCounters")
-        return session.send("Runtime.getHeapUsage")["usedSize"], counters["nodes"], counters["jsEventListeners"]
+        return min(used), counters["nodes"], counters["jsEventListeners"]
 
     quarter, half, whole = after(360), after(720), after(1440)
     points = int(page.locator("#curves").get_attribute("data-points").split()[0])
     print(f"a day's 86,400 steps: heap {quarter[0] / 1e6:.1f} MB after 6 h, {half[0] / 1e6:.1f} MB after 12 h, {whole[0] / 1e6:.1f} MB after 24 h; {points} points")
     assert points <= 4000, points
-    assert whole[0] < 1.1 * half[0] + 500_000, (half, whole)
+    # A line of metrics that is kept has 200 bytes or more, and 43,200 of them are 8 MB.
+    assert whole[0] < half[0] + 2_500_000, (half, whole)
     assert whole[1] < half[1] + 200 and whole[2] < half[2] + 200, (half, whole)
     fault("a page left open for a day")
     # A look at a run that has nothing new draws nothing.
