@@ -153,6 +153,13 @@ pub const RULES: &[Rule] = &[
         about: "a positive score normalised over itself, or a softmax over one, is 1",
     },
     Rule {
+        name: "single",
+        stage: Stage::Differentiable,
+        at: |op| matches!(op, Op::Reduce(_) | Op::Arrange(_)),
+        apply: single,
+        about: "a sum over dimensions of one element, and an order that moves those alone, copies nothing",
+    },
+    Rule {
         name: "unit",
         stage: Stage::Differentiable,
         at: |op| matches!(op, Op::Binary(_) | Op::Combine),
@@ -607,6 +614,25 @@ fn one_gate(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
     }
     let ones = filled(g, &all, 1.0)?;
     Some(vec![(id, ones)])
+}
+
+fn single(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
+    let (from, to) = (dims(g, x[0])?, dims(g, id)?);
+    // Two dimensions of rows stay in front: row kernels go by them.
+    if to.len() < 2 || from.get(..2) != to.get(..2) {
+        return None;
+    }
+    let one = |d: &&Dim| size(g, **d) == 1;
+    let moves = match op {
+        Op::Reduce(r) => !r.over.iter().all(|d| one(&d)),
+        Op::Arrange(_) => !from.iter().filter(|d| !one(d)).eq(to.iter().filter(|d| !one(d))),
+        _ => true,
+    };
+    if moves {
+        return None;
+    }
+    let same = make(g, Reshape(to), &[x[0]])?;
+    Some(vec![(id, same)])
 }
 
 fn unit(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {

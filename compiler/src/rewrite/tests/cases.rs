@@ -269,6 +269,11 @@ pub(super) fn cases() -> Vec<Case> {
         off("one-gate", ROWS, "%0 = sum %gate over [one] : f32[batch, seq] %1 = div %gate, %0 : f32[batch, seq, one] return y = %1 }"),
         off("one-gate", ROWS, "%0 = sigmoid %x : f32[batch, seq, hidden] %1 = sum %0 over [hidden] : f32[batch, seq] %2 = div %0, %1 : f32[batch, seq, hidden] return y = %2 }"),
         off("one-gate", ROWS, "%0 = softmax %x : f32[batch, seq, hidden] return y = %0 }"),
+        // --- single ---
+        on("single", ROWS, "%0 = sum %gate over [one] : f32[batch, seq] return y = %0 }"),
+        on("single", ROWS, "%0 = arrange %x to [batch, seq, one, hidden] : f32[batch, seq, one, hidden] return y = %0 }"),
+        off("single", ROWS, "%0 = sum %x over [hidden] : f32[batch, seq] return y = %0 }"),
+        off("single", ROWS, "%0 = arrange %gate to [one, batch, seq] : f32[one, batch, seq] return y = %0 }"),
         // --- unit ---
         on("unit", ROWS, "%0 = constant 1 : f32[] %1 = mul %x, %0 : f32[batch, seq, hidden] %2 = zeros [batch, seq, hidden] : f32[batch, seq, hidden]
             %3 = add %1, %2 : f32[batch, seq, hidden] %4 = mul %2, %y : f32[batch, seq, hidden] %5 = add %3, %4 : f32[batch, seq, hidden] return y = %5 }"),
