@@ -1112,6 +1112,11 @@ impl<'a> Right<'a> {
         Right { panels, stride: steps.div_ceil(T::per_word()) * shape().columns }
     }
 
+    /// Panels so many words apart.
+    pub(crate) fn apart(panels: &'a [f32], stride: usize) -> Self {
+        Right { panels, stride }
+    }
+
     /// The same from a step on, the first of a word.
     pub(crate) fn from<T: Stored>(self, step: usize) -> Self {
         debug_assert!(step.is_multiple_of(T::per_word()));

@@ -11,7 +11,7 @@
 //! A tilde is a row with the decays from the chunk's begin, or to its end. States are kept as
 //! panels of their values, in which products read and write them.
 
-use super::decay;
+use super::{decay, narrow};
 use crate::device::backend::cpu::product::{self, Left as Operand, Right, Side, pack_columns, panels, tile};
 use crate::device::backend::cpu::simd::{fma, kernel_fn};
 use crate::device::backend::cpu::{Pointer, Stored};
@@ -71,6 +71,8 @@ pub(super) struct Sizes {
     pub decay: Decay,
     /// Whether outputs read the state before the token.
     pub before: bool,
+    /// Whether operands of products are rounded to bf16.
+    pub rounds: bool,
 }
 
 /// Steps that do not compete for the same places of the cache.
@@ -98,7 +100,13 @@ impl Sizes {
             delta,
             decay: s.decay_kind(),
             before,
+            rounds: false,
         }
+    }
+
+    /// The same with operands that are `T`.
+    pub(super) fn storing<T: Stored>(self) -> Self {
+        Sizes { rounds: narrow::rounds::<T>(), ..self }
     }
 
     pub(super) fn chunks(&self) -> usize {
@@ -194,32 +202,17 @@ pub(super) enum Lines<'a> {
 }
 
 /// `c = a · b` or `c += a · b`: `m` lines of `a`, `k` steps, `b` panels of as many steps, `n`
-/// columns.
-pub(super) fn multiply(
+/// columns; in f32 throughout.
+fn multiply_wide(
     (m, n, k): (usize, usize, usize),
     a: Lines,
-    b: &[f32],
+    (b, panel): (&[f32], usize),
     c: &mut [f32],
     stride: usize,
     accumulate: bool,
 ) {
-    multiply_by((m, n, k), a, Right::new::<f32>(b, k), c, stride, accumulate);
-}
-
-/// The same, `b` panels of at least `k` steps.
-fn multiply_by(
-    (m, n, k): (usize, usize, usize),
-    a: Lines,
-    right: Right,
-    c: &mut [f32],
-    stride: usize,
-    accumulate: bool,
-) {
-    if m == 0 || n == 0 || (k == 0 && accumulate) {
-        return;
-    }
     assert!(c.len() >= (m - 1) * stride + n);
-    let to = Pointer::to(c);
+    let (to, right) = (Pointer::to(c), Right::apart(b, panel));
     match a {
         Lines::Rows(a, step) => {
             assert!(m <= CHUNK && a.len() >= (m - 1) * step + k);
@@ -237,32 +230,10 @@ fn multiply_by(
     }
 }
 
-/// `c = a · b` or `c += a · b` of an `a` of `n` lines with nothing above its diagonal, or of its
-/// transpose, its columns as lines: bands of rows, each with the steps that it has. `b` is panels
-/// of `n` steps.
-pub(super) fn multiply_lower(
-    (n, columns): (usize, usize),
-    a: Lines,
-    b: &[f32],
-    c: &mut [f32],
-    stride: usize,
-    accumulate: bool,
-) {
-    let (band, right) = (2 * product::shape().rows, Right::new::<f32>(b, n));
-    for first in (0..n).step_by(band) {
-        let end = (first + band).min(n);
-        let (rows, to) = (end - first, &mut c[first * stride..]);
-        match a {
-            Lines::Rows(a, step) => {
-                let a = Lines::Rows(&a[first * step..], step);
-                multiply_by((rows, columns, end), a, right, to, stride, accumulate);
-            }
-            Lines::Columns(a, step) => {
-                let a = Lines::Columns(&a[first * step + first..], step);
-                let right = right.from::<f32>(first);
-                multiply_by((rows, columns, n - first), a, right, to, stride, accumulate);
-            }
-        }
+/// `c += a · b` of single panels, in f32 throughout: errors of a triangle grow with its length.
+fn add_wide((m, panel, k): (usize, usize, usize), a: Lines, b: &[f32], c: &mut [f32]) {
+    if m > 0 && k > 0 {
+        multiply_wide((m, panel, k), a, (b, k * panel), c, panel, true);
     }
 }
 
@@ -281,6 +252,72 @@ pub(super) fn pack_steps(rows: &[f32], step: usize, steps: usize, size: usize, t
 }
 
 impl Sizes {
+    /// `c = a · b` or `c += a · b`: `m` lines of `a`, `k` steps, `b` panels of as many steps, `n`
+    /// columns. Operands are rounded where those of the kernel are bf16.
+    pub(super) fn multiply(
+        &self,
+        (m, n, k): (usize, usize, usize),
+        a: Lines,
+        b: &[f32],
+        c: &mut [f32],
+        stride: usize,
+        accumulate: bool,
+    ) {
+        self.multiply_by((m, n, k), a, (b, k * self.panel), c, stride, accumulate);
+    }
+
+    /// The same of panels that are `panel` floats apart.
+    fn multiply_by(
+        &self,
+        (m, n, k): (usize, usize, usize),
+        a: Lines,
+        (b, panel): (&[f32], usize),
+        c: &mut [f32],
+        stride: usize,
+        accumulate: bool,
+    ) {
+        if m == 0 || n == 0 || (k == 0 && accumulate) {
+            return;
+        }
+        let b = (b, panel.max(self.panel));
+        match self.rounds {
+            true => narrow::multiply((m, n, k), a, b, (c, stride, self.panel), accumulate),
+            false => multiply_wide((m, n, k), a, b, c, stride, accumulate),
+        }
+    }
+
+    /// `c = a · b` or `c += a · b` of an `a` of `n` lines with nothing above its diagonal, or of
+    /// its transpose, its columns as lines: bands of rows, each with the steps that it has. `b` is
+    /// panels of `n` steps.
+    pub(super) fn multiply_lower(
+        &self,
+        (n, columns): (usize, usize),
+        a: Lines,
+        b: &[f32],
+        c: &mut [f32],
+        stride: usize,
+        accumulate: bool,
+    ) {
+        // A rounded right operand is rounded again for every band.
+        let band = if self.rounds { CHUNK / 2 } else { 2 * product::shape().rows };
+        let panel = n * self.panel;
+        for first in (0..n).step_by(band) {
+            let end = (first + band).min(n);
+            let (rows, to) = (end - first, &mut c[first * stride..]);
+            match a {
+                Lines::Rows(a, step) => {
+                    let a = Lines::Rows(&a[first * step..], step);
+                    self.multiply_by((rows, columns, end), a, (b, panel), to, stride, accumulate);
+                }
+                Lines::Columns(a, step) => {
+                    let a = Lines::Columns(&a[first * step + first..], step);
+                    let b = &b[first * self.panel..];
+                    self.multiply_by((rows, columns, n - first), a, (b, panel), to, stride, accumulate);
+                }
+            }
+        }
+    }
+
     /// Panel `p` of a matrix of so many rows.
     pub(super) fn panel_of<'a>(&self, x: &'a [f32], rows: usize, p: usize) -> &'a [f32] {
         &x[p * rows * self.panel..][..rows * self.panel]
@@ -299,9 +336,13 @@ impl Sizes {
         c: &mut [f32],
         accumulate: bool,
     ) {
+        if self.rounds && m > 0 && k > 0 {
+            let c = (c, self.panel, m * self.panel);
+            return narrow::multiply((m, self.wide, k), a, (b, k * self.panel), c, accumulate);
+        }
         for p in 0..self.wide / self.panel {
             let to = self.panel_mut(c, m, p);
-            multiply((m, self.panel, k), a, self.panel_of(b, k, p), to, self.panel, accumulate);
+            self.multiply((m, self.panel, k), a, self.panel_of(b, k, p), to, self.panel, accumulate);
         }
     }
 
@@ -318,7 +359,7 @@ impl Sizes {
             let (b, c) = (self.panel_of(b, n, p), self.panel_mut(c, n, p));
             #[cfg(test)]
             let n = n - usize::from(self.fault == Fault::OpenTriangle);
-            multiply_lower((n, self.panel), a, b, c, self.panel, accumulate);
+            self.multiply_lower((n, self.panel), a, b, c, self.panel, accumulate);
         }
     }
 
@@ -339,7 +380,14 @@ impl Sizes {
                 for (first, right) in columns.zip(packed.chunks_exact(self.panel * self.panel)) {
                     let rows = Lines::Rows(&a[first * self.panel..], self.panel);
                     let size = (n - first, self.panel.min(n - first), self.panel);
-                    multiply(size, rows, right, &mut c[first * self.stride + first..], self.stride, p > 0);
+                    self.multiply(
+                        size,
+                        rows,
+                        right,
+                        &mut c[first * self.stride + first..],
+                        self.stride,
+                        p > 0,
+                    );
                 }
             }
         }
@@ -357,7 +405,7 @@ impl Sizes {
             pack_lines(self.panel_of(b, n, p), self.panel, n, self.panel, packed);
             for (m, a, c, stride) in results.iter_mut() {
                 let a = Lines::Rows(self.panel_of(a, *m, p), self.panel);
-                multiply((*m, n, self.panel), a, packed, c, *stride, p > 0);
+                self.multiply((*m, n, self.panel), a, packed, c, *stride, p > 0);
             }
         }
     }
@@ -371,7 +419,7 @@ impl Sizes {
                 let (done, rest) = x.split_at_mut(first * self.panel);
                 let rest = &mut rest[..(end - first) * self.panel];
                 let left = Lines::Rows(&a[first * self.stride..], self.stride);
-                multiply((end - first, self.panel, first), left, done, rest, self.panel, true);
+                add_wide((end - first, self.panel, first), left, done, rest);
                 substitute(&a[first * self.stride + first..], self.stride, self.panel, rest);
             }
         }
@@ -387,7 +435,7 @@ impl Sizes {
                 let rest = &mut rest[..(end - first) * self.panel];
                 substitute_back(&a[first * self.stride + first..], self.stride, self.panel, rest);
                 let left = Lines::Columns(&a[first * self.stride..], self.stride);
-                multiply((first, self.panel, end - first), left, rest, before, self.panel, true);
+                add_wide((first, self.panel, end - first), left, rest, before);
             }
         }
     }

@@ -5,7 +5,7 @@
 //! decays of all pairs of tokens are a matrix. Of channels they are factors of rows, to and from
 //! the begins of parts of [`PART`] tokens, and within a part row after row.
 
-use super::chunk::{CHUNK, Left, Lines, PART, Sizes, multiply, multiply_lower, pack_lines, pack_steps, take};
+use super::chunk::{CHUNK, Left, Lines, PART, Sizes, pack_lines, pack_steps, take};
 use crate::device::backend::cpu::simd::{add, add_scaled, dot, fma, inner, kernel_fn, scale, sum};
 use dreamc_compiler::op::Decay;
 use std::ops::Range;
@@ -114,7 +114,7 @@ pub(super) fn products(s: &Sizes, n: usize, rows: &[f32], packed: &[f32], to: &m
     for (first, panel) in (0..n).step_by(s.panel).zip(packed.chunks_exact(s.panel * s.size)) {
         let rows = Lines::Rows(&rows[first * s.line..], s.line);
         let size = (n - first, s.panel.min(n - first), s.size);
-        multiply(size, rows, panel, &mut to[first * s.stride + first..], s.stride, false);
+        s.multiply(size, rows, panel, &mut to[first * s.stride + first..], s.stride, false);
     }
 }
 
@@ -348,7 +348,7 @@ impl<'s> Decays<'s> {
                 if part.start > 0 {
                     self.rows_of_part(s, &part, left.rows, left.before);
                     let own = Lines::Rows(&self.near[part.start * s.line..], s.line);
-                    multiply((part.len(), part.start, s.size), own, packed, rows, s.stride, false);
+                    s.multiply((part.len(), part.start, s.size), own, packed, rows, s.stride, false);
                 }
                 for row in rows.chunks_mut(s.stride).take(part.len()) {
                     row[part.start..n].fill(0.0);
@@ -437,9 +437,9 @@ impl Decays<'_> {
             self.weigh(s, n, d.scores[score], before[left]);
             let of = &d.scores[score];
             pack_steps(rows[right], s.line, n, s.size, packed);
-            multiply_lower((n, s.size), Lines::Rows(of, s.stride), packed, d.rows[left], s.line, true);
+            s.multiply_lower((n, s.size), Lines::Rows(of, s.stride), packed, d.rows[left], s.line, true);
             pack_steps(rows[left], s.line, n, s.size, packed);
-            multiply_lower((n, s.size), Lines::Columns(of, s.stride), packed, d.rows[right], s.line, true);
+            s.multiply_lower((n, s.size), Lines::Columns(of, s.stride), packed, d.rows[right], s.line, true);
         }
     }
 
@@ -543,7 +543,7 @@ impl Decays<'_> {
                 let (_, own) = near.split_at_mut(part.start * s.line);
                 let score = &d.scores[Self::score(left, right)][part.start * s.stride..];
                 let score = Lines::Rows(score, s.stride);
-                multiply((part.len(), s.size, part.start), score, packed, own, s.line, false);
+                s.multiply((part.len(), s.size, part.start), score, packed, own, s.line, false);
                 // With the decays since the part's begin.
                 let room = &mut self.room[..s.size];
                 room.fill(1.0);
@@ -588,7 +588,7 @@ impl Decays<'_> {
                 pack_steps(&self.near[part.start * s.line..], s.line, part.len(), s.size, packed);
                 let score = &d.scores[Self::score(left, right)][part.start * s.stride..];
                 let score = Lines::Columns(score, s.stride);
-                multiply((part.start, s.size, part.len()), score, packed, own, s.line, true);
+                s.multiply((part.start, s.size, part.len()), score, packed, own, s.line, true);
             }
         }
         d.decayed[right] = own;

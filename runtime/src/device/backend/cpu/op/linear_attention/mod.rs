@@ -3,11 +3,13 @@
 //! A task has one head of one sequence and goes through its chunks in order ([`chunk`]). Backward
 //! it goes forward once more, keeps the state before each chunk and what enters it, and then comes
 //! back ([`back`]); of operands that several heads read, each head leaves its cotangent beside, and
-//! they are added in the order of heads. States and sums are f32.
+//! they are added in the order of heads. States and sums are f32; where operands are bf16, so is
+//! what products read ([`narrow`]).
 
 mod back;
 mod chunk;
 mod decay;
+mod narrow;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -252,7 +254,7 @@ impl Run for LinearAttention {
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
-        let s = Sizes::new(&self.shape, self.delta, self.before);
+        let s = Sizes::new(&self.shape, self.delta, self.before).storing::<T>();
         cx.count(|| self.work().fixed.multiply_adds as u64);
         if self.tokens == Tokens::Kept && s.tokens <= FEW {
             self.steps::<T>(&s, cx, args);
@@ -379,7 +381,7 @@ impl Run for LinearAttentionGrad {
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
-        let s = Sizes::new(&self.shape, self.delta, self.before);
+        let s = Sizes::new(&self.shape, self.delta, self.before).storing::<T>();
         cx.count(|| self.work().fixed.multiply_adds as u64);
         let give = Give::<T>::new(self, &s, cx, args);
         let tokens = if self.segments { Tokens::Segments } else { Tokens::All };

@@ -12,7 +12,7 @@ use dreamc_compiler::op::linear_attention::Part;
 use dreamc_compiler::op::linear_attention::kernel::LinearShape;
 use dreamc_compiler::op::{Delta, Tokens};
 use dreamc_compiler::program::kernel::{Attention, AttentionGrad, LinearAttention, LinearAttentionGrad};
-use dreamc_compiler::program::{AttentionShape, BufferId, Kernel, KernelKind, Slot};
+use dreamc_compiler::program::{AttentionShape, BufferId, Kernel, KernelKind, Slot, Storage};
 
 /// Decays of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -232,19 +232,30 @@ fn faults_in_chunks() {
     assert!(missed.is_empty(), "{missed:?}");
 }
 
-/// Seconds of a launch on two threads, the least of a few; operands are small numbers.
-fn seconds(kernel: Kernel) -> f64 {
+/// Seconds of a launch on two threads, the least of a few; operands are small numbers, stored as
+/// bf16 where they may be, if that is asked for.
+fn seconds(kernel: Kernel, bf16: bool) -> f64 {
     let rng = &mut Rng::new(1);
     let operand = |slot: &Slot| match slot.name {
         "decay" => F((0..slot.elements()).map(|_| rng.between(-0.1, 0.0) as f32).collect()),
         _ => F((0..slot.elements()).map(|_| rng.between(-0.1, 0.1) as f32).collect()),
     };
     let operands: Vec<Value> = kernel.signature().iter().map(operand).collect();
-    let plan = plan_of(&kernel, &operands);
+    let slots = kernel.signature();
+    let narrow = |i: usize| bf16 && matches!(slots[i].storage, Storage::Float(_));
+    let mut plan = plan_of(&kernel, &operands);
+    for (_, buffer) in plan.buffers.iter_mut().enumerate().filter(|(i, _)| narrow(*i)) {
+        buffer.dtype = DType::Bf16;
+    }
     let mut session = session(&plan, 2);
     for (i, value) in operands.iter().enumerate() {
-        if let F(x) = value {
-            session.write_at(BufferId(i as u32), 0, 0, x).unwrap();
+        let (F(x), id) = (value, BufferId(i as u32)) else { continue };
+        match narrow(i) {
+            true => {
+                let x: Vec<half::bf16> = x.iter().map(|x| half::bf16::from_f32(*x)).collect();
+                session.write_at(id, 0, 0, &x).unwrap();
+            }
+            false => session.write_at(id, 0, 0, x).unwrap(),
         }
     }
     let mut least = f64::INFINITY;
@@ -257,7 +268,7 @@ fn seconds(kernel: Kernel) -> f64 {
 }
 
 /// Microseconds of a token, forward and backward, for lines `tokens heads keys values kind` in
-/// `DREAMC_SHAPES`; `benches/cpu/linear.py` has the other side.
+/// `DREAMC_SHAPES`, perhaps with `bf16` at the end; `benches/cpu/linear.py` has the other side.
 #[test]
 #[ignore = "it measures"]
 fn rates() {
@@ -266,7 +277,8 @@ fn rates() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let n = |k: usize| words[k].parse::<u64>().expect("a number");
         let (tokens, heads, size, value) = (n(0), n(1), n(2), n(3));
-        let [forward, backward] = kernels([tokens, heads, size, value], words[4]).map(seconds);
+        let [forward, backward] = kernels([tokens, heads, size, value], words[4])
+            .map(|kernel| seconds(kernel, words.get(5) == Some(&"bf16")));
         let micros = |s: f64| s * 1e6 / tokens as f64;
         println!("rate {line}: {:.3} {:.3}", micros(forward), micros(backward));
     }
