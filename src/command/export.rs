@@ -9,6 +9,7 @@ use crate::spec::{SpecArguments, is_specification};
 use clap::{Args, Subcommand, ValueEnum};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spelling;
+use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::checkpoint::safetensors::Dtype;
 use dreamc_runtime::data::Tokenizer;
 use dreamc_runtime::files;
@@ -31,6 +32,7 @@ enum To {
     Gguf(Gguf),
     Torch(Torch),
     Weights(Weights),
+    Dcp(Distributed),
 }
 
 /// Export a folder that Hugging Face's transformers loads
@@ -140,6 +142,30 @@ struct Weights {
     out: PathBuf,
 }
 
+/// Export a checkpoint that PyTorch's torch.distributed.checkpoint loads
+#[derive(Args)]
+#[command(after_help = "\
+The folder holds a state dict of three parts: `model`, weights under the names that every checkpoint has; `optimizer`, the moments
+NAME.m and NAME.v; and `step`. Of an import there is `model` alone. Any number of ranks reads it, each its part:
+  state = {'model': {name: torch.empty(shape)}}
+  torch.distributed.checkpoint.load(state, checkpoint_id=DIR)
+
+Examples:
+  dreamc export dcp runs/book-001 -o exports/book-dcp
+  dreamc export dcp runs/book-001 -o exports/book-dcp --files 8")]
+struct Distributed {
+    #[command(flatten)]
+    from: From,
+
+    /// The folder to write; nothing may be there
+    #[arg(short, long, value_name = "DIR")]
+    out: PathBuf,
+
+    /// Files of about equal bytes; tensors are cut along their first dimension
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    files: u16,
+}
+
 #[derive(Args)]
 struct From {
     /// A run folder, a checkpoint, an import or a .safetensors file; for `torch` a specification
@@ -179,6 +205,7 @@ pub fn run(a: Arguments) -> Done {
         To::Gguf(a) => gguf(a),
         To::Torch(a) => torch(&a),
         To::Weights(a) => weights(&a),
+        To::Dcp(a) => distributed(&a),
     }
 }
 
@@ -262,6 +289,21 @@ fn weights(a: &Weights) -> Done {
     let trained = open(&a.from)?;
     let exported = export::weights(&model(&trained, None, &a.from), &a.out)?;
     say!("{}: {} tensors, {}", a.out.display(), exported.tensors, bytes(exported.bytes))?;
+    Ok(())
+}
+
+fn distributed(a: &Distributed) -> Done {
+    let trained = open(&a.from)?;
+    // A checkpoint's optimizer is in the folder of its weights.
+    let folder = trained.tensors.path().parent().filter(|folder| folder.join("state.json").is_file());
+    let checkpoint = folder.map(Checkpoint::open).transpose().map_err(|e| Failure::Error(Box::new(e)))?;
+    let model = model(&trained, None, &a.from);
+    let exported = export::distributed(&model, checkpoint.as_ref(), a.files.into(), &a.out)?;
+    let out = a.out.display();
+    say!("{out}: {} tensors, {} of weights", exported.tensors, bytes(exported.bytes))?;
+    say!(
+        "torch.distributed.checkpoint.load(state, checkpoint_id=\"{out}\") fills the tensors of a state dict"
+    )?;
     Ok(())
 }
 

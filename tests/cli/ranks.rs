@@ -478,3 +478,27 @@ fn ranks_of_open_mpi_have_the_bits_of_the_others() {
     assert!(!output.status.success());
     assert!(texts(&output).1.contains("mpi exists already"), "{output:?}");
 }
+
+/// A checkpoint that leaves in PyTorch's distributed format is the same there: whole, in one file
+/// and in three, and as two ranks read it with half of every tensor each.
+#[test]
+fn a_checkpoint_leaves_for_ranks_of_pytorch() {
+    let sandbox = sandbox();
+    sandbox.good(&["train", "ranked.yaml", "--out", "run", "-q"]);
+    let at = |name: &str| sandbox.path(name).to_str().unwrap().to_string();
+    let out = sandbox.good(&["export", "dcp", "run", "-o", "one"]);
+    assert!(out.contains("of weights"), "{out}");
+    sandbox.good(&["export", "dcp", "run", "-o", "three", "--files", "3"]);
+    let again = sandbox.run(&["export", "dcp", "run", "-o", "one"]);
+    assert!(!again.status.success() && texts(&again).1.contains("exists"), "{}", texts(&again).1);
+    let Some(python) = dreamc_skip::transformers() else { return };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hf/distributed.py");
+    let checkpoint = |file: &str| at(&format!("run/checkpoints/step-00000008/{file}.safetensors"));
+    for folder in ["one", "three"] {
+        let mut command = Command::new(&python);
+        command.arg(script).args([&at(folder), &checkpoint("model"), &checkpoint("optimizer"), "8"]);
+        let output = command.env("OMP_NUM_THREADS", "1").output().unwrap();
+        let (out, err) = texts(&output);
+        assert!(output.status.success() && out.contains("equal"), "{folder}: {out}{err}");
+    }
+}

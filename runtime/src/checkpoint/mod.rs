@@ -10,6 +10,7 @@
 //! every byte; a damaged checkpoint is refused with what is wrong, and [`Checkpoints::latest`]
 //! falls back to the newest good one.
 
+pub mod dcp;
 pub mod folder;
 pub mod safetensors;
 mod weights;

@@ -11,7 +11,7 @@ use super::fold::Fold;
 use super::tensors::{Theirs, disassemble};
 use super::{HfError, MERGE_FIRST, bytes, json, package};
 use crate::checkpoint::safetensors::{self, Dtype};
-use crate::checkpoint::{CheckpointError, Weights, folder};
+use crate::checkpoint::{Checkpoint, CheckpointError, Weights, dcp, folder};
 use crate::data::{Tokenizer, sums};
 use crate::files;
 use crate::train::prepare;
@@ -125,6 +125,50 @@ pub fn weights(model: &Model, to: &Path) -> Result<Exported, HfError> {
         .map_err(|error| HfError::Io { path: to.to_path_buf(), error })?;
     let (tensors, notes) = (entries.len(), vec![]);
     Ok(Exported { class: String::new(), package: false, tensors, bytes: size, notes })
+}
+
+/// Writes the weights of a model, and the optimizer's tensors and the step of a checkpoint, as a
+/// folder of so many files that `torch.distributed.checkpoint` reads: a state dict of `model`,
+/// `optimizer` and `step`.
+pub fn distributed(
+    model: &Model,
+    checkpoint: Option<&Checkpoint>,
+    files: usize,
+    to: &Path,
+) -> Result<Exported, HfError> {
+    let theirs: Vec<Theirs> = ours(model)?.into_iter().map(Theirs::ours).collect();
+    let types = types(model, &theirs, model.dtype)?;
+    let bytes = size(model, &theirs, model.dtype)?;
+    let entry = |of: &str, name: &str, shape: &[u64], dtype: Dtype| dcp::Entry {
+        path: vec![of.into(), name.into()],
+        shape: shape.to_vec(),
+        dtype,
+    };
+    let mut entries: Vec<dcp::Entry> =
+        theirs.iter().zip(&types).map(|(t, &dtype)| entry("model", &t.name, &t.shape, dtype)).collect();
+    if let Some(checkpoint) = checkpoint {
+        let optimizer = checkpoint.optimizer.entries();
+        entries.extend(optimizer.map(|(name, shape)| entry("optimizer", name, shape, Dtype::F32)));
+        entries.push(dcp::Entry { path: vec!["step".into()], shape: vec![], dtype: Dtype::I64 });
+    }
+    let read = |n: usize, first: u64, elements: u64, out: &mut dyn Write| {
+        let dcp::Entry { path, dtype, .. } = &entries[n];
+        let stored = match (path[0].as_str(), path.last()) {
+            ("model", Some(name)) => model.weights.stored(name),
+            ("optimizer", Some(name)) => checkpoint.and_then(|c| c.optimizer.stored(name)),
+            _ => {
+                let step = checkpoint.map_or(0, |c| c.state.step);
+                return out.write_all(&step.to_le_bytes());
+            }
+        };
+        let stored = stored.ok_or_else(|| io::Error::other("no such tensor"))?;
+        stored.convert(first, elements, *dtype, out)
+    };
+    if to.symlink_metadata().is_ok() {
+        return Err(HfError::Exists { path: to.to_path_buf() });
+    }
+    dcp::write(to, &entries, files, &read)?;
+    Ok(Exported { class: String::new(), package: false, tensors: entries.len(), bytes, notes: vec![] })
 }
 
 impl Model<'_> {
