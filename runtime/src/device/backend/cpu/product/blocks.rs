@@ -43,8 +43,8 @@ pub(super) trait Codes: Turn {
     const BYTE: (f32, f32);
     /// The byte of each word by its place.
     unsafe fn byte(self, byte: u32) -> Self;
-    /// Four codes of six bits, a byte each: four bits from bit `low` of each byte of these words on,
-    /// and above them two from bit `high` of those.
+    /// Four codes of six bits, a byte each: four bits from bit `low` of each byte of these words
+    /// on, and above them two from bit `high` of those.
     unsafe fn sixes(self, above: Self, low: u32, high: u32) -> Self;
     /// The first number in binary16 of each word.
     unsafe fn first_half(self) -> Self;
@@ -386,8 +386,8 @@ impl<V: Codes> Of<V> {
         }
     }
 
-    /// The scales by whole numbers, of which these are `(x - offset) / scale`: rounded once, where a
-    /// product with the offset would be rounded, too.
+    /// The scales by whole numbers, of which these are `(x - offset) / scale`: rounded once, where
+    /// a product with the offset would be rounded, too.
     #[inline(always)]
     unsafe fn whole(self, [a, b]: [V; TWO], (by, less): (f32, f32)) -> [V; TWO] {
         // SAFETY: the caller has the instructions; whole numbers are exact.
