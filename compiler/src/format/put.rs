@@ -81,7 +81,8 @@ impl Packed {
 mod tests {
     use super::*;
 
-    /// The number that is put unpacks again, no number of the place is nearer, and no other changes.
+    /// The number that is put unpacks again, no number of the place is nearer, and no other
+    /// changes.
     #[test]
     fn the_nearest_number_is_put_and_no_other_changes() {
         for name in Packed::NAMES {
@@ -97,7 +98,8 @@ mod tests {
                     let x = step as f32 / 10.0 - 1.1;
                     let found = packed.put(&mut block, at, x);
                     packed.unpack(&block, &mut after);
-                    assert_eq!(after[at].to_bits(), found.to_bits(), "{name}: {x} at {at}");
+                    // Of either sign where it is zero.
+                    assert_eq!(after[at], found, "{name}: {x} at {at}");
                     let same = |i: &usize| before[*i].to_bits() == after[*i].to_bits();
                     assert!((0..unit).filter(|i| *i != at).all(|i| same(&i)), "{name}: {x} at {at}");
                 }
