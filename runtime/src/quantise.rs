@@ -6,7 +6,7 @@
 //! vectors and routers stay as they are, and where a number or a scale cannot be held nothing is
 //! written.
 
-use crate::calibrate::{self, CalibrateError, Importance};
+use crate::calibrate::{CalibrateError, Importance, feedback};
 use crate::checkpoint::safetensors::{Dtype, PACKED, Stored, write_stored};
 use crate::checkpoint::{CheckpointError, Weights, folder};
 use crate::data::sums;
@@ -256,38 +256,45 @@ fn pack(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let all: u64 = stored.shape.iter().product();
-    let unit = packed.unit() as u64;
-    let most = ((1 << 20) / unit * unit).max(unit);
-    let some = |at: u64| -> io::Result<Vec<f32>> {
+    let (wide, high) = match stored.shape[..] {
+        [.., high, wide] => (wide.max(1), high.max(1)),
+        _ => (all.max(1), 1),
+    };
+    let most = ((1 << 20) / wide * wide).max(wide);
+    let some = |at: u64, count: u64| -> io::Result<Vec<f32>> {
         let mut bytes = vec![];
-        stored.convert(at, most.min(all - at), Dtype::F32, &mut bytes)?;
+        stored.convert(at, count, Dtype::F32, &mut bytes)?;
         Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     };
     let mut largest = 0f32;
     if packed.asks_largest() {
         for at in (0..all).step_by(most as usize) {
-            largest = some(at)?.iter().fold(largest, |most, x| most.max(x.abs()));
+            largest = some(at, most.min(all - at))?.iter().fold(largest, |most, x| most.max(x.abs()));
         }
     }
-    let mut at = 0;
-    while at < all {
-        let values = some(at)?;
-        let count = values.len() as u64;
-        let mut blocks = vec![];
-        let made = match importance.and_then(|found| found.of(name, at, count)) {
-            Some(found) => calibrate::pack(packed, (&values, largest), found, &mut blocks),
-            None => packed.pack_some(&values, largest, &mut blocks),
-        };
-        made.map_err(|bad| {
-            let number = at + bad.at as u64;
-            io::Error::other(format!(
-                "tensor {name}: number {number} is {}, which {} cannot hold",
-                bad.value,
-                packed.name()
-            ))
-        })?;
-        out.write_all(&blocks)?;
-        at += count;
+    for (matrix, first) in (0..all).step_by((high * wide) as usize).enumerate() {
+        let factors = importance.and_then(|found| found.factors(name, matrix));
+        let end = first + high * wide;
+        for at in (first..end).step_by(most as usize) {
+            let values = some(at, most.min(end - at))?;
+            let own = importance.and_then(|found| found.of(name, at, values.len() as u64));
+            let mut blocks = vec![];
+            let made = match (own, &factors) {
+                (Some(own), Some(factors)) => {
+                    feedback::pack(packed, (&values, largest), own, factors, &mut blocks)
+                }
+                _ => packed.pack_some(&values, largest, &mut blocks),
+            };
+            made.map_err(|bad| {
+                let number = at + bad.at as u64;
+                io::Error::other(format!(
+                    "tensor {name}: number {number} is {}, which {} cannot hold",
+                    bad.value,
+                    packed.name()
+                ))
+            })?;
+            out.write_all(&blocks)?;
+        }
     }
     Ok(())
 }

@@ -43,8 +43,8 @@ pub struct Arguments {
     #[arg(long, value_name = "PART: FORMAT, …")]
     parts: Option<String>,
 
-    /// Fit scales to what rounding costs on this text, .jsonl or .parquet: by the gradients of up
-    /// to 64 rows of it
+    /// Round by what it costs on this text, .jsonl or .parquet: gradients of up to 64 rows of it
+    /// fit scales, and later numbers of a row make good for earlier ones
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
 

@@ -11,6 +11,7 @@
 
 mod nvfp4;
 mod packed;
+mod put;
 mod super_block;
 
 pub use nvfp4::{NV, NV_HEAD, bad_e4m3, e4m3, unpack_nvfp4};

@@ -248,7 +248,7 @@ impl Packed {
 
     /// The scale of a block, half of it for [`Packed::Mxfp4`], whose codes are doubled; the number
     /// itself where there is no scale.
-    fn scale(self, block: &[u8]) -> f32 {
+    pub(super) fn scale(self, block: &[u8]) -> f32 {
         match self {
             Packed::F16 | Packed::Q8 | Packed::Q4 | Packed::Q4K => half_at(block, 0),
             Packed::Q6K => half_at(block, Q6K_BYTES - 2),
@@ -293,7 +293,7 @@ pub(super) fn nearest_e2m1(x: f32, half: f32) -> u8 {
     (0..16).min_by(|i, j| from(i).total_cmp(&from(j))).unwrap_or(0) as u8
 }
 
-fn eight_of(q: u8, scale: f32) -> f32 {
+pub(super) fn eight_of(q: u8, scale: f32) -> f32 {
     f32::from(q as i8) * scale
 }
 

@@ -23,7 +23,7 @@ const PARTS: (usize, usize) = (32, 16);
 
 /// The scale and the offset of a part of `q4_k`, in six bits each.
 #[inline(always)]
-fn six(bits: &[u8], part: usize) -> (u8, u8) {
+pub(super) fn six(bits: &[u8], part: usize) -> (u8, u8) {
     if part < 4 {
         return (bits[part] & 63, bits[part + 4] & 63);
     }

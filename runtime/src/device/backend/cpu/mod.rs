@@ -20,6 +20,7 @@
 //! here keeps: *tasks that run at the same time write disjoint elements, and read none that another
 //! writes*. The rest is products ([`product`]), which take raw pointers.
 
+mod gram;
 mod op;
 mod pool;
 mod product;

@@ -10,7 +10,7 @@
 //! sum waits four cycles for its last addition.
 
 use super::few::{FEW, PANEL, Turn};
-use super::packed::{endless, half};
+use super::packed::{endless, half, number};
 use super::{DEPTH, Four, Level, Vector, level};
 use dreamc_compiler::format::{BLOCK, E2M1, NV, NV_HEAD, Packed, SUPER};
 use dreamc_compiler::format::{bad_e4m3, e4m3, half_of_power};
@@ -39,6 +39,17 @@ pub(super) trait Codes: Turn {
     unsafe fn signed(self, byte: u32) -> Self;
     /// So many bits of each word from bit `at` on, as a number.
     unsafe fn field(self, at: u32, count: u32) -> Self;
+    /// The scale and the offset of numbers of [`Codes::byte`], as of [`Codes::SIGNED`].
+    const BYTE: (f32, f32);
+    /// The byte of each word by its place.
+    unsafe fn byte(self, byte: u32) -> Self;
+    /// Four codes of six bits, a byte each: four bits from bit `low` of each byte of these words
+    /// on, and above them two from bit `high` of those.
+    unsafe fn sixes(self, above: Self, low: u32, high: u32) -> Self;
+    /// The first number in binary16 of each word.
+    unsafe fn first_half(self) -> Self;
+    /// The second.
+    unsafe fn second_half(self) -> Self;
 }
 
 impl Codes for Four {
@@ -60,12 +71,41 @@ impl Codes for Four {
     unsafe fn field(self, at: u32, count: u32) -> Self {
         Four(self.0.map(|x| (x.to_bits() >> at & ((1 << count) - 1)) as f32))
     }
+    const BYTE: (f32, f32) = (1.0, 0.0);
+    #[inline(always)]
+    unsafe fn byte(self, byte: u32) -> Self {
+        // SAFETY: the caller's.
+        unsafe { self.field(8 * byte, 8) }
+    }
+    #[inline(always)]
+    unsafe fn sixes(self, above: Self, low: u32, high: u32) -> Self {
+        let of = |i: usize| six(self.0[i].to_bits() >> low, above.0[i].to_bits() >> high);
+        Four(std::array::from_fn(|i| f32::from_bits(of(i))))
+    }
+    #[inline(always)]
+    unsafe fn first_half(self) -> Self {
+        Four(self.0.map(|x| number(x.to_bits() as u16)))
+    }
+    #[inline(always)]
+    unsafe fn second_half(self) -> Self {
+        Four(self.0.map(|x| number((x.to_bits() >> 16) as u16)))
+    }
 }
+
+/// Four bits of each byte of a word below two of each byte of another.
+fn six(low: u32, high: u32) -> u32 {
+    low & FOURS | (high & TWOS) << 4
+}
+
+/// Four bits of each byte of a word.
+const FOURS: u32 = 0x0f0f_0f0f;
+/// Two bits of each.
+const TWOS: u32 = 0x0303_0303;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::x86::{Eight, Sixteen};
-    use super::Codes;
+    use super::{Codes, FOURS, TWOS};
     use std::arch::x86_64::*;
 
     impl Codes for Sixteen {
@@ -91,17 +131,7 @@ mod x86 {
             unsafe {
                 let words = _mm512_castps_si512(self.0);
                 let above = _mm512_xor_si512(words, _mm512_set1_epi32(i32::from_ne_bytes([0x80; 4])));
-                // The byte of four words goes to the second of each.
-                let from = |word: u32| (4 * word + byte) << 8;
-                let [a, b, c, d] = [0, 1, 2, 3].map(|word| from(word) as i32);
-                let place = _mm512_set4_epi32(d, c, b, a);
-                let one = _mm512_castps_si512(_mm512_set1_ps(1.0));
-                Sixteen(_mm512_castsi512_ps(_mm512_mask_shuffle_epi8(
-                    one,
-                    0x2222_2222_2222_2222,
-                    above,
-                    place,
-                )))
+                Sixteen(within_one(above, byte))
             }
         }
         #[inline(always)]
@@ -112,6 +142,52 @@ mod x86 {
                 let field = _mm512_and_si512(words, _mm512_set1_epi32((1 << count) - 1));
                 Sixteen(_mm512_cvtepi32_ps(field))
             }
+        }
+        // The byte is in the second byte of the fraction of 1.
+        const BYTE: (f32, f32) = (32768.0, -32768.0);
+        #[inline(always)]
+        unsafe fn byte(self, byte: u32) -> Self {
+            // SAFETY: likewise.
+            unsafe { Sixteen(within_one(_mm512_castps_si512(self.0), byte)) }
+        }
+        #[inline(always)]
+        unsafe fn sixes(self, above: Self, low: u32, high: u32) -> Self {
+            // SAFETY: likewise.
+            unsafe {
+                let of = |x: __m512, at: u32, mask: u32| {
+                    let words = _mm512_srlv_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(at as i32));
+                    _mm512_and_si512(words, _mm512_set1_epi32(mask as i32))
+                };
+                let (low, high) = (of(self.0, low, FOURS), of(above.0, high, TWOS));
+                Sixteen(_mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32::<4>(high))))
+            }
+        }
+        #[inline(always)]
+        unsafe fn first_half(self) -> Self {
+            // SAFETY: likewise.
+            unsafe { Sixteen(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_castps_si512(self.0)))) }
+        }
+        #[inline(always)]
+        unsafe fn second_half(self) -> Self {
+            // SAFETY: likewise.
+            unsafe {
+                let words = _mm512_srli_epi32::<16>(_mm512_castps_si512(self.0));
+                Sixteen(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)))
+            }
+        }
+    }
+
+    /// A byte of each word by its place, in the second byte of the fraction of 1.
+    #[inline(always)]
+    unsafe fn within_one(words: __m512i, byte: u32) -> __m512 {
+        // SAFETY: the caller has AVX-512.
+        unsafe {
+            // The byte of four words goes to the second of each.
+            let from = |word: u32| (4 * word + byte) << 8;
+            let [a, b, c, d] = [0, 1, 2, 3].map(|word| from(word) as i32);
+            let place = _mm512_set4_epi32(d, c, b, a);
+            let one = _mm512_castps_si512(_mm512_set1_ps(1.0));
+            _mm512_castsi512_ps(_mm512_mask_shuffle_epi8(one, 0x2222_2222_2222_2222, words, place))
         }
     }
 
@@ -151,6 +227,50 @@ mod x86 {
                 let field = _mm256_and_si256(words, _mm256_set1_epi32((1 << count) - 1));
                 Eight(_mm256_cvtepi32_ps(field))
             }
+        }
+        const BYTE: (f32, f32) = (1.0, 0.0);
+        #[inline(always)]
+        unsafe fn byte(self, byte: u32) -> Self {
+            // SAFETY: likewise.
+            unsafe { self.field(8 * byte, 8) }
+        }
+        #[inline(always)]
+        unsafe fn sixes(self, above: Self, low: u32, high: u32) -> Self {
+            // SAFETY: likewise.
+            unsafe {
+                let of = |x: __m256, at: u32, mask: u32| {
+                    let words = _mm256_srlv_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(at as i32));
+                    _mm256_and_si256(words, _mm256_set1_epi32(mask as i32))
+                };
+                let (low, high) = (of(self.0, low, FOURS), of(above.0, high, TWOS));
+                Eight(_mm256_castsi256_ps(_mm256_or_si256(low, _mm256_slli_epi32::<4>(high))))
+            }
+        }
+        #[inline(always)]
+        unsafe fn first_half(self) -> Self {
+            // SAFETY: likewise.
+            unsafe { Eight(numbers(_mm256_slli_epi32::<16>(_mm256_castps_si256(self.0)))) }
+        }
+        #[inline(always)]
+        unsafe fn second_half(self) -> Self {
+            // SAFETY: likewise.
+            unsafe { Eight(numbers(_mm256_castps_si256(self.0))) }
+        }
+    }
+
+    /// Numbers in binary16 in the upper halves of words, as [`super::number`] has them.
+    #[inline(always)]
+    unsafe fn numbers(words: __m256i) -> __m256 {
+        // SAFETY: the caller has AVX2.
+        unsafe {
+            let size = _mm256_and_si256(_mm256_srli_epi32::<3>(words), _mm256_set1_epi32(0x7fff << 13));
+            let ends = _mm256_cmpgt_epi32(size, _mm256_set1_epi32((0x7c00 << 13) - 1));
+            let ends = _mm256_and_si256(ends, _mm256_set1_epi32(0x7f80_0000));
+            let sign = _mm256_and_si256(words, _mm256_set1_epi32(i32::MIN));
+            // A product with a power of two is exact.
+            let by = _mm256_castsi256_ps(_mm256_set1_epi32(239 << 23));
+            let number = _mm256_mul_ps(_mm256_castsi256_ps(size), by);
+            _mm256_or_ps(number, _mm256_castsi256_ps(_mm256_or_si256(ends, sign)))
         }
     }
 }
@@ -263,6 +383,17 @@ impl<V: Codes> Of<V> {
             let (by, less) = (V::splat(V::SIGNED.0), V::splat(V::SIGNED.1));
             let zero = V::splat(0.0);
             Of { scale: self.scale.map(|x| zero.fma(x, by)), offset: self.scale.map(|x| zero.fma(x, less)) }
+        }
+    }
+
+    /// The scales by whole numbers, of which these are `(x - offset) / scale`: rounded once, where
+    /// a product with the offset would be rounded, too.
+    #[inline(always)]
+    unsafe fn whole(self, [a, b]: [V; TWO], (by, less): (f32, f32)) -> [V; TWO] {
+        // SAFETY: the caller has the instructions; whole numbers are exact.
+        unsafe {
+            let (by, less, zero) = (V::splat(by), V::splat(less), V::splat(0.0));
+            [zero.fma(less.fma(a, by), self.scale[0]), zero.fma(less.fma(b, by), self.scale[1])]
         }
     }
 
@@ -535,6 +666,123 @@ impl Layout for Q4K {
     }
 }
 
+/// `f16`.
+struct F16;
+
+impl Layout for F16 {
+    const UNIT: usize = PART;
+    const BYTES: usize = 2 * PART;
+    #[inline(always)]
+    unsafe fn scales<V: Codes>(_: &Lines, _: &Lines, _: usize, _: &mut Scales) -> bool {
+        false
+    }
+    #[inline(always)]
+    unsafe fn group<V: Codes>(lines: &Lines, group: usize, _: &Scales, to: &mut impl Sink<V>) {
+        // SAFETY: the caller's.
+        unsafe {
+            for quarter in 0..4 {
+                let [a, b] = words::<V>(lines, group * Self::BYTES + 16 * quarter);
+                for w in 0..4 {
+                    to.take([a[w].first_half(), b[w].first_half()]);
+                    to.take([a[w].second_half(), b[w].second_half()]);
+                }
+            }
+        }
+    }
+}
+
+/// `int8`, 32 numbers of a row at a time.
+struct Int8;
+
+impl Layout for Int8 {
+    const UNIT: usize = PART;
+    const BYTES: usize = PART;
+    const HEAD: usize = 4;
+    #[inline(always)]
+    unsafe fn scales<V: Codes>(rows: &Lines, _: &Lines, _: usize, to: &mut Scales) -> bool {
+        let mut bad = false;
+        for (i, row) in rows.iter().enumerate().take(TWO * V::LANES) {
+            // SAFETY: the caller's: a row begins with its scale.
+            let scale = f32::from_le_bytes(unsafe { row.cast::<[u8; 4]>().read_unaligned() });
+            bad |= !scale.is_finite();
+            to.scale[0][i] = scale;
+        }
+        bad
+    }
+    #[inline(always)]
+    unsafe fn group<V: Codes>(lines: &Lines, group: usize, scales: &Scales, to: &mut impl Sink<V>) {
+        // SAFETY: the caller's.
+        unsafe {
+            let of = Of::<V>::part(scales, 0);
+            for half in 0..2 {
+                let [a, b] = words::<V>(lines, group * Self::BYTES + 16 * half);
+                for w in 0..4 {
+                    for byte in 0..4 {
+                        to.take(of.whole([a[w].signed(byte), b[w].signed(byte)], V::SIGNED));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `q6_k`.
+struct Q6K;
+
+impl Layout for Q6K {
+    const UNIT: usize = SUPER;
+    const BYTES: usize = 128 + 64 + 16 + 2;
+    const GROUP: usize = 2 * PART;
+    #[allow(clippy::needless_range_loop)]
+    #[inline(always)]
+    unsafe fn scales<V: Codes>(_: &Lines, lines: &Lines, _: usize, to: &mut Scales) -> bool {
+        let (mut bad, mut of_block) = (false, [0.0f32; PANEL]);
+        for (i, line) in lines.iter().enumerate().take(TWO * V::LANES) {
+            // SAFETY: the caller's: a block ends with its scale.
+            let bits = u16::from_le(unsafe { line.add(Self::BYTES - 2).cast::<u16>().read_unaligned() });
+            bad |= endless(bits);
+            of_block[i] = half(bits);
+        }
+        // SAFETY: the caller's; products of eleven bits and eight are exact.
+        unsafe {
+            let (by, less) = (V::splat(V::SIGNED.0), V::splat(V::SIGNED.1));
+            for (g, words) in words::<V>(lines, 128 + 64).into_iter().enumerate() {
+                let own = V::load(of_block.as_ptr().add(g * V::LANES));
+                for part in 0..PARTS {
+                    let small = less.fma(words[part / 4].signed(part as u32 % 4), by);
+                    let scale = V::splat(0.0).fma(own, small);
+                    scale.store(to.scale[part].as_mut_ptr().add(g * V::LANES));
+                }
+            }
+        }
+        bad
+    }
+    #[inline(always)]
+    unsafe fn group<V: Codes>(lines: &Lines, group: usize, scales: &Scales, to: &mut impl Sink<V>) {
+        let per = SUPER / Self::GROUP;
+        let (block, half, pair) = (group / per * Self::BYTES, group % per / 2, group % 2);
+        // SAFETY: the caller's.
+        unsafe {
+            let above = [0, 1].map(|part| words::<V>(lines, block + 128 + 32 * half + 16 * part));
+            for turn in 0..2 {
+                let quarter = 2 * pair + turn;
+                for (part, [c, d]) in above.into_iter().enumerate() {
+                    let [a, b] = words::<V>(lines, block + 64 * half + 32 * turn + 16 * part);
+                    let of = Of::<V>::part(scales, 8 * half + 2 * quarter + part);
+                    for w in 0..4 {
+                        let at = (4 * pair as u32, 2 * quarter as u32);
+                        let (a, b) = (a[w].sixes(c[w], at.0, at.1), b[w].sixes(d[w], at.0, at.1));
+                        for byte in 0..4 {
+                            let (by, less) = V::BYTE;
+                            to.take(of.whole([a.byte(byte), b.byte(byte)], (by, less - 32.0)));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Lines of blocks of a product.
 #[derive(Clone, Copy)]
 pub(super) struct Blocks {
@@ -562,16 +810,18 @@ pub(super) struct Run {
     pub(super) sums: Sums,
 }
 
-/// The products of a format whose codes become numbers in registers.
-pub(super) fn run(format: Packed) -> Option<Run> {
-    Some(match format {
+/// The products of a format, whose codes become numbers in registers.
+pub(super) fn run(format: Packed) -> Run {
+    match format {
+        Packed::F16 => of::<F16>(),
+        Packed::Int8(_) => of::<Int8>(),
+        Packed::Q6K => of::<Q6K>(),
         Packed::Q8 => of::<Q8>(),
         Packed::Q4 => of::<Q4>(),
         Packed::Mxfp4 => of::<Mxfp4>(),
         Packed::Nvfp4(_) => of::<Nvfp4>(),
         Packed::Q4K => of::<Q4K>(),
-        Packed::F16 | Packed::Int8(_) | Packed::Q6K => return None,
-    })
+    }
 }
 
 fn of<F: Layout>() -> Run {

@@ -4,8 +4,8 @@
 //! *Promise*: numbers are those of [`Packed::unpack`] to the bit, products those of
 //! [`super::block`] with the same numbers in f32. [`DEPTH`] steps of some lines are unpacked into
 //! scratch at a time, where they stay in the caches for all rows of the left operand: each block is
-//! read once for a tile, and nothing else is read from memory. For few rows the numbers of most
-//! formats stay in registers ([`blocks`]).
+//! read once for a tile, and nothing else is read from memory. For few rows the numbers of whole
+//! blocks stay in registers ([`blocks`]).
 
 use super::blocks::{self, Blocks};
 use super::few::PANEL;
@@ -184,9 +184,9 @@ impl Lines<'_> {
     ) -> bool {
         let Numbers { format, start, .. } = self.numbers;
         let (unit, bytes) = (format.unit(), format.bytes());
-        let Some(run) = blocks::run(format).filter(|_| self.step == 1) else { return false };
+        let run = blocks::run(format);
         let whole = [self.at, self.line].iter().all(|numbers| numbers.is_multiple_of(unit));
-        if !whole || !k.is_multiple_of(run.unit) || k > unit.max(self.line) {
+        if self.step != 1 || !whole || !k.is_multiple_of(run.unit) || k > unit.max(self.line) {
             return false;
         }
         if !self.suits_few(m, k, a, 0) {
@@ -307,6 +307,13 @@ pub(super) fn half(bits: u16) -> f32 {
     f32::from_bits(size.to_bits() | u32::from(bits & 0x8000) << 16)
 }
 
+/// The number in binary16, whatever it is.
+#[inline(always)]
+pub(super) fn number(bits: u16) -> f32 {
+    let ends = if endless(bits) { 0x7f80_0000 } else { 0 };
+    f32::from_bits(half(bits).to_bits() | ends)
+}
+
 /// Whether bits are those of an infinity or of NaN.
 #[inline(always)]
 pub(super) fn endless(bits: u16) -> bool {
@@ -317,9 +324,7 @@ kernel_fn! {
     /// Numbers in binary16.
     fn halves(from: &[u8], to: &mut [f32]) {
         for (from, to) in from.chunks_exact(2).zip(to) {
-            let bits = u16::from_le_bytes([from[0], from[1]]);
-            let ends = if endless(bits) { 0x7f80_0000 } else { 0 };
-            *to = f32::from_bits(half(bits).to_bits() | ends);
+            *to = number(u16::from_le_bytes([from[0], from[1]]));
         }
     }
 

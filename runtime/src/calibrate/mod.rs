@@ -3,15 +3,19 @@
 //! *In*: a model in the precision it was trained in, rows of a calibration text. *Out*: the
 //! [`Importance`] of each number of its matrices, and blocks that are packed by it. *Promise*: of
 //! every kind of matrix alike (experts, shared ones, matrices of loops and recurrences), since
-//! nothing but gradients is read; a block's weighted error is never above that of rounding to
-//! nearest.
+//! nothing but gradients is read; the scale of a block is that of the least weighted error, which
+//! is never above that of rounding to nearest.
 //!
 //! To second order the loss grows by `½ Σ F (w - q)²` where `F` is the mean square of a number's
 //! gradient over rows: the diagonal of the Fisher information, as in SqueezeLLM (2306.07629,
 //! section 4.1). A scale that is fitted to the largest number of a block minimises no such error;
 //! scales that clip it are tried, of numbers in E2M1 those with codes near it, and the best is
-//! kept.
+//! kept. Codes then follow one another: what a number loses, later ones of its row make good for
+//! ([`feedback`]).
 
+pub mod feedback;
+
+use self::feedback::{Factor, Moments};
 use crate::checkpoint::Weights;
 use crate::data::{Batches, DataError, NO_LOSS};
 use crate::device::cpu::{CpuDevice, CpuOptions};
@@ -67,10 +71,12 @@ pub enum CalibrateError {
     },
 }
 
-/// The mean square of the gradient of each number of tensors, by name.
+/// The mean square of the gradient of each number of tensors, and the second moments of its
+/// columns, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Importance {
     squares: HashMap<String, Vec<f32>>,
+    moments: HashMap<String, Moments>,
 }
 
 impl Importance {
@@ -94,12 +100,19 @@ impl Importance {
         let segments = prepare::masked(&spec);
         let options = Options { train: true, segments, ..prepare::forward(1, sequence) };
         let compiled = compile(&spec, &options).map_err(ModelError::from)?;
-        let mut model = Model::load(&CpuDevice::new(CpuOptions::default()), compiled)?;
+        let device = CpuDevice::new(CpuOptions::default());
+        let mut model = Model::load(&device, compiled)?;
         model.restore(weights)?;
         let tensors: Vec<Tensor> =
             model.compiled().tensors.iter().filter(|t| t.gradient.is_some() && wanted(t)).cloned().collect();
         let mut squares: HashMap<String, Vec<f32>> =
             tensors.iter().map(|t| (t.name.clone(), vec![0.0; t.elements() as usize])).collect();
+        let of = |t: &Tensor| {
+            let (wide, high) = (t.shape.last().copied().unwrap_or(1), t.shape.iter().nth_back(1));
+            let matrices = t.elements() / (wide * high.copied().unwrap_or(1)).max(1);
+            (t.name.clone(), Moments::new(matrices as usize, wide as usize))
+        };
+        let mut moments: HashMap<String, Moments> = tensors.iter().map(of).collect();
         let (mut rows, mut tokens) = (0u64, 0);
         while let Some(batch) = batches.take(1)? {
             let learned = batch.targets.iter().filter(|&&target| target != NO_LOSS).count() as u64;
@@ -119,68 +132,58 @@ impl Importance {
                     return Err(CalibrateError::NotFinite { tensor: tensor.name.clone() });
                 }
                 sums.iter_mut().zip(&gradient).for_each(|(sum, g)| *sum += g * g);
+                if let Some(moments) = moments.get_mut(&tensor.name) {
+                    moments.add(&device, &gradient);
+                }
             }
         }
         if tokens < sequence {
             return Err(CalibrateError::Short { tokens, row: sequence });
         }
         squares.values_mut().flatten().for_each(|sum| *sum /= rows as f32);
-        Ok(Importance { squares })
+        Ok(Importance { squares, moments })
     }
 
     /// That of numbers of a tensor from number `at` on; none where the text says nothing of it.
     pub fn of(&self, tensor: &str, at: u64, count: u64) -> Option<&[f32]> {
         self.squares.get(tensor)?.get(at as usize..(at + count) as usize)
     }
+
+    /// How errors of a matrix of a tensor go on in its rows; none where the text says nothing of
+    /// it.
+    pub fn factors(&self, tensor: &str, matrix: usize) -> Option<Vec<Factor>> {
+        self.moments.get(tensor).map(|moments| moments.factors(matrix))
+    }
 }
 
-/// Appends the blocks of numbers, of which there are whole blocks, of a tensor whose largest size
-/// this is, with the scales of the least error that is weighted so.
-pub fn pack(
-    packed: Packed,
-    (values, of_tensor): (&[f32], f32),
-    importance: &[f32],
-    to: &mut Vec<u8>,
-) -> Result<(), Unpackable> {
-    if let Packed::Nvfp4(row) = packed {
-        let all = values.chunks_exact(NV.0).zip(importance.chunks_exact(NV.0));
-        for (number, (own, weights)) in all.enumerate() {
-            let at = number * NV.0;
-            let fitted = fit_nvfp4((own, of_tensor), weights);
-            let block = fitted.map_err(|bad| Unpackable { at: at + bad.at, ..bad })?;
-            // The tensor's scale stands before the first block of a row.
-            to.extend(&block[if at.is_multiple_of(row as usize) { 0 } else { NV_HEAD }..]);
-        }
-        return Ok(());
+/// The block of numbers whose scale is that of the least weighted error.
+fn fitted(packed: Packed, (own, of_tensor): (&[f32], f32), weights: &[f32]) -> Result<Vec<u8>, Unpackable> {
+    if let Packed::Nvfp4(_) = packed {
+        return fit_nvfp4((own, of_tensor), weights);
     }
-    let unit = packed.unit();
-    let (mut block, mut unpacked, mut clipped) = (vec![], vec![0.0; unit], vec![0.0; unit]);
-    for (number, (own, weights)) in values.chunks_exact(unit).zip(importance.chunks_exact(unit)).enumerate() {
-        let largest = own.iter().fold(0f32, |most, x| most.max(x.abs()));
-        let mut best: Option<(f64, Vec<u8>)> = None;
-        // A scale that is a power of two is the next or the last one.
-        let (clips, moves) = match packed {
-            Packed::Mxfp4 => (&CLIPS[..1], &[0, 1, -1][..]),
-            _ => (&CLIPS[..], &[0][..]),
-        };
-        for (clip, by) in clips.iter().flat_map(|clip| moves.iter().map(move |by| (*clip, *by))) {
-            let most = clip * largest;
-            clipped.iter_mut().zip(own).for_each(|(to, x)| *to = x.clamp(-most, most));
-            // A number that a block cannot hold is one whose scale is to be fitted to it.
-            let numbers = if clip == 1.0 { own } else { &clipped[..] };
-            block.clear();
-            packed
-                .pack_moved(numbers, of_tensor, by, &mut block)
-                .map_err(|bad| Unpackable { at: number * unit + bad.at, ..bad })?;
-            packed.unpack(&block, &mut unpacked);
-            let error = error(own, &unpacked, weights);
-            if best.as_ref().is_none_or(|(least, _)| error < *least) {
-                best = Some((error, block.clone()));
-            }
+    let largest = own.iter().fold(0f32, |most, x| most.max(x.abs()));
+    let (mut block, mut unpacked, mut clipped) = (vec![], vec![0.0; own.len()], vec![0.0; own.len()]);
+    let mut best: Option<(f64, Vec<u8>)> = None;
+    // A scale that is a power of two is the next or the last one; a number alone has none.
+    let (clips, moves) = match packed {
+        Packed::Mxfp4 => (&CLIPS[..1], &[0, 1, -1][..]),
+        Packed::F16 => (&CLIPS[..1], &[0][..]),
+        _ => (&CLIPS[..], &[0][..]),
+    };
+    for (clip, by) in clips.iter().flat_map(|clip| moves.iter().map(move |by| (*clip, *by))) {
+        let most = clip * largest;
+        clipped.iter_mut().zip(own).for_each(|(to, x)| *to = x.clamp(-most, most));
+        // A number that a block cannot hold is one whose scale is to be fitted to it.
+        let numbers = if clip == 1.0 { own } else { &clipped[..] };
+        block.clear();
+        packed.pack_moved(numbers, of_tensor, by, &mut block)?;
+        packed.unpack(&block, &mut unpacked);
+        let error = error(own, &unpacked, weights);
+        if best.as_ref().is_none_or(|(least, _)| error < *least) {
+            best = Some((error, block.clone()));
         }
-        to.extend(best.map(|(_, block)| block).unwrap_or_default());
     }
-    Ok(())
+    Ok(best.map(|(_, block)| block).unwrap_or_default())
 }
 
 /// The sum of weighted squares of what rounding changes.
@@ -231,27 +234,30 @@ mod tests {
         let values: Vec<f32> = (0..n).map(|_| (random.unit() + random.unit() - 1.0) as f32).collect();
         let importance: Vec<f32> = (0..n).map(|_| random.unit().powi(4) as f32).collect();
         for name in Packed::NAMES {
-            let packed = Packed::named(name, 256).unwrap();
+            // A row of nvfp4 is fitted 64 numbers at a time.
+            let packed = Packed::named(name, NV.0 as u64).unwrap();
             let error = |bytes: &[u8]| -> f64 {
                 let mut found = vec![0.0; n];
                 packed.unpack(bytes, &mut found);
                 let each = values.iter().zip(&found).zip(&importance);
                 each.map(|((x, q), w)| f64::from(*w) * f64::from(x - q).powi(2)).sum()
             };
-            let (mut nearest, mut fitted) = (vec![], vec![]);
+            let (mut nearest, mut own) = (vec![], vec![]);
             packed.pack_some(&values, 1.0, &mut nearest).unwrap();
-            pack(packed, (&values, 1.0), &importance, &mut fitted).unwrap();
-            assert_eq!(nearest.len(), fitted.len(), "{name}");
-            let (nearest, fitted) = (error(&nearest), error(&fitted));
+            let unit = packed.unit();
+            for (values, weights) in values.chunks_exact(unit).zip(importance.chunks_exact(unit)) {
+                own.extend(fitted(packed, (values, 1.0), weights).unwrap());
+            }
+            assert_eq!(nearest.len(), own.len(), "{name}");
+            let (nearest, own) = (error(&nearest), error(&own));
             let share = match name {
                 "q4_0" | "mxfp4" | "nvfp4" => 0.97,
                 // Numbers that count nothing here count a little there.
                 _ => 1.01,
             };
-            assert!(fitted <= share * nearest, "{name}: {fitted:e}, to nearest {nearest:e}");
+            assert!(own <= share * nearest, "{name}: {own:e}, to nearest {nearest:e}");
         }
-        let mut out = vec![];
-        let bad = pack(Packed::Q4, (&[f32::NAN; 32], 1.0), &[1.0; 32], &mut out).unwrap_err();
+        let bad = fitted(Packed::Q4, (&[f32::NAN; 32], 1.0), &[1.0; 32]).unwrap_err();
         assert_eq!(bad.at, 0);
     }
 }
