@@ -249,7 +249,6 @@ impl Writer {
         self.keys.insert("model.name".into());
         for key in keys::MODEL.keys {
             match key.name {
-                // Frozen weights beside adapters have no gradient to be proven.
                 "name" | "adapt" | "components" | "body" => continue,
                 "vocab" if data => {
                     self.keys.insert("model.vocab".into());
@@ -315,7 +314,40 @@ impl Writer {
             depth = varies;
             body
         });
-        (format!("{before}{body}"), depth)
+        let model = format!("{before}{body}");
+        let adapt = self.adapt(seed, &components, &model);
+        (format!("{model}{adapt}"), depth)
+    }
+
+    /// Adapters of one model in four, of draws of their own: what else a seed says stays.
+    fn adapt(&mut self, seed: u64, components: &[&str], model: &str) -> String {
+        const MATRICES: [&str; 8] = ["q", "k", "v", "out", "gate", "up", "down", "qkv"];
+        let mut r = Rng::new(seed ^ 0x6164_6170_7400);
+        if !r.once_in(4) {
+            return String::new();
+        }
+        self.keys.insert("model.adapt".into());
+        for _ in 0..TRIES {
+            let mut some = |all: &[&str]| {
+                let own: Vec<&str> = all.iter().copied().filter(|_| r.once_in(2)).collect();
+                own.join(", ")
+            };
+            let mut pairs = vec![("components", format!("[{}]", some(components)))];
+            let matrices = some(&MATRICES);
+            pairs.extend(r.once_in(2).then(|| ("matrices", format!("[{matrices}]"))));
+            pairs.extend(r.once_in(2).then(|| ("rank", (1 + r.below(3)).to_string())));
+            pairs.extend(r.once_in(2).then(|| ("alpha", format!("0.{}", 1 + r.below(9)))));
+            pairs.extend(r.once_in(2).then(|| ("dora", r.once_in(2).to_string())));
+            let written: Vec<String> = pairs.iter().map(|(key, value)| format!("{key}: {value}")).collect();
+            let text = format!("  adapt: {{{}}}\n", written.join(", "));
+            if read(&format!("{model}{text}")).is_some() {
+                self.keys.extend(pairs.iter().map(|(key, _)| format!("adapt.{key}")));
+                return text;
+            }
+        }
+        // Components without a matrix.
+        self.keys.insert("model.adapt none".into());
+        "  adapt: none\n".into()
     }
 
     /// A latent attention, without the keys that are not computed with it.

@@ -6,6 +6,8 @@
 //! function, the plan, the counts. A fault in lowering or differentiation is in the interpreter's
 //! model, too, as it would be if the pass were wrong.
 
+#[path = "faults/blocks.rs"]
+mod blocks;
 #[path = "faults/preferences.rs"]
 mod preferences;
 #[path = "../support/mod.rs"]
@@ -1920,6 +1922,9 @@ fn faults() -> Vec<Fault> {
         lower("a norm of rows without what both have in common", MAGNITUDES, |_, f| {
             norms(f).is_some_and(|[.., added]| bypass(f, added, 1))
         }),
+        lower("a norm of rows without the square of what an adapter adds", MAGNITUDES, |_, f| {
+            norms(f).is_some_and(|[.., added]| bypass(f, added, 0))
+        }),
         lower("a gate of an exit that is what is left", PASSES, |_, f| {
             let neg = nodes(f, |op| matches!(op, Op::Unary(Unary::Neg)));
             neg.first().is_some_and(|&neg| f.name.starts_with("exit") && bypass(f, neg, 0))
@@ -2834,7 +2839,8 @@ fn main() -> ExitCode {
     let taught = teacher::faults();
     let preferred = preferences::faults();
     let carried = transfer::faults();
-    let number = number + moved.len() + taught.len() + preferred.len() + carried.len();
+    let packed = blocks::faults();
+    let number = number + moved.len() + taught.len() + preferred.len() + carried.len() + packed.len();
     trials.push(Trial::test("without a fault: preferences", preferences::sound));
     trials.push(Trial::test("without a fault: rates that carry", transfer::sound));
     trials.extend(carried.into_iter().map(|fault| {
@@ -2852,6 +2858,17 @@ fn main() -> ExitCode {
         let name = format!("preferences: {}", fault.name);
         let check = move || {
             let how = preferences::noticed(&fault)?;
+            if shown {
+                println!("{:<58} {how}", fault.name);
+            }
+            Ok(())
+        };
+        Trial::test(name, check)
+    }));
+    trials.extend(packed.into_iter().map(|fault| {
+        let name = format!("blocks: {}", fault.name);
+        let check = move || {
+            let how = blocks::noticed(&fault)?;
             if shown {
                 println!("{:<58} {how}", fault.name);
             }

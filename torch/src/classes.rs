@@ -3,6 +3,7 @@
 use crate::scope::identifier;
 use crate::shape::listed;
 use crate::tree::{Expr, Stmt};
+use dreamc_compiler::bind::{Adapted, Factor, Part};
 use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::ir::Module;
 use dreamc_compiler::lower::Weight;
@@ -62,7 +63,7 @@ pub fn path(name: &str) -> Expr {
 
 /// The lines that make tensors; names are those inside the class.
 pub fn declared(tensors: &[(String, &Weight)], module: &Module) -> Vec<Stmt> {
-    let mut stmts = vec![];
+    let (mut stmts, mut after) = (vec![], vec![]);
     let mut made: BTreeSet<String> = BTreeSet::new();
     for (name, weight) in tensors {
         let shape = weight.shape(module);
@@ -82,6 +83,11 @@ pub fn declared(tensors: &[(String, &Weight)], module: &Module) -> Vec<Stmt> {
             stmts.push(assigned(above, value, comment));
             continue;
         }
+        if let Some(norms) = norms(name, weight, module) {
+            containers(above, false, &mut made, &mut stmts);
+            after.push(assigned(name, Expr::call("nn.Parameter", vec![norms]), comment));
+            continue;
+        }
         let begins = beginning(weight.init, &sizes);
         if weight.kind == TensorKind::Balance {
             let of = if above.is_empty() { Expr::name("self") } else { path(above) };
@@ -91,7 +97,24 @@ pub fn declared(tensors: &[(String, &Weight)], module: &Module) -> Vec<Stmt> {
             stmts.push(assigned(name, Expr::call("nn.Parameter", vec![begins]), comment));
         }
     }
+    // Matrices are there by then.
+    stmts.extend(after);
     stmts
+}
+
+/// The norms of an adapted matrix's rows, as which an adapter's magnitudes begin.
+fn norms(name: &str, weight: &Weight, module: &Module) -> Option<Expr> {
+    let Part::Adapter(matrix, Factor::Magnitude | Factor::Norm) = weight.part else { return None };
+    let of = format!("{}{}", name.strip_suffix(&*weight.part.path())?, matrix.part().path());
+    let rows = weight.dims.last().map_or(0, |&d| module.size(d));
+    let own = match matrix {
+        Adapted::Query => format!("[..., :{rows}, :]"),
+        Adapted::Key => format!("[..., -{}:-{rows}, :]", 2 * rows),
+        Adapted::Value => format!("[..., -{rows}:, :]"),
+        _ => String::new(),
+    };
+    let matrix = Expr::name(format!("{}{own}", path(&of).text()));
+    Some(matrix.method("detach", vec![]).method("norm", vec![Expr::name("dim=-1")]))
 }
 
 /// How a tensor of these sizes begins.

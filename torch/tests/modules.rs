@@ -298,3 +298,35 @@ fn a_module_that_lacks_a_term_is_noticed() {
         assert!(found.contains(&format!("{name}:")), "`{term}` is left out and nothing differs");
     }
 }
+
+/// Without weights, magnitudes of adapters begin as the norms of their matrices' rows.
+#[test]
+fn magnitudes_begin_as_norms_of_rows() {
+    const SPEC: &str = "model m { vocab 17 hidden 16 context 8
+  sa = sequence { heads 4 kv_heads 2 head_size 4 }
+  ea = experts { count 3 active 2 intermediate 8 }
+  adapt { components [sa, ea] rank 2 dora }
+  layer { sa > ea } }";
+    const CHECK: &str = "
+import sys
+sys.path.insert(0, sys.argv[1])
+import adapted
+tensors = dict(adapted.Model().named_parameters())
+of = lambda end: next(t for name, t in tensors.items() if name.endswith(end))
+qkv = of('qkv.weight').norm(dim=-1)
+right = {'q': qkv[:16], 'k': qkv[16:24], 'v': qkv[24:], 'out': of('out.weight').norm(dim=-1)}
+right |= {name: of(f'ea.{name}.weight').norm(dim=-1) for name in ('gate', 'up', 'down')}
+for name, norms in right.items():
+    for end in ('magnitude', 'norm'):
+        found = of(f'.{name}.adapter_{end}')
+        assert found.shape == norms.shape and (found - norms).abs().max() < 1e-6, name
+";
+    let Some(python) = dreamc_skip::transformers() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let ast = dreamc_dsl::parse("spec", SPEC, dreamc_dsl::Spelling::Dream).unwrap();
+    let (spec, _) = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let text = module(&spec.model, options(&spec)).unwrap().text;
+    std::fs::write(place.path().join("adapted.py"), text).unwrap();
+    let output = Command::new(python).args(["-c", CHECK]).arg(place.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

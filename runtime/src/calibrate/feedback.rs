@@ -172,21 +172,20 @@ fn rows(
         let (first, n) = (factor.columns.start, factor.columns.len());
         for (i, after) in factor.above.chunks_exact(n).enumerate() {
             let at = first + i;
-            for r in 0..count {
+            for (r, (block, found)) in blocks.iter_mut().zip(&mut found).enumerate() {
                 let row = r * wide;
-                if at % unit == 0 {
+                if at.is_multiple_of(unit) {
                     let range = row + at..row + at + unit;
-                    blocks[r] =
-                        fitted(format, (&wanted[range.clone()], of_tensor), &importance[range.clone()])
-                            .map_err(|bad| fail(own, range.start, bad))?;
+                    *block = fitted(format, (&wanted[range.clone()], of_tensor), &importance[range.clone()])
+                        .map_err(|bad| fail(own, range.start, bad))?;
                 }
                 let x = wanted[row + at];
-                let error = own[row + at] - format.put(&mut blocks[r], at % unit, x);
+                let error = own[row + at] - format.put(block, at % unit, x);
                 let rest = &mut wanted[row + at + 1..row + first + n];
                 rest.iter_mut().zip(&after[i + 1..]).for_each(|(x, a)| *x += error * a);
-                if (at + 1) % unit == 0 {
+                if (at + 1).is_multiple_of(unit) {
                     let skip = if at < unit { 0 } else { head };
-                    found[r].extend(&blocks[r][skip..]);
+                    found.extend(&block[skip..]);
                 }
             }
         }

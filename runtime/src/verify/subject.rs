@@ -281,8 +281,12 @@ impl<'a> Subject<'a> {
         let mut random = Philox::new(seed, name).stream(0);
         let inner = dims.last().copied().unwrap_or(1).max(1) as f64;
         let mut between = |wide: f64| (random.unit() * 2.0 - 1.0) * wide;
+        let adapters = self.spec.model.adapt.as_ref().map_or(1.0, |adapt| adapt.scale());
         let each = |_| match (kind, init) {
             (_, Init::Constant(c)) if c != 0.0 => c + between(0.3),
+            // An adapter adds little to its matrix, so that norms of rows stay far from zero,
+            // whatever an error in them leaves out.
+            _ if name.ends_with(".adapter_b") => between(0.3 / (inner.sqrt() * adapters)),
             (TensorKind::Gain, _) => between(0.3),
             (TensorKind::Balance, _) => between(0.2),
             (TensorKind::Embedding, _) => between(1.2),
