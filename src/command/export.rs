@@ -152,7 +152,7 @@ NAME.m and NAME.v; and `step`. Of an import there is `model` alone. Any number o
 
 Examples:
   dreamc export dcp runs/book-001 -o exports/book-dcp
-  dreamc export dcp runs/book-001 -o exports/book-dcp --files 8")]
+  dreamc export dcp runs/book-001 -o exports/book-8 --files 8")]
 struct Distributed {
     #[command(flatten)]
     from: From,

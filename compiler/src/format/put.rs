@@ -81,7 +81,8 @@ impl Packed {
 mod tests {
     use super::*;
 
-    /// The number that is put unpacks again, no number of the place is nearer, and no other changes.
+    /// The number that is put unpacks again, no number of the place is nearer, and no other
+    /// changes.
     #[test]
     fn the_nearest_number_is_put_and_no_other_changes() {
         for name in Packed::NAMES {

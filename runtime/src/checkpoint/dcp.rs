@@ -92,7 +92,7 @@ fn pieces(entries: &[Entry], files: usize, most: u64) -> io::Result<Vec<Piece>> 
         let mut first = 0;
         // A tensor without elements is a piece, too.
         loop {
-            // What is left of the file's share.
+            // Rows that the file's share has room for.
             let file = ((done / share) as usize).min(files - 1);
             let left = match file + 1 < files {
                 true => ((file as u64 + 1) * share - done).div_ceil(entry.row_bytes().max(1)).max(1),
