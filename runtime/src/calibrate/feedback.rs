@@ -215,7 +215,7 @@ mod tests {
         let rows = 700;
         let shared: Vec<f64> = (0..rows).map(|_| normal()).collect();
         let gradient: Vec<f32> = (0..rows * WIDE)
-            .map(|i| (normal() + 1.5 * shared[i / WIDE] * f64::from(i % WIDE % 3 == 0)) as f32)
+            .map(|i| (normal() + 1.5 * shared[i / WIDE] * f64::from((i % WIDE).is_multiple_of(3))) as f32)
             .collect();
         let mut moments = Moments::new(1, WIDE);
         moments.add(&CpuDevice::new(CpuOptions { threads: Some(1) }), &gradient);
