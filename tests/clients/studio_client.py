@@ -181,7 +181,7 @@ def exam(page):
     row.wait_for(timeout=120_000)
     page.get_by_role("button", name="Stop runs/exam-tiny", exact=True).click(timeout=120_000)
     again = page.get_by_role("button", name="Resume runs/exam-tiny", exact=True)
-    again.wait_for(timeout=120_000)
+    again.wait_for(timeout=300_000)
     again.click()
     expect(row).to_contain_text("1 of 1 runs at their end", timeout=180_000)
 
