@@ -170,7 +170,7 @@ def exam(page):
     expect(page.locator("#said.bad")).to_contain_text("no such task", timeout=60_000)
     fault("an exam of a task that is not there")
     page.get_by_label("Tasks", exact=False).fill("sorting")
-    page.get_by_label("Steps of every run").fill("1200")
+    page.get_by_label("Steps of every run").fill("3000")
     page.get_by_label("Seeds").fill("1")
     page.get_by_role("button", name="See what it takes").click()
     start = page.get_by_role("button", name="Start the exam")
@@ -183,7 +183,7 @@ def exam(page):
     again = page.get_by_role("button", name="Resume runs/exam-tiny", exact=True)
     again.wait_for(timeout=300_000)
     again.click()
-    expect(row).to_contain_text("1 of 1 runs at their end", timeout=180_000)
+    expect(row).to_contain_text("1 of 1 runs at their end", timeout=500_000)
 
 
 def health(page):
