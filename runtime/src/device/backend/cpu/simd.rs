@@ -373,6 +373,20 @@ pub(crate) fn interleave(low: &[f32], high: &[f32], words: &mut [f32]) {
     interleave_portably(low, high, words);
 }
 
+/// Most floats of a row of [`interleave_rows`].
+pub(crate) const WIDEST: usize = 128;
+
+/// Rounds `rows` rows of `width` floats, `apart` from one another, two by two to rows of words: as
+/// products read steps. After the last of an odd number there are zeros.
+pub(crate) fn interleave_rows(from: &[f32], apart: usize, rows: usize, width: usize, words: &mut [f32]) {
+    const NOTHING: [f32; WIDEST] = [0.0; WIDEST];
+    for (pair, words) in words.chunks_exact_mut(width).enumerate().take(rows.div_ceil(2)) {
+        let row = |row: usize| &from[row * apart..][..width];
+        let high = if 2 * pair + 1 < rows { row(2 * pair + 1) } else { &NOTHING[..width] };
+        interleave(row(2 * pair), high, words);
+    }
+}
+
 kernel_fn! {
     fn narrow_portably(x: &[f32], y: &mut [half::bf16]) {
         for (y, x) in y.iter_mut().zip(x) {

@@ -20,7 +20,7 @@ use super::Run;
 use crate::device::backend::cpu::product::{
     self, Left, Lines, Right, Side, left, pack_columns, panels, tile,
 };
-use crate::device::backend::cpu::simd::{exp, fma, interleave, kernel_fn, largest, narrow, sum, tanh};
+use crate::device::backend::cpu::simd::{exp, fma, interleave_rows, kernel_fn, largest, narrow, sum, tanh};
 use crate::device::backend::cpu::{Arguments, Context, Pointer, Scratch, Stored, View};
 use dreamc_compiler::ir::{Attention as Scoring, Mask};
 use dreamc_compiler::op::attention::formula::Part;
@@ -413,12 +413,7 @@ fn by_steps<T: Stored>(tile: &mut [f32], columns: usize, words: &mut [f32]) -> P
     if T::per_word() == 1 {
         return Pointer::to(tile);
     }
-    // Behind the last row of an odd number there is nothing.
-    let nothing = [0.0; BLOCK];
-    for (rows, words) in tile.chunks(2 * columns).zip(words.chunks_exact_mut(columns)) {
-        let (low, high) = rows.split_at(columns);
-        interleave(low, if high.is_empty() { &nothing[..columns] } else { high }, words);
-    }
+    interleave_rows(tile, columns, tile.len() / columns, columns, words);
     Pointer::to(words)
 }
 

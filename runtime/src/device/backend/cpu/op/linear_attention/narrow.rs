@@ -5,15 +5,15 @@
 
 use super::chunk::{CHUNK, Lines};
 use crate::device::backend::cpu::product::{self, Left as Operand, Right, tile};
-use crate::device::backend::cpu::simd::{interleave, narrow};
+use crate::device::backend::cpu::simd::{WIDEST, interleave_rows, narrow};
 use crate::device::backend::cpu::{Pointer, Stored};
 use half::bf16;
 use std::cell::RefCell;
 
 /// Most steps that are rounded at a time.
 const STEPS: usize = 256;
-/// Most lines: rows are at most those of a chunk, columns as many as keys have channels.
-const LINES: usize = 2 * CHUNK;
+/// Most lines of columns that are rounded at a time; rows are at most those of a chunk.
+const LINES: usize = WIDEST;
 /// Steps from row to row: rows begin in different places of the first cache.
 const PITCH: usize = STEPS + 32;
 /// Most columns of a panel.
@@ -40,17 +40,6 @@ thread_local! {
 /// Whether operands that are `T` are rounded: the processor multiplies pairs of bf16.
 pub(super) fn rounds<T: Stored>() -> bool {
     T::per_word() == 2
-}
-
-/// Rounds pairs of rows of `width` floats, `apart` from one another, to rows of words.
-fn pairs(from: &[f32], apart: usize, steps: usize, width: usize, words: &mut [f32]) {
-    const NOTHING: [f32; LINES] = [0.0; LINES];
-    for (pair, words) in words.chunks_exact_mut(width).enumerate().take(steps.div_ceil(2)) {
-        let row = |step: usize| &from[step * apart..][..width];
-        // After the last row of an odd number there is nothing.
-        let high = if 2 * pair + 1 < steps { row(2 * pair + 1) } else { &NOTHING[..width] };
-        interleave(row(2 * pair), high, words);
-    }
 }
 
 /// Rounds a row; after the last of an odd number of steps there is a zero.
@@ -100,12 +89,12 @@ pub(super) fn multiply(
                         Operand::Lines(&rows[..m])
                     }
                     Lines::Columns(a, apart) => {
-                        pairs(&a[first * apart + line..], apart, steps, lines, &mut room.columns);
+                        interleave_rows(&a[first * apart + line..], apart, steps, lines, &mut room.columns);
                         Operand::Steps(Pointer::to(&mut room.columns), lines)
                     }
                 };
                 for (j, b) in (0..n).step_by(width).zip(b.chunks(panel)) {
-                    pairs(&b[first * width..], width, steps, width, &mut room.right);
+                    interleave_rows(&b[first * width..], width, steps, width, &mut room.right);
                     let size = (lines, width.min(n - j), steps);
                     let right = Right::new::<bf16>(&room.right, steps);
                     let to = Pointer::to(&mut c[line * stride + j / width * next..]);
@@ -115,4 +104,44 @@ pub(super) fn multiply(
             }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::backend::cpu::simd::pairs;
+
+    /// More lines, steps and columns than are rounded at a time, rows and columns, overwritten and
+    /// added to, results in rows and in panels.
+    #[test]
+    fn products_are_those_of_rounded_numbers() {
+        if !pairs() {
+            return dreamc_skip::skip("the processor multiplies no pairs of bf16");
+        }
+        let width = product::shape().columns;
+        let value = |i: usize, by: usize| ((i * by + 11) % 1009) as f32 / 501.7 - 1.0;
+        let rounded = |x: f32| f64::from(bf16::from_f32(x));
+        for (m, n, k, rows) in
+            [(64usize, 70usize, 601usize, true), (300, 70, 601, false), (1, 1, 1, true), (5, 33, 2, false)]
+        {
+            let apart = if rows { k + 3 } else { m + 3 };
+            let a: Vec<f32> = (0..apart * if rows { m } else { k }).map(|i| value(i, 37)).collect();
+            let of_a = |i: usize, s: usize| if rows { a[i * apart + s] } else { a[s * apart + i] };
+            let panel = k * width;
+            let b: Vec<f32> = (0..n.div_ceil(width) * panel).map(|i| value(i, 53)).collect();
+            let of_b = |s: usize, j: usize| b[j / width * panel + s * width + j % width];
+            for (accumulate, panels) in [(false, false), (true, false), (false, true), (true, true)] {
+                let (stride, next) = if panels { (width, m * width) } else { (n + 2, width) };
+                let mut c = vec![0.25; if panels { n.div_ceil(width) * next } else { m * stride }];
+                let left = if rows { Lines::Rows(&a, apart) } else { Lines::Columns(&a, apart) };
+                multiply((m, n, k), left, (&b, panel), (&mut c, stride, next), accumulate);
+                for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                    let sum: f64 = (0..k).map(|s| rounded(of_a(i, s)) * rounded(of_b(s, j))).sum();
+                    let right = sum + if accumulate { 0.25 } else { 0.0 };
+                    let found = f64::from(c[j / width * next + i * stride + j % width]);
+                    assert!((found - right).abs() < 1e-3, "{m} {n} {k} {rows} at {i} {j}: {found}, {right}");
+                }
+            }
+        }
+    }
 }
