@@ -137,11 +137,7 @@ mod x86 {
         #[inline(always)]
         unsafe fn field(self, at: u32, count: u32) -> Self {
             // SAFETY: likewise.
-            unsafe {
-                let words = _mm512_srlv_epi32(_mm512_castps_si512(self.0), _mm512_set1_epi32(at as i32));
-                let field = _mm512_and_si512(words, _mm512_set1_epi32((1 << count) - 1));
-                Sixteen(_mm512_cvtepi32_ps(field))
-            }
+            unsafe { Sixteen(_mm512_cvtepi32_ps(bits_of_sixteen(self.0, at, (1 << count) - 1))) }
         }
         // The byte is in the second byte of the fraction of 1.
         const BYTE: (f32, f32) = (32768.0, -32768.0);
@@ -154,11 +150,8 @@ mod x86 {
         unsafe fn sixes(self, above: Self, low: u32, high: u32) -> Self {
             // SAFETY: likewise.
             unsafe {
-                let of = |x: __m512, at: u32, mask: u32| {
-                    let words = _mm512_srlv_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(at as i32));
-                    _mm512_and_si512(words, _mm512_set1_epi32(mask as i32))
-                };
-                let (low, high) = (of(self.0, low, FOURS), of(above.0, high, TWOS));
+                let low = bits_of_sixteen(self.0, low, FOURS);
+                let high = bits_of_sixteen(above.0, high, TWOS);
                 Sixteen(_mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32::<4>(high))))
             }
         }
@@ -174,6 +167,16 @@ mod x86 {
                 let words = _mm512_srli_epi32::<16>(_mm512_castps_si512(self.0));
                 Sixteen(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)))
             }
+        }
+    }
+
+    /// Bits of each word from bit `at` on, those of a mask.
+    #[inline(always)]
+    unsafe fn bits_of_sixteen(x: __m512, at: u32, mask: u32) -> __m512i {
+        // SAFETY: the caller has AVX-512.
+        unsafe {
+            let words = _mm512_srlv_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(at as i32));
+            _mm512_and_si512(words, _mm512_set1_epi32(mask as i32))
         }
     }
 
@@ -222,11 +225,7 @@ mod x86 {
         #[inline(always)]
         unsafe fn field(self, at: u32, count: u32) -> Self {
             // SAFETY: likewise.
-            unsafe {
-                let words = _mm256_srlv_epi32(_mm256_castps_si256(self.0), _mm256_set1_epi32(at as i32));
-                let field = _mm256_and_si256(words, _mm256_set1_epi32((1 << count) - 1));
-                Eight(_mm256_cvtepi32_ps(field))
-            }
+            unsafe { Eight(_mm256_cvtepi32_ps(bits_of_eight(self.0, at, (1 << count) - 1))) }
         }
         const BYTE: (f32, f32) = (1.0, 0.0);
         #[inline(always)]
@@ -238,11 +237,8 @@ mod x86 {
         unsafe fn sixes(self, above: Self, low: u32, high: u32) -> Self {
             // SAFETY: likewise.
             unsafe {
-                let of = |x: __m256, at: u32, mask: u32| {
-                    let words = _mm256_srlv_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(at as i32));
-                    _mm256_and_si256(words, _mm256_set1_epi32(mask as i32))
-                };
-                let (low, high) = (of(self.0, low, FOURS), of(above.0, high, TWOS));
+                let low = bits_of_eight(self.0, low, FOURS);
+                let high = bits_of_eight(above.0, high, TWOS);
                 Eight(_mm256_castsi256_ps(_mm256_or_si256(low, _mm256_slli_epi32::<4>(high))))
             }
         }
@@ -255,6 +251,16 @@ mod x86 {
         unsafe fn second_half(self) -> Self {
             // SAFETY: likewise.
             unsafe { Eight(numbers(_mm256_castps_si256(self.0))) }
+        }
+    }
+
+    /// Bits of each word from bit `at` on, those of a mask.
+    #[inline(always)]
+    unsafe fn bits_of_eight(x: __m256, at: u32, mask: u32) -> __m256i {
+        // SAFETY: the caller has AVX2.
+        unsafe {
+            let words = _mm256_srlv_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(at as i32));
+            _mm256_and_si256(words, _mm256_set1_epi32(mask as i32))
         }
     }
 
