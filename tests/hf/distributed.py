@@ -1,4 +1,4 @@
-"""`dreamc export dcp` read by PyTorch, for `tests/cli/training.rs`.
+"""`dreamc export dcp` read by PyTorch, for `tests/cli/ranks.rs`.
 
     python tests/hf/distributed.py FOLDER WEIGHTS OPTIMIZER STEP    the folder's state dict is that of two files of safetensors, whole,
                                                                     and as two ranks read it, each the upper or lower half of every tensor

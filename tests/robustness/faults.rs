@@ -2772,74 +2772,50 @@ fn main() -> ExitCode {
     let number = number + moved.len() + taught.len() + preferred.len() + carried.len() + packed.len();
     trials.push(Trial::test("without a fault: preferences", preferences::sound));
     trials.push(Trial::test("without a fault: rates that carry", transfer::sound));
-    trials.extend(carried.into_iter().map(|fault| {
-        let name = format!("transfer: {}", fault.name);
-        let check = move || {
-            let how = transfer::noticed(&fault)?;
-            if shown {
-                println!("{:<58} {how}", fault.name);
-            }
-            Ok(())
-        };
-        Trial::test(name, check)
-    }));
-    trials.extend(preferred.into_iter().map(|fault| {
-        let name = format!("preferences: {}", fault.name);
-        let check = move || {
-            let how = preferences::noticed(&fault)?;
-            if shown {
-                println!("{:<58} {how}", fault.name);
-            }
-            Ok(())
-        };
-        Trial::test(name, check)
-    }));
-    trials.extend(packed.into_iter().map(|fault| {
-        let name = format!("blocks: {}", fault.name);
-        let check = move || {
-            let how = blocks::noticed(&fault)?;
-            if shown {
-                println!("{:<58} {how}", fault.name);
-            }
-            Ok(())
-        };
-        Trial::test(name, check)
-    }));
+    trials.extend(
+        carried
+            .into_iter()
+            .map(|fault| trial("transfer", fault.name, shown, move || transfer::noticed(&fault))),
+    );
+    trials.extend(
+        preferred
+            .into_iter()
+            .map(|fault| trial("preferences", fault.name, shown, move || preferences::noticed(&fault))),
+    );
+    trials.extend(
+        packed.into_iter().map(|fault| trial("blocks", fault.name, shown, move || blocks::noticed(&fault))),
+    );
     trials.push(Trial::test("the page of faults has their number", move || page(number)));
-    trials.extend(moved.into_iter().map(|fault| {
-        let name = format!("transplant: {}", fault.name);
-        let check = move || {
-            let how = transplant::noticed(&fault)?;
-            if shown {
-                println!("{:<58} {how}", fault.name);
-            }
-            Ok(())
-        };
-        Trial::test(name, check)
-    }));
-    trials.extend(taught.into_iter().map(|fault| {
-        let name = format!("teacher: {}", fault.name);
-        let check = move || {
-            let how = teacher::noticed(&fault)?;
-            if shown {
-                println!("{:<58} {how}", fault.name);
-            }
-            Ok(())
-        };
-        Trial::test(name, check)
-    }));
+    trials.extend(
+        moved
+            .into_iter()
+            .map(|fault| trial("transplant", fault.name, shown, move || transplant::noticed(&fault))),
+    );
+    trials.extend(
+        taught.into_iter().map(|fault| trial("teacher", fault.name, shown, move || teacher::noticed(&fault))),
+    );
     trials.extend(faults.into_iter().map(|fault| {
-        let (name, caught) = (fault.name, fault.caught);
-        let check = move || {
-            let how = noticed(&fault)?;
-            if shown {
-                println!("{name:<58} {how}");
-            }
-            Ok(())
-        };
-        Trial::test(name, check).with_kind(caught)
+        let caught = fault.caught;
+        trial("", fault.name, shown, move || noticed(&fault)).with_kind(caught)
     }));
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// A test that something notices a fault of a kind; with `shown` it says how.
+fn trial(
+    kind: &str,
+    name: &'static str,
+    shown: bool,
+    noticed: impl FnOnce() -> Result<String, Failed> + Send + 'static,
+) -> Trial {
+    let full = if kind.is_empty() { name.into() } else { format!("{kind}: {name}") };
+    Trial::test(full, move || {
+        let how = noticed()?;
+        if shown {
+            println!("{name:<58} {how}");
+        }
+        Ok(())
+    })
 }
 
 /// Whether `docs/dev/verify.md` has the number of faults; with `BLESS=1` it is written there.
