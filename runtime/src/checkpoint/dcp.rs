@@ -110,10 +110,9 @@ fn pieces(entries: &[Entry], files: usize, most: u64) -> io::Result<Vec<Piece>> 
     Ok(all)
 }
 
-/// Writes a checkpoint of `entries` in so many files as the folder `to`, where nothing may be.
+/// Writes a checkpoint of `entries` in so many files as the folder `to`, where nothing is.
 pub fn write(to: &Path, entries: &[Entry], files: usize, read: Read) -> Result<(), CheckpointError> {
     let about = |error| CheckpointError::Io { path: to.to_path_buf(), error };
-    folder::free(to, false)?;
     let files = files.max(1);
     let placed = RefCell::new(pieces(entries, files, PIECE).map_err(about)?);
     let names: Vec<String> = (0..files).map(name_of_file).collect();

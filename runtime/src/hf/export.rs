@@ -1,10 +1,10 @@
 //! Models of dreamc, made those of `transformers`, and their weights alone.
 //!
 //! *In*: weights, their specification, and the folders where files of the model they came from may
-//! be. *Out*: a folder that `transformers` loads, or a file of tensors. *Promise*: a model of a
-//! family of [`FAMILIES`](super::family::FAMILIES) leaves as that family, so that importing it
-//! gives the same specification and the same bytes; any other leaves as a
-//! [`package`](super::package). Nothing that exists is written over.
+//! be. *Out*: a folder that `transformers` loads, a file of tensors, or a checkpoint of PyTorch's
+//! distributed format. *Promise*: a model of a family of [`FAMILIES`](super::family::FAMILIES)
+//! leaves as that family, so that importing it gives the same specification and the same bytes; any
+//! other leaves as a [`package`](super::package). Nothing that exists is written over.
 
 use super::config::{self, Config, torch};
 use super::fold::Fold;
@@ -110,6 +110,14 @@ pub fn hugging_face(model: &Model, to: &Path, native: bool) -> Result<Exported, 
     }
 }
 
+/// An error where something is.
+fn absent(to: &Path) -> Result<(), HfError> {
+    match to.symlink_metadata() {
+        Ok(_) => Err(HfError::Exists { path: to.to_path_buf() }),
+        Err(_) => Ok(()),
+    }
+}
+
 /// Writes the weights of a model under their own names, in one file.
 pub fn weights(model: &Model, to: &Path) -> Result<Exported, HfError> {
     let dtype = model.dtype;
@@ -118,9 +126,7 @@ pub fn weights(model: &Model, to: &Path) -> Result<Exported, HfError> {
     let spec = dreamc_dsl::show(model.spec, Spelling::Yaml);
     let metadata = [("format", "pt"), ("spec", spec.as_str())];
     let size = size(model, &entries, dtype)?;
-    if to.symlink_metadata().is_ok() {
-        return Err(HfError::Exists { path: to.to_path_buf() });
-    }
+    absent(to)?;
     files::write_new(to, |out| write((model, &Fold::default()), &entries, dtype, &metadata, out))
         .map_err(|error| HfError::Io { path: to.to_path_buf(), error })?;
     let (tensors, notes) = (entries.len(), vec![]);
@@ -164,9 +170,7 @@ pub fn distributed(
         let stored = stored.ok_or_else(|| io::Error::other("no such tensor"))?;
         stored.convert(first, elements, *dtype, out)
     };
-    if to.symlink_metadata().is_ok() {
-        return Err(HfError::Exists { path: to.to_path_buf() });
-    }
+    absent(to)?;
     dcp::write(to, &entries, files, &read)?;
     Ok(Exported { class: String::new(), package: false, tensors: entries.len(), bytes, notes: vec![] })
 }
