@@ -142,7 +142,10 @@ pub fn pack(
     let all: Vec<Result<Vec<u8>, Unpackable>> = std::thread::scope(|scope| {
         let started: Vec<_> =
             groups.chunks(share).enumerate().map(|(n, part)| scope.spawn(move || some(n, part))).collect();
-        started.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        let join = |thread: std::thread::ScopedJoinHandle<_>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        started.into_iter().map(join).collect()
     });
     for part in all {
         to.extend(part?);
