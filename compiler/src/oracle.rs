@@ -887,6 +887,10 @@ impl Decider<'_> {
                     }
                 }
             }
+            Some(Ties::Keys) => {
+                let Op::ChooseKeys(of) = &node.op else { return };
+                of.margins(operands, &results[0].dims).into_iter().for_each(|margin| self.near(margin));
+            }
             // Scores of the choices of one expert that were kept and let go, the spare ones apart.
             Some(Ties::Tiles) => {
                 let Op::RoundGroups(of) = &node.op else { return };

@@ -81,8 +81,8 @@ def rope_depth(x, depth, depths, base, half_reversed, scaled=None):
     return turn(x, position * f)
 
 
-def causal(q, k, window=None, segments=None, positions=None):
-    """Which keys a query sees: [batch or 1, 1, queries, keys]."""
+def causal(q, k, window=None, segments=None, positions=None, every=None, among=None):
+    """Which keys a query sees: [batch or 1, heads or 1, queries, keys]."""
     if positions is None:
         i = torch.arange(q.shape[1], device=q.device)[None, :, None]
         j = torch.arange(k.shape[1], device=q.device)[None, None, :]
@@ -94,7 +94,43 @@ def causal(q, k, window=None, segments=None, positions=None):
         seen = seen & (i - j < window)
     if segments is not None:
         seen = seen & (segments[:, :, None] == segments[:, None, :])
-    return seen[:, None]
+    if every is not None:
+        seen = seen & ((j + 1) % every == 0)
+    seen = seen[:, None]
+    if among is not None:
+        chosen, block = among
+        of_key = torch.div(j, block, rounding_mode="floor")[:, :, None, :, None]
+        read = (chosen[:, :, :, None, :] == of_key).any(-1).transpose(1, 2)
+        seen = seen & read.repeat_interleave(q.shape[2] // read.shape[1], 1)
+    return seen
+
+
+def choose_keys(
+    q, k, seen, block, count, lists, scale=1.0, measure="products", near=0, first=0, weights=None, positions=None
+):
+    """The numbers of `count` blocks for each list of heads, increasing, -1 for none."""
+    q, k = q.detach(), k.detach().repeat_interleave(q.shape[2] // k.shape[2], 2)
+    s = torch.einsum("bihd,bjhd->bhij", q, k) * scale
+    if measure == "relu":
+        s = F.relu(s)
+    elif measure == "softmax":
+        s = torch.where(seen, s, -math.inf).softmax(-1).nan_to_num()
+    if weights is not None:
+        s = s * weights.detach().transpose(1, 2)[..., None]
+    s = s.reshape(s.shape[0], lists, -1, *s.shape[2:]).sum(2)
+    i = torch.arange(q.shape[1], device=q.device)[None] if positions is None else positions[0]
+    j = torch.arange(k.shape[1], device=q.device)[None] if positions is None else positions[1]
+    of_key = torch.div(j, block, rounding_mode="floor").clamp(min=0)
+    own = torch.div(i, block, rounding_mode="floor")[:, None, :, None]
+    blocks = torch.arange(max(int(of_key.max()) + 1, count), device=q.device)
+    score = s.new_full((*s.shape[:3], len(blocks)), -math.inf)
+    s = torch.where(seen, s, -math.inf)
+    score = score.scatter_reduce(-1, of_key[:, None, None].expand(s.shape), s, "amax")
+    forced = (blocks > own - near) | (blocks < first)
+    score = torch.where(forced & (blocks <= own), math.inf, score)
+    score, chosen = score.sort(dim=-1, descending=True, stable=True)
+    chosen = torch.where(score[..., :count] > -math.inf, chosen[..., :count], len(blocks)).sort(-1)[0]
+    return torch.where(chosen < len(blocks), chosen, -1).transpose(1, 2)
 
 
 def attention(q, k, v, scale, seen=None):
@@ -316,6 +352,15 @@ def shift(x, by, places=None, segments=None):
 def running(x, segments):
     """Σ_{j≤i} x[j] over tokens of the same document."""
     same = (segments[:, :, None] == segments[:, None, :]) & (segments >= 0)[:, :, None]
+    return torch.einsum("bij,bj...->bi...", same.tril().to(x.dtype), x)
+
+
+def running_block(x, positions, block, segments=None):
+    """Σ_{j≤i} x[j] over tokens of the same document and the same block of positions."""
+    number = torch.div(positions, block, rounding_mode="floor")
+    same = number[:, :, None] == number[:, None, :]
+    if segments is not None:
+        same = same & (segments[:, :, None] == segments[:, None, :]) & (segments >= 0)[:, :, None]
     return torch.einsum("bij,bj...->bi...", same.tril().to(x.dtype), x)
 
 

@@ -10,7 +10,7 @@ use crate::tree::Expr;
 use dreamc_compiler::ir::{
     Attention, Binary, DType, Dim, Mask, Op, Positions, Reduce, Rope, RopeScaling, Unary,
 };
-use dreamc_compiler::op::{Conv, Running, Shift, Tokens};
+use dreamc_compiler::op::{ChooseKeys, Conv, Measure, Running, Shift, Tokens};
 
 /// The text of an operation of these operands.
 pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, TorchError> {
@@ -68,10 +68,18 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
         Op::Number => one(Expr::call("number", vec![arg(0)])),
         Op::Runs(r) => one(Expr::call("runs", vec![arg(0), arg(1), truth(r.begins)])),
         Op::Conv(Conv { reverse: false, tokens: Tokens::All | Tokens::Segments }) => call("conv"),
-        Op::Running(Running { reverse: false, tokens: Tokens::All }) => {
+        Op::Running(Running { reverse: false, tokens: Tokens::All, block: None }) => {
             one(arg(0).method("cumsum", vec![integer(1)]))
         }
-        Op::Running(Running { reverse: false, tokens: Tokens::Segments }) => call("running"),
+        Op::Running(Running { reverse: false, tokens: Tokens::Segments, block: None }) => call("running"),
+        Op::Running(Running { reverse: false, tokens: Tokens::All, block: Some(block) }) => {
+            one(Expr::call("running_block", vec![arg(0), arg(1), integer(*block as i64)]))
+        }
+        Op::Running(Running { reverse: false, tokens: Tokens::Segments, block: Some(block) }) => {
+            let segments = Expr::keyword("segments", arg(1));
+            one(Expr::call("running_block", vec![arg(0), arg(2), integer(*block as i64), segments]))
+        }
+        Op::ChooseKeys(c) => one(choose_keys(body, c, x)),
         Op::Shift(Shift { by, ahead: false, places, segments }) => {
             let mut args = vec![arg(0), integer(*by as i64)];
             args.extend(places.then(|| Expr::keyword("places", arg(1))));
@@ -290,13 +298,18 @@ fn by_head(body: &Body, at: &At, over: Dim, part: Dim, first: u64, x: &[Expr]) -
 
 /// By PyTorch's own attention where that says the same, by scores otherwise.
 fn attention(at: &At, a: &Attention, x: &[Expr]) -> Result<Made, TorchError> {
-    let (masks, reads) = x[Attention::MASK..].split_at(a.draws());
+    let (masks, reads) = x[Attention::MASK..].split_at(a.masks());
     let (positions, segments) = a.mask_operands();
     let positions = positions.map(|[q, k]| Expr::name(format!("({}, {})", masks[q].text(), masks[k].text())));
     let mut seen = vec![x[0].clone(), x[1].clone()];
     seen.extend(a.window.map(|w| Expr::keyword("window", integer(w as i64))));
     seen.extend(segments.map(|k| Expr::keyword("segments", masks[k].clone())));
     seen.extend(positions.clone().map(|p| Expr::keyword("positions", p)));
+    seen.extend(a.every.map(|every| Expr::keyword("every", integer(every as i64))));
+    seen.extend(a.among.map(|among| {
+        let chosen = masks[a.chosen()].text();
+        Expr::keyword("among", Expr::name(format!("({chosen}, {})", among.block)))
+    }));
     let plain = seen.len() == 2;
     let seen = Expr::call("causal", seen);
     let mut args: Vec<Expr> = x[..3].iter().cloned().chain([Expr::number(a.scale)]).collect();
@@ -304,7 +317,8 @@ fn attention(at: &At, a: &Attention, x: &[Expr]) -> Result<Made, TorchError> {
         || a.program.is_some()
         || a.mask == Mask::Positions
         || at.is_read(1)
-        || a.dropout.is_some();
+        || a.dropout.is_some()
+        || a.listed();
     if !by_scores {
         args.extend((!plain).then_some(seen));
         return Ok(Made::Expr(Expr::call("attention", args)));
@@ -326,6 +340,31 @@ fn attention(at: &At, a: &Attention, x: &[Expr]) -> Result<Made, TorchError> {
     );
     let call = Expr::call("scored_attention", args);
     Ok(Made::Expr(if at.is_read(1) { call } else { call.index("0") }))
+}
+
+/// The blocks of keys that queries read.
+fn choose_keys(body: &Body, c: &ChooseKeys, x: &[Expr]) -> Expr {
+    let masks = &x[ChooseKeys::MASK..c.weights()];
+    let (positions, segments) = c.seen.mask_operands();
+    let positions = positions.map(|[q, k]| Expr::name(format!("({}, {})", masks[q].text(), masks[k].text())));
+    let block = integer(c.seen.every.unwrap_or(1) as i64);
+    let mut seen = vec![x[0].clone(), x[1].clone(), Expr::keyword("every", block.clone())];
+    seen.extend(segments.map(|k| Expr::keyword("segments", masks[k].clone())));
+    seen.extend(positions.clone().map(|p| Expr::keyword("positions", p)));
+    let measure = match c.measure {
+        Measure::Products => "\"products\"",
+        Measure::Relu => "\"relu\"",
+        Measure::Softmax => "\"softmax\"",
+    };
+    let mut args = vec![x[0].clone(), x[1].clone(), Expr::call("causal", seen), block];
+    args.extend([size(body, c.count), size(body, c.lists)]);
+    args.push(Expr::keyword("scale", Expr::number(c.seen.scale)));
+    args.push(Expr::keyword("measure", Expr::name(measure)));
+    args.extend((c.near > 0).then(|| Expr::keyword("near", integer(c.near as i64))));
+    args.extend((c.first > 0).then(|| Expr::keyword("first", integer(c.first as i64))));
+    args.extend(c.weighed.then(|| Expr::keyword("weights", x[c.weights()].clone())));
+    args.extend(positions.map(|p| Expr::keyword("positions", p)));
+    Expr::call("choose_keys", args)
 }
 
 /// The score of a pair, where it is not the scaled product.
@@ -361,7 +400,7 @@ pub fn hint(body: &Body, at: &At, k: usize, written: Option<&Expr>) -> String {
         Op::CrossEntropy => "nll".into(),
         Op::TopTokens(_) => "index".into(),
         Op::Decide(_) => "places".into(),
-        Op::Route(_) => "chosen".into(),
+        Op::Route(_) | Op::ChooseKeys(_) => "chosen".into(),
         Op::Recurrence(_) => "o".into(),
         Op::Combine => "mixed".into(),
         Op::Gather => "rows".into(),

@@ -202,8 +202,14 @@ fn every_small_example_leaves_as_it_is() {
 fn mixer(name: &str) -> Spec {
     // Some heads are of 64 channels.
     let hidden = if ["falcon_h1", "mamba2", "rwkv7"].contains(&name) { 64 } else { 16 };
+    let sizes = match name {
+        "dsa" => "indexers 2  index 8  tokens 5",
+        "moba" => "block 3  blocks 2",
+        "nsa" => "groups 2  block 3  window 5",
+        _ => "",
+    };
     let text = format!(
-        "model m {{\n  vocab 19  hidden {hidden}  context 16\n  a = {name} {{}}\n  mlp = mlp {{ intermediate 8 }}\n  \
+        "model m {{\n  vocab 19  hidden {hidden}  context 16\n  a = {name} {{ {sizes} }}\n  mlp = mlp {{ intermediate 8 }}\n  \
          repeat 2 {{ layer {{ a > mlp }} }}\n}}\n"
     );
     let ast = dreamc_dsl::parse(name, &text, Spelling::Dream).unwrap();

@@ -91,7 +91,7 @@ impl Masks<'_> {
         if read || !launch.operands.iter().skip(masks).take(attention.masks()).all(fed) {
             return Extents::default();
         }
-        let pairs = visible(&shape, &attention, self.positions, self.key_positions, self.segments);
+        let pairs = visible(&shape, &attention, self.positions, self.key_positions, self.segments, &[]);
         Extents { pairs, ..Extents::default() }
     }
 }

@@ -800,7 +800,12 @@ impl<'a> Form<'a> {
             }
             let f = self.function(&body.name);
             for node in &f.nodes {
-                let Op::Attention(a) = &node.op else { continue };
+                // A choice of blocks caches keys alone.
+                let (a, cached) = match &node.op {
+                    Op::Attention(a) => (a, &node.inputs[1..3]),
+                    Op::ChooseKeys(c) => (&c.seen, &node.inputs[1..2]),
+                    _ => continue,
+                };
                 // Keys of other components, and of earlier passes, are cached where they are made.
                 let heads = f.ty(node.inputs[0]).dims.get(2);
                 let component = heads.and_then(|d| self.lowered.facts.owners.get(d)).and_then(|owner| {
@@ -812,7 +817,7 @@ impl<'a> Form<'a> {
                     continue;
                 }
                 let mut one = 0;
-                for &v in &node.inputs[1..3] {
+                for &v in cached {
                     one = total("bytes", [one, bytes.of(&self.lowered.module, f.ty(v))?])?;
                 }
                 if let Some(place) = attention.and_then(latent_place) {

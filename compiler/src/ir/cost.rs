@@ -111,7 +111,8 @@ impl Extents {
                 let shape = || [size(0, 0), size(0, 1), size(1, 1), size(0, 2)];
                 let pairs = || {
                     let scoring = crate::op::attention::Scoring::new(a, operands, mask, a.reads_at(mask));
-                    Visible::pairs_of_batch(a, shape(), |k| ints(mask + k), scoring.as_ref())
+                    let chosen = a.among.map(|_| ints(mask + a.chosen()));
+                    Visible::pairs_of_batch(a, shape(), |k| ints(mask + k), scoring.as_ref(), chosen)
                 };
                 Extents { pairs: a.by_operands().then(pairs), ..of }
             }

@@ -108,6 +108,8 @@ impl Lower<'_> {
             segments: !depth && self.shape.segments,
             program: None,
             dropout: None,
+            every: None,
+            among: None,
         };
         let o = if depth {
             let row = self.row(c);

@@ -445,7 +445,14 @@ impl Units {
                 let positions = attention.mask == Mask::Positions;
                 let (queries, keys) = (read(positions, s.queries)?, read(positions, s.keys)?);
                 let segments = read(attention.segments, s.queries)?;
-                visible(&s, attention, &queries, &keys, &segments).unwrap_or(0)
+                let chosen = match attention.among {
+                    Some(among) => {
+                        let all = s.batch * s.queries * among.heads * among.count;
+                        (found.integers)(masks + attention.chosen(), all)?
+                    }
+                    None => vec![],
+                };
+                visible(&s, attention, &queries, &keys, &segments, &chosen).unwrap_or(0)
             }
             Units::Depth { row, window, rows, some, .. } => {
                 let seen = (found.index)(row) + 1;

@@ -14,6 +14,7 @@ pub mod arrange;
 pub mod attention;
 pub mod by_head;
 pub mod cache;
+pub mod choose;
 pub mod collective;
 pub mod combine;
 pub mod contract;
@@ -51,6 +52,7 @@ pub use arrange::Arrange;
 pub use attention::{Attention, AttentionGrad, Mask};
 pub use bits::Bits;
 pub use by_head::ByHead;
+pub use choose::{ChooseKeys, Measure};
 pub use contract::Contract;
 pub use conv::{Conv, ConvGrad, Sequence, Tokens};
 pub use depth::{ABSENT, DepthAttention, DepthAttentionGrad};
@@ -303,6 +305,8 @@ pub(crate) enum Ties {
     Copies,
     /// The last score chosen and the next.
     Scores,
+    /// The same of blocks of keys.
+    Keys,
     /// A number and zero.
     Zero,
     /// The last score of a group that its tiles take and the next.
@@ -491,6 +495,7 @@ operations! {
 
     Attention(Attention) in attention,
     AttentionGrad(AttentionGrad) in attention,
+    ChooseKeys(ChooseKeys) in choose,
     Number in sources,
     ReadSources(ReadSources) in sources,
     ReadSourcesGrad(ReadSourcesGrad) in sources,
@@ -582,6 +587,7 @@ kernels! { $
     recurrence { Recurrence, RecurrenceGrad }
     linear_attention { LinearAttention, LinearAttentionGrad }
     attention { Attention, AttentionGrad }
+    choose { ChooseKeys }
     depth { DepthAttention, DepthAttentionGrad }
     sources { ReadSources, ReadSourcesGrad }
     cache { CacheWrite, Append, CacheTake }

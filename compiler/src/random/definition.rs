@@ -146,7 +146,7 @@ impl Writer {
     }
 
     fn statement(&mut self) {
-        match self.r.below(16) {
+        match self.r.below(17) {
             0 => self.element(),
             1 => self.pair(),
             2 => self.reduce(),
@@ -186,6 +186,7 @@ impl Writer {
                 self.push(format!("embedding([{}], normal 0.5)", dims.join(", ")), dims);
             }
             14 => self.choice(),
+            15 => self.choose(),
             _ => {
                 let (dims, inner) = (self.dims(), self.pick(&["mlp", "sequence"]));
                 let keys = if inner == "mlp" { "intermediate 8" } else { "heads 2  head_size 4" };
@@ -258,7 +259,8 @@ impl Writer {
 
     fn tokens(&mut self) {
         let value = self.value();
-        let text = match self.r.below(4) {
+        let text = match self.r.below(5) {
+            4 => format!("running(0.1 * tanh({}), block = 3)", value.name),
             0 => format!("shift({})", value.name),
             1 => format!("shift({}, 3)", value.name),
             2 if !value.dims.is_empty() => format!("conv({}, 3)", value.name),
@@ -298,6 +300,29 @@ impl Writer {
         }
         words += self.pick(&["", "", ", dropout = 0.3"]);
         self.push(format!("attend({q}, {k}, {v}{words})"), vec!["heads", "value"]);
+    }
+
+    /// Attention among blocks or tokens that are chosen, or at the ends of blocks.
+    fn choose(&mut self) {
+        let n = self.values.len();
+        let [q, k] = [(); 2].map(|()| self.matrix(&["heads", "size"]));
+        let v = self.matrix(&["heads", "value"]);
+        self.lines.push(format!("  q{n} = {q}\n  k{n} = {k}"));
+        let words = match self.r.below(4) {
+            0 => ", every = 2".into(),
+            1 => {
+                let ends = format!("running(k{n}, block = 2) / 2");
+                format!(", among = choose(q{n}, {ends}, 2, block = 2, near = 1)")
+            }
+            2 => {
+                let (index, keys) = (self.matrix(&["heads", "size"]), self.matrix(&["size"]));
+                let weights = self.matrix(&["heads"]);
+                format!(", among = choose({index}, {keys}, 3, relu, weights = {weights}, over heads)")
+            }
+            _ => format!(", among = choose(q{n}, k{n}, 3, block = 3, near = 1, first = 1, softmax)"),
+        };
+        let more = self.pick(&["", ", window = 4", ", sink", ", scale = 0.5", ", dropout = 0.3"]);
+        self.push(format!("attend(q{n}, k{n}, {v}{words}{more})"), vec!["heads", "value"]);
     }
 
     fn recurrence(&mut self) {

@@ -234,7 +234,7 @@ impl Walk<'_> {
             // In proportion to the first value, whose weight has a rate of its own.
             Function::Linear(_)
             | Function::Conv(_)
-            | Function::Running
+            | Function::Running(_)
             | Function::Shift(_)
             | Function::Stop
             | Function::Rope { .. }
@@ -257,6 +257,7 @@ impl Walk<'_> {
             | Function::Weight(_)
             | Function::Embedding
             | Function::Top { .. }
+            | Function::Choose(_)
             | Function::Recurrence(_)
             | Function::Emitted(_)
             | Function::Earlier(_)

@@ -112,6 +112,7 @@ impl Back<'_> {
             | Op::CombineGrad
             | Op::CombineGates
             | Op::AddCounts
+            | Op::ChooseKeys(_)
             | Op::TopTokens(_)
             | Op::Decide(_)
             | Op::KeepInts(_)

@@ -154,6 +154,7 @@ impl Walk<'_> {
             | Op::CombineGrad
             | Op::CombineGates
             | Op::AddCounts
+            | Op::ChooseKeys(_)
             | Op::TopTokens(_)
             | Op::TakeTokens
             | Op::PutTokens(_)

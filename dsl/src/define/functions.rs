@@ -86,8 +86,10 @@ pub enum Form {
     Shift,
     /// `conv(v, width, bias)`
     Conv,
-    /// `running(v)`
+    /// `running(v, block = n)`
     Running,
+    /// `choose(q, k, n, block = b, …)`
+    ChooseKeys,
     /// `attend(q, k, v, …)`
     Attend,
     /// `depth_attend(q, k, v, scale = …)`
@@ -258,10 +260,23 @@ pub static FUNCTIONS: &[Entry] = &[
         Group::Tokens,
         Form::Conv,
     ),
-    entry("running", "running(v)", "The sum over all tokens up to this one.", Group::Tokens, Form::Running),
+    entry(
+        "running",
+        "running(v, block = n)",
+        "The sum over all tokens up to this one, or over those of its own block of `n`.",
+        Group::Tokens,
+        Form::Running,
+    ),
+    entry(
+        "choose",
+        "choose(q, k, n, block = b, near = m, first = m, over d…, relu, softmax, weights = w, scale = c)",
+        "The numbers of `n` blocks of `b` tokens, of the largest scores of the keys at their ends.",
+        Group::Tokens,
+        Form::ChooseKeys,
+    ),
     entry(
         "attend",
-        "attend(q, k, v, window = n, sink, scale = c, score = …, mask = …, dropout = p)",
+        "attend(q, k, v, window = n, every = b, among = c, sink, scale = c, score = …, mask = …, dropout = p)",
         "Attention over the tokens up to this one.",
         Group::Tokens,
         Form::Attend,

@@ -225,8 +225,10 @@ pub enum Function {
     Shift(u64),
     /// `Σ_{m<width} w_m ⊙ v[i-m]`; operands are the value, its filter `[…, width]`, and a bias.
     Conv(DimId),
-    /// The sum over all tokens up to this one.
-    Running,
+    /// The sum over all tokens up to this one, or over those of its own block of so many.
+    Running(Option<u64>),
+    /// The blocks of keys that a token reads: queries, keys, and weights of heads.
+    Choose(Choice),
     /// Attention over the tokens up to this one: queries, keys, values, and what its score and its
     /// mask read.
     Attend(Box<Attend>),
@@ -320,7 +322,8 @@ impl Function {
             Function::Rope { .. } | Function::Embedding => Reads::Place,
             Function::Shift(_)
             | Function::Conv(_)
-            | Function::Running
+            | Function::Running(_)
+            | Function::Choose(_)
             | Function::Attend(_)
             | Function::Recurrence(_) => Reads::Tokens,
             Function::DepthAttend { .. } | Function::Earlier(_) | Function::ValueOf(..) => Reads::Depths,
@@ -463,12 +466,48 @@ pub enum Turn {
     Depth,
 }
 
+/// A choice of blocks of keys, without a gradient. The key at the end of a block stands for it:
+/// what is made of its tokens alone, by `running` in blocks. Numbers of blocks are in increasing
+/// order along the last dimension, -1 where there is none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// The tokens of a block.
+    pub block: u64,
+    /// Blocks up to the token's own that are chosen whatever their scores.
+    pub near: u64,
+    /// Blocks from the beginning on, likewise.
+    pub first: u64,
+    /// How scaled products become terms, which are summed over the heads that the result has not.
+    pub measure: Measure,
+    /// Whether a third operand has a weight of each head.
+    pub weighed: bool,
+    /// The factor of products.
+    pub scale: f64,
+    /// The dimension of choices.
+    pub choices: DimId,
+}
+
+/// How scaled products become terms of a score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Measure {
+    /// As they are.
+    Products,
+    /// `max(s, 0)`
+    Relu,
+    /// The softmax over the keys.
+    Softmax,
+}
+
 /// An attention over tokens. Queries have dimensions of heads and, last, the one that is summed
 /// over; keys the same, or fewer heads, which groups of query heads share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attend {
     /// A query sees the keys of so many tokens, its own included.
     pub window: Option<u64>,
+    /// Only keys at the ends of blocks of so many tokens are seen.
+    pub every: Option<u64>,
+    /// The operand that says which blocks are seen, and the tokens of one.
+    pub among: Option<(u32, u64)>,
     /// The operand that holds one more logit of every head, of no value.
     pub sink: Option<u32>,
     /// The factor of scores.

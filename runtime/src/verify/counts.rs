@@ -11,6 +11,7 @@ use dreamc_compiler::count::executed::{Executed, Masks, executed};
 use dreamc_compiler::count::{Options, counted_as};
 use dreamc_compiler::ir::Extents;
 use dreamc_compiler::lower::{Form, Shape};
+use dreamc_compiler::op::kernel::Units;
 use dreamc_compiler::oracle::Batch;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Compiled, PREPARE};
@@ -75,7 +76,16 @@ impl Proof for Counts {
                 // Positions are data: of all zeros every query sees every place.
                 let known =
                     Extents { pairs: Some(ROWS as u64 * cache.places * tokens), ..Extents::default() };
-                let expected = executed(&compiled.plan, program, &|_| known)?;
+                // Which keys are chosen is data, too.
+                let expected = executed(&compiled.plan, program, &|launch| match &compiled
+                    .plan
+                    .kernel(launch.kernel)
+                    .work()
+                    .units
+                {
+                    Units::Pairs { attention, .. } if attention.listed() => Extents::default(),
+                    _ => known,
+                })?;
                 launches(s, checks, program, &expected, &session.run(program)?);
             }
         }
@@ -109,7 +119,9 @@ impl Proof for Counts {
         let spec = &s.spec.model;
         let windows = |c: &str| spec.components.get(c).is_some_and(|c| sees_by_place(spec, c));
         let shared = queries && first_keys(&s.spec.model.body);
+        let chooses = spec.components.values().any(|c| chooses_less(spec, c));
         let varies = shared
+            || chooses
             || any_skip(s, &|skip, inner| {
                 skip.merge || skip.kv == SkipKv::All || names(inner).into_iter().any(windows)
             });
@@ -155,7 +167,10 @@ fn sees_by_place(model: &Model, component: &Component) -> bool {
         Component::Defined(defined) => {
             let place = |node: &Node| matches!(node.function, Function::QueryPlace | Function::KeyPlace);
             let near = |a: &Attend| {
-                a.window.is_some() || a.mask.as_ref().is_some_and(|mask| mask.nodes.iter().any(place))
+                a.window.is_some()
+                    || a.every.is_some()
+                    || a.among.is_some()
+                    || a.mask.as_ref().is_some_and(|mask| mask.nodes.iter().any(place))
             };
             let nodes = defined.graph(model).map(|graph| graph.region.nodes).unwrap_or_default();
             nodes.iter().any(|node| {
@@ -166,6 +181,22 @@ fn sees_by_place(model: &Model, component: &Component) -> bool {
         }
         Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) => false,
     }
+}
+
+/// Whether an attention of a component sees fewer keys than its choice says.
+fn chooses_less(model: &Model, component: &Component) -> bool {
+    let Component::Defined(defined) = component else { return false };
+    let Ok(graph) = defined.graph(model) else { return false };
+    let less = |operand: u32, a: &Attend, node: &Node| {
+        let choice = node.args.get(operand as usize).map(|arg| &graph.region.node(*arg).function);
+        let begins = matches!(choice, Some(Function::Choose(c)) if c.near == 0 && c.first > 0);
+        a.window.is_some() || begins
+    };
+    graph.region.nodes.iter().any(|node| match &node.function {
+        Function::Attend(a) => a.among.is_some_and(|(operand, _)| less(operand, a, node)),
+        Function::Apply(applied) => chooses_less(model, &applied.component),
+        _ => false,
+    })
 }
 
 /// Whether passes of some loop share the keys and values of its first.

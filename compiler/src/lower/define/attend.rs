@@ -185,7 +185,8 @@ impl Scoring<'_, '_> {
             | Of::Rope { .. }
             | Of::Shift(_)
             | Of::Conv(_)
-            | Of::Running
+            | Of::Running(_)
+            | Of::Choose(_)
             | Of::Attend(_)
             | Of::Recurrence(_)
             | Of::Emitted(_)

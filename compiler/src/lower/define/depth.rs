@@ -12,7 +12,7 @@ impl Lower<'_> {
     ) -> Result<Value, CompileError> {
         let c = d.owner;
         let marked = self.architecture.skipped(c);
-        let mut heads = self.heads(d, node)?;
+        let mut heads = self.heads(d, [d.arg(node, 0)?, d.arg(node, 1)?, d.arg(node, 2)?])?;
         if scale < 0.0 {
             heads.q = self.b.unary(Unary::Neg, heads.q);
         }

@@ -46,6 +46,8 @@ struct Defining<'g> {
     cuts: HashMap<(ValueId, DimId), Vec<(u64, Value)>>,
     /// Results of recurrences.
     emitted: HashMap<ValueId, Vec<Value>>,
+    /// Choices of blocks as integers, and the dimensions of their lists.
+    choices: HashMap<ValueId, (Value, Dims)>,
     /// How many states of texts there are.
     texts: u16,
     /// Values that the next application reads: the states that hold them, and what they were.
@@ -135,6 +137,7 @@ impl Lower<'_> {
             values: vec![],
             cuts: HashMap::new(),
             emitted: HashMap::new(),
+            choices: HashMap::new(),
             texts: 0,
             remembered: IndexMap::new(),
             admitted: None,
@@ -188,10 +191,11 @@ impl Lower<'_> {
                 Ok(self.shifted(d.owner, number, v, *by))
             }
             Of::Conv(width) => self.convolved(d, node, *width),
-            Of::Running => {
+            Of::Running(block) => {
                 let v = arg(0)?;
-                Ok(self.summed(d, v))
+                Ok(self.summed(d, v, *block))
             }
+            Of::Choose(choice) => self.chosen_blocks(d, node, at, choice),
             Of::Attend(attend) => self.attended(d, node, attend),
             Of::Recurrence(recurrence) => {
                 let results = self.recurrence(d, node, recurrence)?;

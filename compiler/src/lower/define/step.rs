@@ -194,7 +194,8 @@ impl Lower<'_> {
                 | Of::Rope { .. }
                 | Of::Shift(_)
                 | Of::Conv(_)
-                | Of::Running
+                | Of::Running(_)
+                | Of::Choose(_)
                 | Of::Attend(_)
                 | Of::Recurrence(_)
                 | Of::Emitted(_)
@@ -324,7 +325,8 @@ impl Lower<'_> {
                 | Of::Rope { .. }
                 | Of::Shift(_)
                 | Of::Conv(_)
-                | Of::Running
+                | Of::Running(_)
+                | Of::Choose(_)
                 | Of::Attend(_)
                 | Of::Recurrence(_)
                 | Of::Emitted(_)

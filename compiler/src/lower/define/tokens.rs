@@ -1,8 +1,10 @@
 //! Functions of several tokens: what they see of a sequence, and what decoding keeps for them.
 
 use super::*;
-use crate::op::{Conv, Running, Tokens};
-use dreamc_dsl::define::graph::Attend;
+use crate::op::attention::Among;
+use crate::op::choose::{ChooseKeys, Measure};
+use crate::op::{Conv, KeepInts, Running, Tokens};
+use dreamc_dsl::define::graph::{Attend, Choice, Measure as Measured};
 use smallvec::smallvec;
 
 impl Lower<'_> {
@@ -74,36 +76,148 @@ impl Lower<'_> {
         }
     }
 
-    /// The sum over the tokens so far.
-    pub(super) fn summed(&mut self, d: &mut Defining, v: Value) -> Value {
+    /// The sum over the tokens so far, or over those of the token's own block.
+    pub(super) fn summed(&mut self, d: &mut Defining, v: Value, block: Option<u64>) -> Value {
         let v = self.each_token(d, v);
         let v = self.of_last_token(d, v);
         let (tokens, marks) = self.sequence(&d.rows);
-        let op = Running { reverse: false, tokens };
+        let op = Running { reverse: false, tokens, block };
+        let positions = block.map(|_| self.given(Input::Positions));
         match (tokens, marks) {
             (Tokens::Kept, Some(slots)) => {
+                let halves = block.map(|_| self.dim("halves", 2));
                 let own = self.b.dims(v)[d.rows.len()..].to_vec();
                 let number = d.text();
-                let (port, sum) = self.text_state(d.owner, number, &own);
-                let results = self.b.ops(op, &[v, sum, slots]);
+                let (port, sum) = self.text_state(d.owner, number, &[halves.as_slice(), &own].concat());
+                let operands = [&[v, sum, slots], positions.as_slice()].concat();
+                let results = self.b.ops(op, &operands);
                 self.b.result(port, results[1]);
                 results[0]
             }
             (_, marks) => {
-                let operands: Vec<Value> = [v].into_iter().chain(marks).collect();
+                let operands: Vec<Value> = [v].into_iter().chain(marks).chain(positions).collect();
                 self.b.op(op, &operands)
             }
         }
     }
 
-    /// Queries, keys and values as heads of one size, and the size that values have.
-    pub(super) fn heads(&mut self, d: &Defining, node: &Node) -> Result<Heads, CompileError> {
-        let mut parts = vec![];
-        for k in 0..3 {
-            let v = d.arg(node, k)?;
-            parts.push(self.each_token(d, v));
+    /// The places of queries and keys in their documents, where they are not their numbers among
+    /// the tokens here; negative where there is none.
+    fn positions_seen(&mut self) -> Option<(Value, Value)> {
+        let asked = self.asked();
+        if !self.shape.segments && self.inside.is_empty() && asked.is_none() {
+            return None;
         }
-        let [q, k, v] = parts[..] else { return Err(MALFORMED) };
+        let positions = self.given(Input::Positions);
+        let taking = match self.inside.last() {
+            Some(&Inside::Masked { keys, .. }) => keys.map(|(taking, _)| taking),
+            _ => None,
+        };
+        let mut of = |places: Option<Value>| match places {
+            Some(places) => self.b.op(KeepInts { otherwise: -1 }, &[positions, places]),
+            None => positions,
+        };
+        Some((of(asked), of(taking)))
+    }
+
+    /// The blocks of keys that a token reads: their numbers as floats.
+    pub(super) fn chosen_blocks(
+        &mut self,
+        d: &mut Defining,
+        node: &Node,
+        at: ValueId,
+        choice: &Choice,
+    ) -> Result<Value, CompileError> {
+        let (q, k) = (d.arg(node, 0)?, d.arg(node, 1)?);
+        let heads = self.heads(d, [q, k, k])?;
+        let (q, k) = (self.b.stop_gradient(heads.q), self.b.stop_gradient(heads.k));
+        let mut k = self.of_last_token(d, k);
+        if let (Some(&Inside::Masked { keys: Some((places, _)), .. }), None) =
+            (self.inside.last(), self.shape.cache)
+        {
+            k = self.b.op(Op::Keep, &[k, places]);
+        }
+        let own = d.own(&node.ty);
+        let Some((&count, lists)) = own.split_last() else { return Err(MALFORMED) };
+        // Heads of one list are adjacent: those that share a head of keys, all, or one each.
+        let order: Dims = heads.order.iter().copied().filter(|dim| lists.contains(dim)).collect();
+        let all = self.b.module.elements(&order);
+        let list = match order[..] {
+            [one] => one,
+            _ => self.dim_of(d.owner, &format!(".lists{all}"), all),
+        };
+        let mut seen = ir::Attention {
+            scale: choice.scale,
+            every: Some(choice.block),
+            segments: self.shape.segments,
+            ..ir::Attention::default()
+        };
+        let mut operands = vec![q, k, k];
+        let mask = match self.shape.cache {
+            Some(places) => {
+                let part = Part::Kept(Symbol::new(&format!("ends{}", d.text())));
+                Some(self.cache_as(d.owner, [part, part], &mut operands, places, &mut d.admitted))
+            }
+            None => self.positions_seen(),
+        };
+        operands.truncate(2);
+        if let Some((queries, keys)) = mask {
+            seen.mask = Mask::Positions;
+            operands.extend([queries, keys]);
+        }
+        if seen.segments {
+            operands.push(self.given(Input::Segments));
+        }
+        if choice.weighed {
+            let weights = d.arg(node, 2)?;
+            let weights = self.formulas(&d.rows).spread(weights, &heads.order, true);
+            let of_heads = self.b.dims(heads.q)[2];
+            let weights = self.b.reshape(weights, &[&d.rows[..], &[of_heads]].concat());
+            operands.push(self.b.stop_gradient(weights));
+        }
+        let op = ChooseKeys {
+            seen,
+            measure: match choice.measure {
+                Measured::Products => Measure::Products,
+                Measured::Relu => Measure::Relu,
+                Measured::Softmax => Measure::Softmax,
+            },
+            weighed: choice.weighed,
+            near: choice.near,
+            first: choice.first,
+            lists: list,
+            count,
+        };
+        let chosen = self.b.op(op, &operands);
+        d.choices.insert(at, (chosen, order.clone()));
+        let numbers = self.b.op(Op::Numbers, &[chosen]);
+        let numbers = self.b.reshape(numbers, &[&d.rows[..], &order, &[count]].concat());
+        Ok(self.formulas(&d.rows).ordered(numbers, &own))
+    }
+
+    /// The choice of an attention, its lists as heads stand here.
+    fn choice_of(
+        &self,
+        d: &Defining,
+        node: &Node,
+        operand: u32,
+        heads: &Heads,
+    ) -> Result<(Value, u64), CompileError> {
+        let chosen = node.args.get(operand as usize).and_then(|arg| d.choices.get(arg));
+        let (chosen, lists) = chosen.ok_or(MALFORMED)?;
+        let first = heads.order.get(..lists.len()) == Some(&lists[..]);
+        let of_keys = self.b.module.elements(lists) == self.b.module.size(self.b.dims(heads.k)[2]);
+        if !first && !(of_keys && lists.iter().all(|dim| !heads.order.contains(dim))) {
+            return Err(CompileError::Unsupported(
+                "a choice whose heads stand in another order than those of its attention",
+            ));
+        }
+        Ok((*chosen, self.b.module.elements(lists)))
+    }
+
+    /// Queries, keys and values as heads of one size, and the size that values have.
+    pub(super) fn heads(&mut self, d: &Defining, parts: [Value; 3]) -> Result<Heads, CompileError> {
+        let [q, k, v] = parts.map(|part| self.each_token(d, part));
         let mut values = self.formulas(&d.rows);
         let [of_q, of_k, of_v] = [q, k, v].map(|x| values.own(x));
         let Some((&size, q_heads)) = of_q.split_last() else { return Err(MALFORMED) };
@@ -171,7 +285,7 @@ impl Lower<'_> {
         node: &Node,
         a: &Attend,
     ) -> Result<Value, CompileError> {
-        let mut heads = self.heads(d, node)?;
+        let mut heads = self.heads(d, [d.arg(node, 0)?, d.arg(node, 1)?, d.arg(node, 2)?])?;
         if a.scale < 0.0 {
             heads.q = self.b.unary(Unary::Neg, heads.q);
         }
@@ -183,6 +297,21 @@ impl Lower<'_> {
             segments: self.shape.segments,
             program: None,
             dropout: (a.dropout > 0.0 && self.form == Form::Training).then_some(a.dropout),
+            every: a.every,
+            among: None,
+        };
+        let among = match a.among {
+            Some((operand, block)) => {
+                let (chosen, lists) = self.choice_of(d, node, operand, &heads)?;
+                let count = self.b.dims(chosen).last().map_or(0, |&count| self.b.module.size(count));
+                let own = d.made(node, operand as usize).is_some_and(|n| match n.function {
+                    Of::Choose(choice) => choice.near > 0,
+                    _ => false,
+                });
+                op.among = Some(Among { block, count, heads: lists, own });
+                Some(chosen)
+            }
+            None => None,
         };
         let scored = attend::program(d.graph, &d.graph.region, node, a)?;
         let (mut k, mut v) = (self.of_last_token(d, heads.k), self.of_last_token(d, heads.v));
@@ -200,6 +329,7 @@ impl Lower<'_> {
                 let parts = [part("keys"), part("values")];
                 Some(self.cache_as(d.owner, parts, &mut operands, places, &mut d.admitted))
             }
+            None if op.listed() => self.positions_seen(),
             None => self.tokens_seen(&d.rows, a.window.is_some() || reads_places(a)),
         };
         if let Some((queries, keys)) = mask {
@@ -214,6 +344,7 @@ impl Lower<'_> {
             operands.push(self.token_ints(draws));
             self.dropping += 1;
         }
+        operands.extend(among);
         if let Some((program, sources)) = scored {
             let read = self.read_by_score(d, node, &heads, &sources)?;
             operands.extend(read);

@@ -532,7 +532,8 @@ impl Values<'_, '_> {
             | Of::Rope { .. }
             | Of::Shift(_)
             | Of::Conv(_)
-            | Of::Running
+            | Of::Running(_)
+            | Of::Choose(_)
             | Of::Attend(_)
             | Of::Recurrence(_)
             | Of::Emitted(_)

@@ -95,6 +95,9 @@ impl AttentionShape {
         if attention.dropout.is_some() {
             list.push(ints("draws", &[self.batch, self.queries]));
         }
+        if let Some(among) = attention.among {
+            list.push(ints("chosen", &[self.batch, self.queries, among.heads, among.count]));
+        }
         list
     }
 
@@ -126,6 +129,13 @@ impl AttentionShape {
         let positions = attention.mask == Mask::Positions;
         need(positions || square, "a causal mask needs as many keys as queries; use positions")?;
         need(!attention.segments || square, "segments need as many keys as queries")?;
+        need(attention.every != Some(0), "blocks of no token have no end")?;
+        let plain = attention.softcap.is_none() && attention.program.is_none();
+        need(plain || !attention.listed(), "keys that are chosen have neither a soft-cap nor a program")?;
+        if let Some(among) = attention.among {
+            need(among.block > 0, "a choice of blocks of no token")?;
+            divides(among.heads, self.heads, "query heads must be a multiple of the choices")?;
+        }
         need(attention.softcap.is_none_or(|c| c > 0.0), "the soft-cap must be positive")
     }
 
@@ -160,7 +170,8 @@ impl AttentionShape {
         let pairs = match attention.mask {
             Mask::Causal => attention.pairs(self.queries, self.heads),
             Mask::Positions => {
-                let seen = self.keys.min(attention.window.unwrap_or(self.keys));
+                let ends = self.keys.div_ceil(attention.every.unwrap_or(1).max(1));
+                let seen = attention.most_keys(self.keys).min(ends);
                 let pairs = u128::from(seen) * u128::from(self.queries);
                 pairs.checked_mul(attention.times(self.heads).into())?
             }
@@ -198,6 +209,11 @@ impl AttentionShape {
             ("DROPPED", &format!("{}u", a.dropout.map_or(0, super::threshold))),
             ("KEPT", &float(a.dropout.map_or(1.0, |p| 1.0 / (1.0 - p)))),
             ("LOG", &u8::from(log)),
+            ("EVERY", &whole(a.every.unwrap_or(1))),
+            ("AMONG", &u8::from(a.among.is_some())),
+            ("BLOCK", &whole(a.among.map_or(1, |among| among.block))),
+            ("CHOICES", &whole(a.among.map_or(1, |among| among.heads))),
+            ("COUNT", &whole(a.among.map_or(1, |among| among.count))),
             ("PROGRAM", &u8::from(program.is_some())),
             ("READS", &reads),
         ];
@@ -277,6 +293,7 @@ pub fn visible(
     positions: &[i32],
     key_positions: &[i32],
     segments: &[i32],
+    chosen: &[i32],
 ) -> Option<u64> {
     if !a.by_operands() {
         return s.most_pairs(a)?.try_into().ok();
@@ -297,12 +314,24 @@ pub fn visible(
                     Mask::Causal => j as i64,
                     Mask::Positions => at(key_positions, b, s.keys, j)?.into(),
                 };
-                let near = (0..=query).contains(&key) && a.window.is_none_or(|w| ((query - key) as u64) < w);
+                let near = (0..=query).contains(&key)
+                    && a.window.is_none_or(|w| ((query - key) as u64) < w)
+                    && a.every.is_none_or(|e| (key as u64 + 1).is_multiple_of(e));
                 let together = match segment {
                     Some(segment) => segment == at(segments, b, s.queries, j)?,
                     None => true,
                 };
-                pairs += u64::from(near && together);
+                if near && together {
+                    pairs += match a.among {
+                        None => 1,
+                        Some(among) => {
+                            let at = [b as usize, s.queries as usize];
+                            let lists = super::Chosen::of_sequence(among, at, s.heads as usize, chosen);
+                            let sees = |&h: &u64| lists.sees(i as usize, h as usize, key);
+                            (0..s.heads).filter(sees).count() as u64
+                        }
+                    };
+                }
             }
         }
     }
@@ -334,8 +363,8 @@ impl KernelKind for Attention {
     }
 
     fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        // The fast kernels drop no weights.
-        match self.attention.dropout.is_some() {
+        // The fast kernels drop no weights, and choose no keys.
+        match self.attention.dropout.is_some() || self.attention.listed() {
             true => self.naive(variant),
             false => super::cuda::forward(self, variant),
         }
@@ -397,7 +426,7 @@ impl KernelKind for AttentionGrad {
 
 /// Whether the fast kernels of GPUs have no code for its gradient, so that the naive ones run.
 fn slow(attention: &Scores) -> bool {
-    !attention.moved().is_empty() || attention.dropout.is_some()
+    !attention.moved().is_empty() || attention.dropout.is_some() || attention.listed()
 }
 
 fn shape(s: &Select) -> AttentionShape {

@@ -1,11 +1,13 @@
 //! Attention along the sequence.
 
+mod among;
 pub(crate) mod cuda;
 pub mod formula;
 pub mod kernel;
 mod scored;
 
 use super::*;
+pub use among::{Among, Chosen};
 use formula::{Place, Program, Read};
 pub(crate) use scored::{Scored, Scoring};
 use std::sync::{Arc, LazyLock};
@@ -27,7 +29,7 @@ pub enum Mask {
 ///
 /// Operands of the mask stand in this order, those that there are: `query_positions i32[b, t]` and
 /// `key_positions i32[b, s]` of [`Mask::Positions`], `segments i32[b, t]`, `draws i32[b, t]` of
-/// dropout. Operands of the program follow in the order of [`Program::reads`], f32:
+/// dropout, `chosen i32[b, t, C, n]` of [`Among`]. Operands of the program follow in the order of [`Program::reads`], f32:
 /// `[b, t]` or `[b, t, H]` of [`Place::Query`], `[b, s]` or `[b, s, H]` of [`Place::Key`], `[]` or
 /// `[H]` of [`Place::All`], `[n]` or `[H, n]` of [`Place::Table`]. A value read at the query and at
 /// the key is two operands; where keys are cached, those of [`Place::Key`] are cached as keys are.
@@ -50,12 +52,17 @@ pub struct Attention {
     /// The probability with which a weight is zero, the others being greater for it; the mask's
     /// last operand is `draws[b, t]`, a random number of every query, of which [`kept`] is made.
     pub dropout: Option<f64>,
+    /// Only keys at the ends of blocks of so many tokens are seen: of position `p` with
+    /// `(p + 1) mod every = 0`.
+    pub every: Option<u64>,
+    /// Only keys of blocks that were chosen are seen.
+    pub among: Option<Among>,
 }
 
 by_bits!(
     Attention,
-    Attention { scale, softcap, window, mask, segments, ref program, dropout } =>
-        (Bits(scale), softcap.map(Bits), window, mask, segments, program, dropout.map(Bits))
+    Attention { scale, softcap, window, mask, segments, ref program, dropout, every, among } =>
+        (Bits(scale), softcap.map(Bits), window, mask, segments, program, dropout.map(Bits), every, among)
 );
 
 /// `(q, k, v, o, lse, do, mask operands, dlse) -> dq, dk, dv`; without a last operand nothing
@@ -75,6 +82,7 @@ const QUERIES: &str = "query_positions i32[b, t]";
 const KEYS: &str = "key_positions i32[b, s]";
 const SEGMENTS: &str = "segments i32[b, t]";
 const DRAWS: &str = "draws i32[b, t]";
+const CHOSEN: &str = "chosen i32[b, t, C, n]";
 const DLSE: &str = "dlse[b, t, H]?";
 const ALWAYS: &str = "dlse[b, t, H]";
 const X: &str = "x0";
@@ -86,15 +94,16 @@ const DV: &str = "dv[b, s, G, d]";
 /// program.
 fn lists(first: &[&'static str], last: [&[&'static str]; 2]) -> Vec<Vec<&'static str>> {
     let list = |number: usize| {
-        let [positions, segments, draws, reads] = [1, 2, 4, 8].map(|bit| number & bit != 0);
+        let [positions, segments, draws, chosen, reads] = [1, 2, 4, 8, 16].map(|bit| number & bit != 0);
         let mut list = first.to_vec();
         list.extend(if positions { &[QUERIES, KEYS][..] } else { &[] });
         list.extend(segments.then_some(SEGMENTS));
         list.extend(draws.then_some(DRAWS));
+        list.extend(chosen.then_some(CHOSEN));
         list.extend(last[usize::from(reads)]);
         list
     };
-    (0..16).map(list).collect()
+    (0..32).map(list).collect()
 }
 
 static FORWARD: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| lists(&[Q, K, V], [&[], &[X, "…"]]));
@@ -123,8 +132,13 @@ impl Attention {
 
     /// Which list of operands it has.
     fn list(&self) -> usize {
-        let flags =
-            [self.mask == Mask::Positions, self.segments, self.dropout.is_some(), !self.read().is_empty()];
+        let flags = [
+            self.mask == Mask::Positions,
+            self.segments,
+            self.dropout.is_some(),
+            self.among.is_some(),
+            !self.read().is_empty(),
+        ];
         flags.iter().rev().fold(0, |number, &flag| 2 * number + usize::from(flag))
     }
 
@@ -137,7 +151,17 @@ impl Attention {
 
     /// How many operands the mask has.
     pub fn masks(&self) -> usize {
+        self.chosen() + usize::from(self.among.is_some())
+    }
+
+    /// The number of the chosen blocks among the operands of the mask.
+    pub fn chosen(&self) -> usize {
         self.draws() + usize::from(self.dropout.is_some())
+    }
+
+    /// Whether keys are read one by one: few of them are seen, wherever they are.
+    pub fn listed(&self) -> bool {
+        self.among.is_some() || self.every.is_some()
     }
 
     /// The number of the random numbers among the operands of the mask.
@@ -168,13 +192,13 @@ impl Attention {
     /// Whether operands decide which pairs of a query and a key exist.
     pub fn by_operands(&self) -> bool {
         let program = self.program.as_ref().is_some_and(|p| p.masks_by_operands());
-        self.mask == Mask::Positions || self.segments || program
+        self.mask == Mask::Positions || self.segments || program || self.among.is_some()
     }
 
     /// Whether the program hides other keys from some heads than from others: pairs are then
     /// counted over all heads, else for one.
     pub fn by_head(&self) -> bool {
-        self.program.as_ref().is_some_and(|p| p.masks_by_head())
+        self.among.is_some() || self.program.as_ref().is_some_and(|p| p.masks_by_head())
     }
 
     /// How often a pair is counted that all of so many heads see.
@@ -190,9 +214,24 @@ impl Attention {
     /// Pairs of one sequence that order, window and a mask of positions leave, which no operand
     /// decides; the most there can be where operands of the program do.
     pub fn pairs(&self, tokens: u64, heads: u64) -> u128 {
-        let all = Attention::causal_pairs(tokens, self.window) * u128::from(self.times(heads));
+        let all = match (self.every, self.among) {
+            (Some(every), _) => among::ends(tokens, self.most_keys(tokens), every),
+            (None, Some(among)) => {
+                let window = self.window.unwrap_or(tokens);
+                (0..tokens).map(|i| u128::from(among.keys(i).min(window))).sum()
+            }
+            (None, None) => Attention::causal_pairs(tokens, self.window),
+        };
+        let all = all * u128::from(self.times(heads));
         let Some(program) = self.program.as_ref().filter(|p| !p.masks_by_operands()) else { return all };
         program.pairs(tokens, self.window, self.times(heads)).unwrap_or(all)
+    }
+
+    /// Keys of so many that the window and a choice leave a query at most, the ends of blocks not
+    /// counted apart.
+    pub fn most_keys(&self, keys: u64) -> u64 {
+        let window = self.window.unwrap_or(keys).min(keys);
+        self.among.map_or(window, |among| window.min(among.block.saturating_mul(among.count)))
     }
 
     /// Pairs of a query and a key it sees where no operand decides, of one sequence:
@@ -279,8 +318,11 @@ impl Attention {
         let [t, heads, s, groups] = [e.sizes(0)[1], e.sizes(0)[2], e.sizes(1)[1], e.sizes(1)[2]];
         let (b, i, h) = (row / heads / t, row / heads % t, row % heads);
         let visible = Visible::new(self, [t, s], |k, n| &e.ints(mask + k)[b * n..][..n]);
+        let chosen = self.among.map(|a| Chosen::of_sequence(a, [b, t], heads, e.ints(mask + self.chosen())));
+        let picked = |j: usize| chosen.as_ref().is_none_or(|c| c.sees(i, h, visible.position(j)));
         let group = h / (heads / groups);
-        let sees = |j: &usize| visible.sees(i, *j) && scoring.is_none_or(|s| s.sees([b, i, *j, h]));
+        let sees =
+            |j: &usize| visible.sees(i, *j) && picked(*j) && scoring.is_none_or(|s| s.sees([b, i, *j, h]));
         let numbers: Vec<usize> = (0..s).filter(sees).collect();
         let keys = numbers.iter().map(|j| ((b * s + j) * groups + group) * d).collect();
         let factors = self.dropout.map(|p| {
@@ -317,8 +359,8 @@ impl Attention {
             Some(pairs) => Count::from(pairs),
             None if self.mask == Mask::Causal => Count(Some(self.pairs(queries, heads))) * batch,
             None => {
-                let seen = Count::from(keys.min(self.window.unwrap_or(keys))) * queries * batch;
-                seen * self.times(heads)
+                let seen = self.most_keys(keys).min(keys.div_ceil(self.every.unwrap_or(1)));
+                Count::from(seen) * queries * batch * self.times(heads)
             }
         };
         // A key that no query sees is not read: with one query a key and a pair are the same thing.
@@ -392,7 +434,18 @@ impl Attention {
         }
         if let Some(p) = self.dropout {
             x.check((0.0..1.0).contains(&p), "drops weights with a probability from 0 to 1, not 1")?;
-            expected.push(of_queries);
+            expected.push(of_queries.clone());
+        }
+        x.check(self.every != Some(0), "blocks of no token have no end")?;
+        let plain = self.softcap.is_none() && self.program.is_none();
+        x.check(plain || !self.listed(), "keys that are chosen have neither a soft-cap nor a program")?;
+        if let Some(among) = self.among {
+            let chosen = &x[mask + self.chosen()];
+            let fits = matches!(chosen.dims[..], [b, t, c, n]
+                if [b, t] == of_queries.dims[..] && x.size(c) == among.heads && x.size(n) == among.count);
+            x.check(fits && chosen.dtype == DType::I32, "the choice is i32[b, t, choices, count]")?;
+            let heads = among.heads > 0 && x.size(q.dims[2]).is_multiple_of(among.heads);
+            x.check(heads && among.block > 0, "each choice is of as many heads, and of blocks of tokens")?;
         }
         if (mask..).zip(&expected).any(|(k, expected)| x[k] != *expected) {
             let expected: Vec<String> = expected.iter().map(|t| x.module.show(t)).collect();
@@ -415,6 +468,8 @@ impl Attention {
             segments,
             program: None,
             dropout: None,
+            every: None,
+            among: None,
         }
     }
 }
@@ -480,6 +535,8 @@ pub struct Visible<'a> {
     pub positions: Option<(&'a [i32], &'a [i32])>,
     /// Segments of the tokens, where a query sees those of its own alone.
     pub segments: Option<&'a [i32]>,
+    /// A query sees keys at the ends of blocks of so many alone.
+    pub every: Option<u64>,
 }
 
 impl<'a> Visible<'a> {
@@ -495,7 +552,14 @@ impl<'a> Visible<'a> {
             window: attention.window,
             positions: positions.map(|[q, k]| (mask(q, queries), mask(k, keys))),
             segments: segments.map(|k| mask(k, queries)),
+            every: attention.every,
         }
+    }
+
+    /// The position of a key, negative where there is none.
+    #[inline(always)]
+    pub fn position(&self, key: usize) -> i64 {
+        self.positions.map_or(key as i64, |(_, k)| k[key].into())
     }
 
     /// Whether each pair must be looked at.
@@ -512,12 +576,13 @@ impl<'a> Visible<'a> {
             Some((q, k)) => (q[query].into(), k[key].into()),
         };
         let near = k >= 0 && k <= q && self.window.is_none_or(|w| ((q - k) as u64) < w);
-        near && self.segments.is_none_or(|s| s[query] == s[key])
+        let end = self.every.is_none_or(|e| (k as u64 + 1).is_multiple_of(e));
+        near && end && self.segments.is_none_or(|s| s[query] == s[key])
     }
 
     /// Pairs of so many queries and keys.
     pub fn pairs(&self, queries: u64, keys: u64) -> u64 {
-        if !self.by_pair() {
+        if let (false, None) = (self.by_pair(), self.every) {
             return Attention::causal_pairs(queries, self.window) as u64;
         }
         let seen = |i: u64| (0..keys).filter(|&j| self.sees(i as usize, j as usize)).count() as u64;
@@ -531,13 +596,23 @@ impl<'a> Visible<'a> {
         [batch, queries, keys, heads]: [u64; 4],
         mask: impl Fn(usize) -> &'a [i32],
         scoring: Option<&Scoring>,
+        chosen: Option<&'a [i32]>,
     ) -> u64 {
         let of = |b: usize| {
             let tokens = [queries as usize, keys as usize];
             let visible = Visible::new(attention, tokens, |k, n| &mask(k)[b * n..][..n]);
-            let Some(scoring) = scoring else { return visible.pairs(queries, keys) };
+            let chosen = attention.among.zip(chosen);
+            let chosen = chosen.map(|(a, all)| Chosen::of_sequence(a, [b, tokens[0]], heads as usize, all));
+            if scoring.is_none() && chosen.is_none() {
+                return visible.pairs(queries, keys);
+            }
             let of_head = |h: u64| {
-                let sees = |i: usize, j: usize| visible.sees(i, j) && scoring.sees([b, i, j, h as usize]);
+                let h = h as usize;
+                let sees = |i: usize, j: usize| {
+                    visible.sees(i, j)
+                        && chosen.as_ref().is_none_or(|c| c.sees(i, h, visible.position(j)))
+                        && scoring.is_none_or(|s| s.sees([b, i, j, h]))
+                };
                 let seen = |i: usize| (0..tokens[1]).filter(|&j| sees(i, j)).count() as u64;
                 (0..tokens[0]).map(seen).sum::<u64>()
             };
@@ -578,6 +653,11 @@ fn random(case: &mut Case, blank: &Attention) -> Random {
         (a.softcap, a.program) = (None, Some(Arc::new(scored::random(&mut case.rng))));
         a.dropout = case.rng.once_in(3).then_some(0.25);
     }
+    if blank.listed() {
+        a.softcap = None;
+        a.dropout = case.rng.once_in(3).then_some(0.25);
+    }
+    a.every = blank.every.map(|_| 1 + case.rng.below(3));
     let q = vec![b, t, heads, d];
     let qkv = [("q", q.clone()), ("k", vec![b, s, groups, d]), ("v", vec![b, s, groups, d])]
         .map(|(name, dims)| case.floats(name, &dims));
@@ -592,6 +672,15 @@ fn random(case: &mut Case, blank: &Attention) -> Random {
     }
     if a.dropout.is_some() {
         masks.push(forward.ints_from("draws", &[b, t], |rng| rng.below(1 << 32) as u32 as i32));
+    }
+    if blank.among.is_some() {
+        let each = if forward.rng.once_in(2) { heads } else { groups };
+        let count = forward.dim("n");
+        let [choices, count_of] = [each, count].map(|dim| forward.module.size(dim));
+        let block = 1 + forward.rng.below(3);
+        a.among = Some(Among { block, count: count_of, heads: choices, own: false });
+        let block = |rng: &mut Rng| rng.below(8) as i32 - 1;
+        masks.push(forward.ints_from("chosen", &[b, t, each, count], block));
     }
     let mut reads = vec![];
     for (n, read) in a.read().iter().enumerate() {
@@ -619,7 +708,9 @@ fn random(case: &mut Case, blank: &Attention) -> Random {
 impl Payload for Attention {
     fn blanks() -> Vec<Self> {
         let scored = Attention { program: Some(Arc::default()), ..Attention::default() };
-        vec![Attention::default(), scored]
+        let chosen = Attention { among: Some(Among::default()), ..Attention::default() };
+        let ends = Attention { every: Some(1), ..Attention::default() };
+        vec![Attention::default(), scored, chosen, ends]
     }
 
     fn attributes(&mut self, a: &mut dyn Attributes) -> Parsed<()> {
@@ -639,6 +730,15 @@ impl Payload for Attention {
         a.flag("dropout", &mut dropped)?;
         if dropped {
             a.float(self.dropout.get_or_insert_default())?;
+        }
+        let (mut ends, mut chosen) = (self.every.is_some(), self.among.is_some());
+        a.flag("every", &mut ends)?;
+        if ends {
+            a.integer(self.every.get_or_insert_default())?;
+        }
+        a.flag("among", &mut chosen)?;
+        if chosen {
+            self.among.get_or_insert_default().attributes(a)?;
         }
         scored::visit(&mut self.program, a)
     }

@@ -24,6 +24,20 @@ DEVICE float dot(const Float0 *x, const Float0 *y) {
 #else
 #define TOGETHER(b, i, j) true
 #endif
+// Blocks that no key of a position is in have negative numbers.
+#if AMONG
+DEVICE bool among(const int *chosen, i64 query, i64 h, i64 key) {
+    const int *list = chosen + (query * CHOICES + h / (HEADS / CHOICES)) * COUNT;
+    for (i64 n = 0; n < COUNT; ++n) {
+        if (list[n] == key / BLOCK) return true;
+    }
+    return false;
+}
+#define PICKED(b, i, j, h) among(chosen, (b) * QUERIES + (i), h, KEY(b, j))
+#else
+#define PICKED(b, i, j, h) true
+#endif
+#define ENDS(b, j) ((KEY(b, j) + 1) % EVERY == 0)
 #define OF_QUERY(x, b, i, h) ((x) + ((b) * QUERIES + (i)) * x##_stride + (h) * SIZE)
 #define OF_KEY(x, b, j, g) ((x) + ((b) * KEYS + (j)) * x##_stride + (g) * SIZE)
 DEVICE float capped(float s) { return CAPPED ? SOFTCAP * tanhf(s / SOFTCAP) : s; }
@@ -42,7 +56,7 @@ DEVICE float capped_slope(float s) {
 #define SLOPE(s, b, i, j, h) capped_slope(s)
 #define LEAVES(b, i, j, h) true
 #endif
-#define SEES(b, i, j, h) (near(QUERY(b, i), KEY(b, j)) && TOGETHER(b, i, j) && LEAVES(b, i, j, h))
+#define SEES(b, i, j, h) (near(QUERY(b, i), KEY(b, j)) && TOGETHER(b, i, j) && ENDS(b, j) && PICKED(b, i, j, h) && LEAVES(b, i, j, h))
 // The factor of a weight by dropout.
 DEVICE float kept(int draw, i64 h, i64 j) {
     u32 x = (u32)draw ^ (u32)h * 0x9e3779b9u;

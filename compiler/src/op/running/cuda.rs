@@ -6,7 +6,7 @@ use crate::codegen::{CodegenError, Source, Variant};
 use crate::op::Tokens;
 
 pub(super) fn running(kernel: &Running, variant: Variant) -> Result<Option<Source>, CodegenError> {
-    let &Running { batch, tokens, channels, reverse, of } = kernel;
+    let &Running { batch, tokens, channels, reverse, of, block: _ } = kernel;
     let list = Operands::of(kernel, variant).all()?;
     let sizes = [("sequences", batch), ("tokens", tokens), ("channels", channels)];
     let [b, t, c] = sizes.map(|(what, size)| fits(what, size));

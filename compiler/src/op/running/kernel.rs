@@ -22,6 +22,8 @@ pub struct Running {
     pub reverse: bool,
     /// Which tokens are of one sequence.
     pub of: Tokens,
+    /// The tokens of a block, where sums begin again with each.
+    pub block: Option<u64>,
 }
 
 impl KernelKind for Running {
@@ -33,12 +35,18 @@ impl KernelKind for Running {
             Tokens::Segments => list.push(ints("segments", &[batch, tokens])),
             Tokens::Kept => list.push(ints("slots", &[batch, tokens]).of(Of::Operand(2))),
         }
+        if self.block.is_some() {
+            let positions = ints("positions", &[batch, tokens]);
+            list.push(if of == Tokens::Kept { positions.of(Of::Operand(3)) } else { positions });
+        }
         list.push(result("y", &[batch, tokens, channels]));
-        list.extend((of == Tokens::Kept).then(|| updated("sum", &[batch, channels]).state(1, 1)));
+        let halves = 1 + u64::from(self.block.is_some());
+        list.extend((of == Tokens::Kept).then(|| updated("sum", &[batch, halves, channels]).state(1, 1)));
         list
     }
 
     fn check(&self) -> Result<(), String> {
+        need(self.block != Some(0), "blocks of no token")?;
         need(!self.reverse || self.of != Tokens::Kept, "what has a state is not reversed")
     }
 
@@ -52,7 +60,8 @@ impl KernelKind for Running {
     }
 
     fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        super::cuda::running(self, variant)
+        // The fast kernel has no blocks.
+        if self.block.is_some() { self.naive(variant) } else { super::cuda::running(self, variant) }
     }
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
@@ -66,6 +75,7 @@ impl KernelKind for Running {
             "CHANNELS": self.channels,
             "REVERSE": self.reverse.into(),
             "MARKS": marks,
+            "BLOCK": self.block.unwrap_or(0),
         ];
         let naive = Naive::new(self, variant, include_str!("naive.cuh"), numbers)?;
         Ok(naive.pass("sums", times(&[self.batch, self.channels]))?.finish())
@@ -81,6 +91,7 @@ impl Choose for super::Running {
             channels: s.elements(&x[2..]),
             reverse: self.reverse,
             of: self.tokens,
+            block: self.block,
         }))
     }
 }

@@ -10,24 +10,48 @@ use super::*;
 /// where it is reversed. A sum begins where the [`Sequence`] does.
 ///
 /// With a state: `(x, sum[b, ..], slots i32[b, t]) -> y, sum`, where the sum of each text goes on.
+///
+/// In blocks, the last operand is `positions i32[b, t]`, and a sum begins again where the position
+/// divided by `block` is another one. Its state is `sum[b, 2, ..]`: the sums, then for each the
+/// number of its block and one, 0 before the first token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Running {
     /// Sums over later tokens.
     pub reverse: bool,
     /// Which tokens are of one sequence.
     pub tokens: Tokens,
+    /// The tokens of a block, where sums are those of the token's own.
+    pub block: Option<u64>,
+}
+
+const POSITIONS: &str = "positions i32[b, t]";
+
+impl Running {
+    /// How many operands stand before the positions.
+    fn marked(&self) -> usize {
+        match self.tokens {
+            Tokens::All => 1,
+            Tokens::Segments => 2,
+            Tokens::Kept => 3,
+        }
+    }
 }
 
 impl Payload for Running {
     fn blanks() -> Vec<Self> {
-        let of = |tokens| Running { reverse: false, tokens };
-        let reversed = Running { reverse: true, tokens: Tokens::Segments };
-        Tokens::ALL.map(of).into_iter().chain([reversed]).collect()
+        let of = |tokens| Running { reverse: false, tokens, block: None };
+        let reversed = Running { reverse: true, ..of(Tokens::Segments) };
+        let inside = |r: Running| Running { block: Some(2), ..r };
+        let all = Tokens::ALL.map(of).into_iter().chain([reversed]);
+        all.flat_map(|r| [r, inside(r)]).collect()
     }
 
     fn attributes(&mut self, a: &mut dyn Attributes) -> Parsed<()> {
         a.flag("reverse", &mut self.reverse)?;
-        self.tokens.attribute(a)
+        self.tokens.attribute(a)?;
+        let mut inside = self.block.is_some();
+        a.flag("block", &mut inside)?;
+        if inside { a.integer(self.block.get_or_insert_default()) } else { Ok(()) }
     }
 }
 
@@ -36,10 +60,13 @@ impl Operation for Running {
         const X: &str = "x[b, t, ..]";
         Signature {
             name: "running",
-            operands: match self.tokens {
-                Tokens::All => &[X],
-                Tokens::Segments => &[X, SEGMENTS],
-                Tokens::Kept => &[X, "sum[b, ..]", SLOTS],
+            operands: match (self.tokens, self.block) {
+                (Tokens::All, None) => &[X],
+                (Tokens::Segments, None) => &[X, SEGMENTS],
+                (Tokens::Kept, None) => &[X, "sum[b, ..]", SLOTS],
+                (Tokens::All, Some(_)) => &[X, POSITIONS],
+                (Tokens::Segments, Some(_)) => &[X, SEGMENTS, POSITIONS],
+                (Tokens::Kept, Some(_)) => &[X, "sum[b, ..]", SLOTS, POSITIONS],
             },
             results: match self.tokens {
                 Tokens::All | Tokens::Segments => &["y[b, t, ..]"],
@@ -60,10 +87,21 @@ impl Operation for Running {
         x.check(x[0].dims.len() >= 2 && x[0].dtype == DType::F32, "takes f32 x[b, t, ..]")?;
         let (y, marks) = (x[0].clone(), 1 + usize::from(self.tokens == Tokens::Kept));
         self.tokens.check(x, marks, &y.dims[..2], self.reverse)?;
+        if let Some(block) = self.block {
+            x.check(block > 0, "a block has tokens")?;
+            x.check(x[self.marked()] == Type::i32(&y.dims[..2]), "positions are i32[b, t]")?;
+        }
         match self.tokens {
             Tokens::All | Tokens::Segments => Ok(vec![y]),
             Tokens::Kept => {
-                let dims = [&y.dims[..1], &y.dims[2..]].concat();
+                let halves = match (self.block, x[1].dims.get(1)) {
+                    (Some(_), Some(&two)) => {
+                        x.check(x.size(two) == 2, "the sum is of sums and of blocks")?;
+                        &x[1].dims[1..2]
+                    }
+                    _ => &[],
+                };
+                let dims = [&y.dims[..1], halves, &y.dims[2..]].concat();
                 x.check(x[1] == Type::f32(&dims), "the sum is f32[b, ..], one row of x for each text")?;
                 Ok(vec![y, x[1].clone()])
             }
@@ -74,9 +112,10 @@ impl Operation for Running {
         let (x, tokens) = (e.floats(0), e.sizes(0)[1]);
         let (batch, channels) = (e.sizes(0)[0], e.sizes(0)[2..].iter().product::<usize>());
         let mut y = vec![0.0; x.len()];
-        let mut sums = match self.tokens {
+        let row = channels * (1 + usize::from(self.block.is_some()));
+        let mut state = match self.tokens {
             Tokens::Kept => e.floats(1).to_vec(),
-            Tokens::All | Tokens::Segments => vec![0.0; batch * channels],
+            Tokens::All | Tokens::Segments => vec![0.0; batch * row],
         };
         for b in 0..batch {
             let sequence = match self.tokens {
@@ -84,7 +123,7 @@ impl Operation for Running {
                 Tokens::Segments => Sequence::of_segments(Some(marks(e, 1, b, tokens))),
                 Tokens::Kept => Sequence::of_slots(marks(e, 2, b, tokens)),
             };
-            let sum = &mut sums[b * channels..(b + 1) * channels];
+            let (sum, before) = state[b * row..(b + 1) * row].split_at_mut(channels);
             let mut last = None;
             for n in 0..tokens {
                 let i = if self.reverse { tokens - 1 - n } else { n };
@@ -99,6 +138,15 @@ impl Operation for Running {
                 if !goes_on {
                     sum.fill(0.0);
                 }
+                if let Some(block) = self.block {
+                    let position = marks(e, self.marked(), b, tokens)[i].max(0) as u64;
+                    let number = (position / block + 1) as f64;
+                    for (sum, before) in sum.iter_mut().zip(before.iter_mut()) {
+                        if *before != number {
+                            (*sum, *before) = (0.0, number);
+                        }
+                    }
+                }
                 for c in 0..channels {
                     sum[c] += x[(b * tokens + i) * channels + c];
                     y[(b * tokens + i) * channels + c] = sum[c];
@@ -106,8 +154,8 @@ impl Operation for Running {
                 last = Some(i);
             }
         }
-        let sums = (self.tokens == Tokens::Kept).then_some(Data::Float(sums));
-        Ok([Data::Float(y)].into_iter().chain(sums).collect())
+        let state = (self.tokens == Tokens::Kept).then_some(Data::Float(state));
+        Ok([Data::Float(y)].into_iter().chain(state).collect())
     }
 
     fn random(&self, mut case: Case) -> Instance {
@@ -118,9 +166,13 @@ impl Operation for Running {
             Tokens::All => {}
             Tokens::Segments => inputs.push(random_segments(&mut case, b, t)),
             Tokens::Kept => {
-                inputs.push(case.state("sum", &[&[b], &channels[..]].concat()));
+                let two = self.block.map(|_| case.sized("two", 2));
+                inputs.push(case.state("sum", &[&[b], two.as_slice(), &channels[..]].concat()));
                 inputs.push(random_slots(&mut case, b, t));
             }
+        }
+        if self.block.is_some() {
+            inputs.push(case.ints("positions", &[b, t], 8));
         }
         case.finish(*self, &inputs)
     }

@@ -39,6 +39,8 @@ const PLAIN: Attention = Attention {
     segments: false,
     program: None,
     dropout: None,
+    every: None,
+    among: None,
 };
 
 fn check(x: &Operands) -> Result<(), TypeError> {

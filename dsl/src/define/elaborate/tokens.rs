@@ -37,8 +37,12 @@ impl<'a> Elaborator<'a> {
 
     pub(super) fn running(&mut self, args: &mut Args) -> Option<Got> {
         let value = self.tokens(args)?;
+        let block = match args.named("block") {
+            Some(expr) => Some(self.size(expr, "the block of `running`", 1)?),
+            None => None,
+        };
         let ty = self.ty(value).clone();
-        Some(Got::Value(self.push(Function::Running, vec![value], ty, args.span)))
+        Some(Got::Value(self.push(Function::Running(block), vec![value], ty, args.span)))
     }
 
     pub(super) fn conv(&mut self, args: &mut Args) -> Option<Got> {
@@ -66,7 +70,15 @@ impl<'a> Elaborator<'a> {
             Some(expr) => Some(self.size(expr, "the window", 1)?),
             None => None,
         };
+        let every = match args.named("every") {
+            Some(expr) => Some(self.size(expr, "the blocks of `every`", 1)?),
+            None => None,
+        };
         let (scale, written) = self.scale(args, summed)?;
+        let among = match args.named("among") {
+            Some(expr) => Some(self.among(expr, &mut operands, &heads)?),
+            None => None,
+        };
         let dropout = match args.named("dropout") {
             None => 0.0,
             Some(expr) => {
@@ -97,6 +109,12 @@ impl<'a> Elaborator<'a> {
             }
         };
         let (score, mask) = (args.named("score"), args.named("mask"));
+        if let (Some(expr), true) = (score.or(mask), every.is_some() || among.is_some()) {
+            let message = "a score or a mask of keys that are chosen";
+            let help = "leave it out: `among` and `every` say which keys are seen, `scale` and `window` may stand with them";
+            self.error("unexpected", expr.span, message, help);
+            return None;
+        }
         let score = match score {
             Some(expr) => Some(self.score("score", expr, &heads, &mut operands)?),
             None => None,
@@ -106,8 +124,132 @@ impl<'a> Elaborator<'a> {
             None => None,
         };
         let ty = Type { dims, per_token: true, places_of: None };
-        let attend = Attend { window, sink, scale, written, dropout, score, mask };
+        let attend = Attend { window, every, among, sink, scale, written, dropout, score, mask };
         Some(Got::Value(self.push(Function::Attend(Box::new(attend)), operands, ty, args.span)))
+    }
+
+    /// The operand of `among`, and the tokens of a block.
+    fn among(&mut self, expr: &Expr, operands: &mut Vec<ValueId>, heads: &[DimId]) -> Option<(u32, u64)> {
+        let got = self.expr(expr)?;
+        let chosen = self.id(got, expr.span);
+        let Function::Choose(choice) = self.graph.region.node(chosen).function else {
+            let (span, note) = self.origin(expr.bare(), chosen);
+            let message = "`among` needs the numbers of blocks, which `choose` gives";
+            let error = Diagnostic::error("wrong-type", message).on(expr.span).related(span, note);
+            self.found.push(error.help("write `attend(q, k, v, among = choose(q, k, n, block = b))`"));
+            return None;
+        };
+        let dims = self.ty(chosen).dims.clone();
+        let lists: Vec<DimId> = dims.iter().copied().filter(|dim| *dim != choice.choices).collect();
+        let size = operands[0];
+        let summed = self.ty(size).dims.last().copied();
+        let of_keys: Vec<DimId> =
+            self.ty(operands[1]).dims.iter().copied().filter(|dim| Some(*dim) != summed).collect();
+        let grouped = lists.len() == of_keys.len() && lists.iter().all(|dim| of_keys.contains(dim));
+        if !(grouped || begins(heads, &of_keys, &lists)) {
+            let (own, of_heads) = (self.shown(&lists), self.shown(heads));
+            let message = format!("choices are of `{own}`, and heads of queries `{of_heads}`");
+            let (span, note) = self.origin(expr.bare(), chosen);
+            let error = Diagnostic::error("dimensions", message).on(expr.span).related(span, note);
+            let help =
+                "a choice is one for all heads, or has the dimensions of heads that queries or keys have";
+            self.found.push(error.help(help));
+            return None;
+        }
+        operands.push(chosen);
+        Some((operands.len() as u32 - 1, choice.block))
+    }
+
+    /// `choose(q, k, n, block = b, …)`
+    pub(super) fn choose_keys(&mut self, args: &mut Args) -> Option<Got> {
+        let (relu, softmax) = (args.flag("relu"), args.flag("softmax"));
+        let (q, k) = (self.tensor(args, "queries"), self.tensor(args, "keys"));
+        let ((q, of_q), (k, of_k)) = (q?, k?);
+        self.per_token(q, of_q, args)?;
+        self.per_token(k, of_k, args)?;
+        let (count, written) = self.size_of(args, "number of blocks", 1)?;
+        let mut size = |own: &mut Self, name: &str, least: u64, other: u64| match args.named(name) {
+            Some(expr) => own.size(expr, &format!("`{name}` of `choose`"), least).map(|n| (n, expr.span)),
+            None => Some((other, written.span)),
+        };
+        let (block, near, first) =
+            (size(self, "block", 1, 1)?.0, size(self, "near", 0, 0)?, size(self, "first", 0, 0)?);
+        if near.0.saturating_add(first.0) > count {
+            let span = if near.0 > count { near.1 } else { first.1 };
+            let message = format!("{} blocks are always chosen, of {count}", near.0.saturating_add(first.0));
+            self.error("sizes", span, message, "choose at least as many as `near` and `first` say");
+            return None;
+        }
+        if let (Some(_), Some(span)) = (relu, softmax) {
+            self.error(
+                "unexpected",
+                span,
+                "`relu` and `softmax` at once",
+                "one of them says what a score is",
+            );
+            return None;
+        }
+        let heads = self.heads_of(q, of_q, k, of_k)?;
+        let summed = *self.ty(q).dims.last()?;
+        let scale = self.scale(args, summed)?.0;
+        let lists: Vec<DimId> = match args.word("over") {
+            None => heads.clone(),
+            Some((word, [])) => {
+                self.error("missing-argument", word.span, "`over` names no dimension", "write `over heads`");
+                return None;
+            }
+            Some((_, names)) => {
+                let mut lists = heads.clone();
+                for name in names {
+                    let ExprKind::Name(text) = &name.kind else {
+                        let message = "this is no name of a dimension";
+                        self.error("unknown-dimension", name.span, message, "write `over` and names");
+                        return None;
+                    };
+                    match self.dims.get(text).copied().filter(|dim| lists.contains(dim)) {
+                        Some(dim) => lists.retain(|other| *other != dim),
+                        None => {
+                            self.unknown_dim(text, name.span, Some((of_q, &heads)));
+                            return None;
+                        }
+                    }
+                }
+                lists
+            }
+        };
+        let of_keys: Vec<DimId> = self.ty(k).dims.iter().copied().filter(|dim| *dim != summed).collect();
+        if !begins(&heads, &of_keys, &lists) {
+            let (own, keys) = (self.shown(&lists), self.shown(&of_keys));
+            let message = format!("a choice for each of `{own}`, and keys are of `{keys}`");
+            let help = "sum over all heads, over none, or over those that share a head of keys";
+            self.error("dimensions", args.span, message, help);
+            return None;
+        }
+        let mut operands = vec![q, k];
+        if let Some(expr) = args.named("weights") {
+            let got = self.expr(expr)?;
+            let weights = self.id(got, expr.span);
+            let dims = self.ty(weights).dims.clone();
+            if dims.len() != heads.len() || !dims.iter().all(|dim| heads.contains(dim)) {
+                let (own, of_heads) = (self.shown(&dims), self.shown(&heads));
+                let message = format!("weights are `{own}`, and heads of queries `{of_heads}`");
+                self.error("dimensions", expr.span, message, "a weight is one number of each head");
+                return None;
+            }
+            operands.push(weights);
+        }
+        let choices = self.dim_of_size(written, count, "choices");
+        let dims = [&lists[..], &[choices]].concat();
+        self.distinct(&dims, args.span)?;
+        let measure = match (relu, softmax) {
+            (Some(_), _) => Measure::Relu,
+            (_, Some(_)) => Measure::Softmax,
+            _ => Measure::Products,
+        };
+        let weighed = operands.len() > 2;
+        let choice = Choice { block, near: near.0, first: first.0, measure, weighed, scale, choices };
+        let ty = Type { dims, per_token: true, places_of: None };
+        Some(Got::Value(self.push(Function::Choose(choice), operands, ty, args.span)))
     }
 
     pub(super) fn depth_attend(&mut self, args: &mut Args) -> Option<Got> {
@@ -136,14 +278,34 @@ impl<'a> Elaborator<'a> {
         }
         let of = |own: &Self, value: ValueId| own.ty(value).dims.clone();
         let (of_q, of_k, of_v) = (of(self, q.0), of(self, k.0), of(self, v.0));
-        let refuse =
-            |own: &mut Self, at: (ValueId, &Expr), other: (ValueId, &Expr), message: String, help: String| {
-                let (first, note) = own.origin(other.1.bare(), other.0);
-                let (second, own_note) = own.origin(at.1.bare(), at.0);
-                let error = Diagnostic::error("dimensions", message).on(at.1.span).related(first, note);
-                own.found.push(error.related(second, own_note).help(help));
-            };
-        let (shown_q, shown_k, shown_v) = (self.shown(&of_q), self.shown(&of_k), self.shown(&of_v));
+        let heads = self.heads_of(q.0, q.1, k.0, k.1)?;
+        let summed = *of_q.last()?;
+        let of_keys: Vec<DimId> = of_k.iter().filter(|dim| **dim != summed).copied().collect();
+        let (shown_k, shown_v) = (self.shown(&of_k), self.shown(&of_v));
+        let own: Vec<DimId> = of_v.iter().filter(|dim| !of_keys.contains(dim)).copied().collect();
+        let ([value], true) = (own.as_slice(), of_keys.iter().all(|dim| of_v.contains(dim))) else {
+            let message = format!("values are `{shown_v}`, and keys `{shown_k}`");
+            let help = "values have the dimensions of heads that keys have, and one of their own";
+            self.refuse_heads(v, k, message, help.into());
+            return None;
+        };
+        let dims = [&heads[..], &[*value]].concat();
+        self.distinct(&dims, args.span)?;
+        Some((vec![q.0, k.0, v.0], heads, dims))
+    }
+
+    fn refuse_heads(&mut self, at: (ValueId, &Expr), other: (ValueId, &Expr), message: String, help: String) {
+        let (first, note) = self.origin(other.1.bare(), other.0);
+        let (second, own_note) = self.origin(at.1.bare(), at.0);
+        let error = Diagnostic::error("dimensions", message).on(at.1.span).related(first, note);
+        self.found.push(error.related(second, own_note).help(help));
+    }
+
+    /// The dimensions of heads of queries, of which keys have the same or fewer.
+    fn heads_of(&mut self, q: ValueId, of_q: &Expr, k: ValueId, of_k: &Expr) -> Option<Vec<DimId>> {
+        let (q, k) = ((q, of_q), (k, of_k));
+        let [of_q, of_k] = [q.0, k.0].map(|value| self.ty(value).dims.clone());
+        let (shown_q, shown_k) = (self.shown(&of_q), self.shown(&of_k));
         let Some((summed, heads)) = of_q.split_last() else {
             self.error(
                 "dimensions",
@@ -159,7 +321,7 @@ impl<'a> Elaborator<'a> {
             let help = format!(
                 "the product of query and key is summed over `{name}`, the last dimension of queries"
             );
-            refuse(self, k, q, message, help);
+            self.refuse_heads(k, q, message, help);
             return None;
         }
         let of_keys: Vec<DimId> = of_k.iter().filter(|dim| *dim != summed).copied().collect();
@@ -172,19 +334,10 @@ impl<'a> Elaborator<'a> {
             let message =
                 format!("keys of `{}` do not fit queries of `{}`", self.sized(&of_keys), self.sized(heads));
             let help = "keys have the dimensions of heads of queries, some of them, or one whose size divides the number of heads";
-            refuse(self, k, q, message, help.into());
+            self.refuse_heads(k, q, message, help.into());
             return None;
         }
-        let own: Vec<DimId> = of_v.iter().filter(|dim| !of_keys.contains(dim)).copied().collect();
-        let ([value], true) = (own.as_slice(), of_keys.iter().all(|dim| of_v.contains(dim))) else {
-            let message = format!("values are `{shown_v}`, and keys `{shown_k}`");
-            let help = "values have the dimensions of heads that keys have, and one of their own";
-            refuse(self, v, k, message, help.into());
-            return None;
-        };
-        let dims = [heads, &[*value]].concat();
-        self.distinct(&dims, args.span)?;
-        Some((vec![q.0, k.0, v.0], heads.to_vec(), dims))
+        Some(heads.to_vec())
     }
 
     // Other applications and components -----------------------------------------------------------
@@ -361,4 +514,13 @@ impl<'a> Elaborator<'a> {
         let applied = Applied { component: component?, path };
         Some(Got::Value(self.push(Function::Apply(Box::new(applied)), vec![value], ty, span)))
     }
+}
+
+/// Whether dimensions of lists come first among those of heads, of which those that keys have stand
+/// before the others: heads of one list are then adjacent.
+fn begins(heads: &[DimId], of_keys: &[DimId], lists: &[DimId]) -> bool {
+    let shared = of_keys.iter().copied().filter(|dim| heads.contains(dim));
+    let rest = heads.iter().copied().filter(|dim| !of_keys.contains(dim));
+    let order: Vec<DimId> = shared.chain(rest).collect();
+    order.get(..lists.len()).is_some_and(|first| first.iter().all(|dim| lists.contains(dim)))
 }

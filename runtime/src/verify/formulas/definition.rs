@@ -7,8 +7,8 @@
 use super::*;
 use dreamc_compiler::op::attention::{drawn, kept};
 use dreamc_dsl::define::graph::{
-    Attend, Binary, DimId, Fact, From as Begins, Function as Of, Graph, Node, Norm, Purpose, Recurrence,
-    Reduce, Region, Turn, Unary, ValueId, WeightId,
+    Attend, Binary, Choice, DimId, Fact, From as Begins, Function as Of, Graph, Measure, Node, Norm, Purpose,
+    Recurrence, Reduce, Region, Turn, Unary, ValueId, WeightId,
 };
 use std::collections::HashMap;
 
@@ -322,7 +322,8 @@ fn function(g: &Sizes, node: &Node, x: &[Numbers], places_of: Option<DimId>, hol
         | Of::Rope { .. }
         | Of::Shift(_)
         | Of::Conv(_)
-        | Of::Running
+        | Of::Running(_)
+        | Of::Choose(_)
         | Of::Attend(_)
         | Of::Recurrence(_)
         | Of::Emitted(_)
@@ -481,15 +482,18 @@ impl Formulas<'_> {
                 });
                 each(rows.collect())
             }
-            Of::Running => {
+            Of::Running(block) => {
                 let x = self.of_last(d.arg(node, 0));
+                let number = |i: usize| block.map(|block| self.position(i) / block);
                 let sum = |i: usize| {
                     let mut sum = vec![0.0; g.elements(&dims)];
-                    self.before_of(i, &d.inside.keys).for_each(|j| add(&mut sum, x.at(j)));
+                    let before = self.before_of(i, &d.inside.keys).filter(|&j| number(j) == number(i));
+                    before.for_each(|j| add(&mut sum, x.at(j)));
                     sum
                 };
                 each((0..tokens).map(sum).collect())
             }
+            Of::Choose(choice) => each(self.choose_blocks(d, node, choice)),
             Of::Attend(a) => each(self.attend(d, node, a)),
             Of::Recurrence(r) => {
                 let results = self.recurrence(d, node, r, n);
@@ -597,6 +601,11 @@ impl Formulas<'_> {
         }
     }
 
+    /// The place of a token in its document.
+    fn position(&self, i: usize) -> u64 {
+        self.batch.positions[i].max(0) as u64
+    }
+
     /// The token, and those before it in its document, the latest first, that take part.
     fn before_of<'s>(&'s self, i: usize, part: &'s [bool]) -> impl Iterator<Item = usize> + 's {
         (0..=i).rev().filter(move |&j| self.behind(i, j) && part[j])
@@ -680,6 +689,76 @@ impl Formulas<'_> {
         types.into_iter().zip(results).map(|(dims, each)| Value { dims, each }).collect()
     }
 
+    /// The blocks of keys that each token reads.
+    fn choose_blocks(&mut self, d: &Defining, node: &Node, choice: &Choice) -> Vec<Vec<f64>> {
+        let (tokens, g) = (self.tokens(), Sizes(d.graph));
+        let q = d.arg(node, 0).spread(tokens);
+        let k = self.of_last(d.arg(node, 1));
+        let weights = choice.weighed.then(|| d.arg(node, 2).clone());
+        let Some((size, heads)) = q.dims.split_last() else { return vec![vec![]; tokens] };
+        let lists: Vec<DimId> = node.ty.dims.iter().copied().filter(|dim| *dim != choice.choices).collect();
+        let count = g.size(choice.choices);
+        let mut rows = vec![];
+        for i in 0..tokens {
+            let own = self.position(i) / choice.block;
+            let complete = |j: &usize| (self.position(*j) + 1) % choice.block == 0;
+            let ends: Vec<usize> =
+                (0..=i).filter(|&j| self.behind(i, j) && d.inside.keys[j]).filter(complete).collect();
+            let mut scores = vec![vec![0.0; ends.len()]; g.elements(&lists)];
+            g.each(heads, |p| {
+                let product = |j: usize| {
+                    let mut p = p.clone();
+                    let mut sum = 0.0;
+                    for e in 0..g.size(*size) {
+                        p.insert(*size, e);
+                        let key = grouped(&g, heads, &k.dims, *size, &p);
+                        let of_k = g.of(Numbers { dims: &k.dims, of: k.at(j) }, &key);
+                        sum += g.of(Numbers { dims: &q.dims, of: q.at(i) }, &p) * of_k;
+                    }
+                    choice.scale * sum
+                };
+                let mut terms: Vec<f64> = ends.iter().map(|&j| product(j)).collect();
+                match choice.measure {
+                    Measure::Products => {}
+                    Measure::Relu => terms.iter_mut().for_each(|x| *x = x.max(0.0)),
+                    Measure::Softmax => {
+                        let most = terms.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                        let all: f64 = terms.iter().map(|x| (x - most).exp()).sum();
+                        terms.iter_mut().for_each(|x| *x = (*x - most).exp() / all);
+                    }
+                }
+                let of_head = |w: &Value| g.of(Numbers { dims: &w.dims, of: w.at(i) }, p);
+                let weight = weights.as_ref().map_or(1.0, of_head);
+                let list = &mut scores[g.at(&lists, p)];
+                list.iter_mut().zip(terms).for_each(|(sum, term)| *sum += weight * term);
+            });
+            let mut row = vec![];
+            for scores in scores {
+                // Forced blocks are above all others: the nearest first, then the first ones.
+                let mut ranked: Vec<(f64, f64, u64)> = vec![];
+                for (&j, score) in ends.iter().zip(scores) {
+                    ranked.push((0.0, score, self.position(j) / choice.block));
+                }
+                let near = (0..=own).rev().take(choice.near as usize);
+                let forced: Vec<u64> = near.chain((0..=own).take(choice.first as usize)).collect();
+                ranked.retain(|(_, _, block)| !forced.contains(block));
+                for (place, block) in forced.iter().enumerate() {
+                    if !forced[..place].contains(block) {
+                        ranked.push((1.0, -(place as f64), *block));
+                    }
+                }
+                ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1)).then(a.2.cmp(&b.2)));
+                let mut list: Vec<f64> =
+                    ranked.iter().take(count).map(|(_, _, block)| *block as f64).collect();
+                list.sort_by(f64::total_cmp);
+                list.resize(count, -1.0);
+                row.extend(list);
+            }
+            rows.extend(self.stop(row));
+        }
+        rows.chunks(g.elements(&node.ty.dims).max(1)).map(<[f64]>::to_vec).collect()
+    }
+
     /// Attention over the tokens so far.
     fn attend(&mut self, d: &Defining, node: &Node, a: &Attend) -> Vec<Vec<f64>> {
         let (tokens, g) = (self.tokens(), Sizes(d.graph));
@@ -690,8 +769,9 @@ impl Formulas<'_> {
         let drops = Drops::new(self, d, node, a);
         let rows = (0..tokens).map(|i| {
             let near = |j: &usize| a.window.is_none_or(|w| ((i - j) as u64) < w);
+            let end = |j: &usize| a.every.is_none_or(|every| (self.position(*j) + 1) % every == 0);
             let seen: Vec<usize> =
-                (0..=i).filter(|&j| self.behind(i, j) && d.inside.keys[j]).filter(near).collect();
+                (0..=i).filter(|&j| self.behind(i, j) && d.inside.keys[j]).filter(near).filter(end).collect();
             let pairs: Vec<(&[f64], &[f64])> = seen.iter().map(|&j| (k.at(j), v.at(j))).collect();
             let pair = |region: &Region, j: usize, p: &Places, s: f64| {
                 let place = |i: usize| self.place(i).1 as f64;
@@ -761,6 +841,13 @@ impl Formulas<'_> {
                     hidden.push((j, p.clone()));
                     return f64::NEG_INFINITY;
                 }
+                if let Some((operand, block)) = a.among {
+                    let (chosen, own) = (d.arg(node, operand as usize), self.position(j) / block);
+                    let list = list_of(&g, &chosen.dims, chosen.at(i), heads, p);
+                    if !list.contains(&(own as f64)) {
+                        return f64::NEG_INFINITY;
+                    }
+                }
                 a.score.as_ref().map_or(s, |score| pair(score, j, p, s))
             };
             let factor =
@@ -771,6 +858,30 @@ impl Formulas<'_> {
         });
         rows.collect()
     }
+}
+
+/// The places of a head of keys that the head `p` of queries reads.
+fn grouped(g: &Sizes, heads: &[DimId], of_keys: &[DimId], size: DimId, p: &Places) -> Places {
+    let mut p = p.clone();
+    let groups: Vec<DimId> = of_keys.iter().copied().filter(|dim| *dim != size).collect();
+    if let ([all], [group]) = (heads, &groups[..])
+        && !p.contains_key(group)
+    {
+        let each = (g.size(*all) / g.size(*group)).max(1);
+        p.insert(*group, p[all] / each);
+    }
+    p
+}
+
+/// The numbers of the blocks that a head of a token reads.
+fn list_of(g: &Sizes, dims: &[DimId], row: &[f64], heads: &[DimId], p: &Places) -> Vec<f64> {
+    let Some(choices) = dims.last() else { return vec![] };
+    let mut p = grouped(g, heads, dims, *choices, p);
+    let number = |n: usize| {
+        p.insert(*choices, n);
+        g.of(Numbers { dims, of: row }, &p)
+    };
+    (0..g.size(*choices)).map(number).collect()
 }
 
 /// Weights that an attention drops in training: each of a pair and a head with a probability, and

@@ -14,6 +14,7 @@
 //! operand is.
 
 mod few;
+pub(super) mod listed;
 mod scored;
 
 use super::Run;
@@ -430,6 +431,9 @@ fn parts(queries: usize, keys: usize, triangle: bool) -> impl Iterator<Item = (R
 impl Run for Attention {
     fn scratch(&self) -> Scratch {
         let s = Sizes::new(&self.shape);
+        if self.attention.listed() {
+            return listed::scratch(&s, &self.attention, false);
+        }
         let few = few::suits(&s, &self.attention);
         let scratch = if few { few::scratch(&s) } else { scratch(&self.shape, false) };
         Scratch { local: scratch.local + scored::room(&self.attention, false), ..scratch }
@@ -437,8 +441,12 @@ impl Run for Attention {
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
         let s = Sizes::new(&self.shape);
-        let scored = Scored::new(&s, &self.attention, &self.lengths, args, false);
         let dropout = Dropout::new(&self.attention, args);
+        if self.attention.listed() {
+            cx.count(|| 2 * listed::pairs(&s, &self.attention, args) * s.size as u64);
+            return listed::forward::<T>(&s, &self.attention, dropout, cx, args);
+        }
+        let scored = Scored::new(&s, &self.attention, &self.lengths, args, false);
         cx.count(|| 2 * pairs(&s, &self.attention, args, scored.as_ref()) * s.size as u64);
         if few::suits(&s, &self.attention) {
             return few::run::<T>(&s, &self.attention, (scored, dropout), cx, args);
@@ -552,6 +560,9 @@ impl Run for Attention {
 
 impl Run for AttentionGrad {
     fn scratch(&self) -> Scratch {
+        if self.attention.listed() {
+            return listed::scratch(&Sizes::new(&self.shape), &self.attention, true);
+        }
         let local = scratch(&self.shape, true).local + scored::room(&self.attention, true);
         let shared = scored::shared(&self.attention, &Sizes::new(&self.shape), &self.lengths);
         Scratch { local, shared }
@@ -559,6 +570,11 @@ impl Run for AttentionGrad {
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
         let s = Sizes::new(&self.shape);
+        if self.attention.listed() {
+            let dropout = Dropout::new(&self.attention, args);
+            cx.count(|| 5 * listed::pairs(&s, &self.attention, args) * s.size as u64);
+            return listed::backward::<T>(&s, &self.attention, (dropout, self.log), cx, args);
+        }
         let [q, k, v, o, d] = ["q", "k", "v", "o", "do"].map(|name| args.view::<T>(name));
         let lse = args.floats("lse").rows_of(s.heads);
         let dlse = self.log.then(|| args.floats("dlse").rows_of(s.heads));

@@ -8,6 +8,7 @@ mod arrange;
 mod attention;
 mod by_head;
 mod cache;
+mod choose;
 mod collective;
 mod combine;
 mod contract;

@@ -21,6 +21,8 @@ impl Run for Running {
             Tokens::Kept => Some(args.ints("slots").rows_of(tokens)),
         };
         let state = (self.of == Tokens::Kept).then(|| args.floats("sum"));
+        let blocks = self.block.map(|block| (block, args.ints("positions").rows_of(tokens)));
+        let row = channels * (1 + usize::from(blocks.is_some()));
         let pieces = channels.div_ceil(PIECE);
         cx.parallel(batch * pieces, |task, _| {
             let (b, first) = (task / pieces, task % pieces * PIECE);
@@ -31,9 +33,13 @@ impl Run for Running {
             };
             let mut sums = [0.0; PIECE];
             let sum = match state {
-                Some(state) => state.part_mut(b * channels + first, length),
+                Some(state) => state.part_mut(b * row + first, length),
                 None => &mut sums[..length],
             };
+            // The number of the sums' block and one; channels of a text have the same.
+            let kept = state.filter(|_| blocks.is_some());
+            let kept = kept.map(|state| state.part_mut(b * row + channels + first, length));
+            let mut before = kept.as_ref().and_then(|kept| kept.first()).copied().unwrap_or(0.0);
             let mut last = None;
             for n in 0..tokens {
                 let i = if self.reverse { tokens - 1 - n } else { n };
@@ -50,9 +56,19 @@ impl Run for Running {
                 if !goes_on {
                     sum.fill(0.0);
                 }
+                if let Some((block, positions)) = blocks {
+                    let number = (positions.row(b)[i].max(0) as u64 / block + 1) as f32;
+                    if before != number {
+                        sum.fill(0.0);
+                    }
+                    before = number;
+                }
                 simd::add(&x.row(b * tokens + i)[first..first + length], sum);
                 y.copy_from_slice(sum);
                 last = Some(i);
+            }
+            if let Some(kept) = kept {
+                kept.fill(before);
             }
         });
     }

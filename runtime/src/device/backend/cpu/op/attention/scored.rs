@@ -510,6 +510,14 @@ impl<'a> Dropout<'a> {
             drop_row(draw, head, keys.start, self.threshold, self.factor, tile);
         }
     }
+
+    /// The same of a row of the batch and the keys of those numbers.
+    pub fn apply_list(&self, [row, head]: [usize; 2], keys: &[u32], x: &mut [f32]) {
+        let draw = self.draws.all()[row];
+        for (x, &key) in x.iter_mut().zip(keys) {
+            *x = if kept(draw, head, key as usize, self.threshold) { *x * self.factor } else { 0.0 };
+        }
+    }
 }
 
 /// The value of a step in the row `row` of those at work.
