@@ -290,7 +290,75 @@ def canon(w, x, i, memo):
     return short(x, w("out.filter"))
 
 
-MIXERS = [alibi, canon, deltanet, differential, falcon_h1, forgetting, gated_delta, gla, kda, lightning, linear_attention, mamba2, mlstm, retnet, rwkv7, scaled_mlp]
+def only(seen):
+    """A bias that leaves these pairs."""
+    return torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+
+
+def picked(chosen, block, n):
+    """Pairs `[b, heads, i, j]` of keys whose block is among `[b, heads, i, count]`."""
+    of_key = torch.arange(n) // block
+    return (chosen[..., None] == of_key).any(-2) & ~later(torch.zeros(1, n))
+
+
+def moba(w, x, i, memo):
+    """github.com/MoonshotAI/MoBA, moba_naive: `block` and `blocks` are those of `tests/numerics/mixers.rs`."""
+    block, count, n = 8, 3, x.shape[1]
+    q, k = (turn(heads(linear(x, w(f"{name}.weight")))) for name in "qk")
+    v = heads(linear(x, w("v.weight")))
+    means = torch.stack([k[:, first : first + block].mean(1) for first in range(0, n, block)], 1)
+    gate = torch.einsum("bihd,bchd->bhic", q, means)
+    own = (torch.arange(n) // block)[:, None] - torch.arange(means.shape[1])
+    gate = gate.masked_fill(own < 0, -torch.inf).masked_fill(own == 0, torch.inf)
+    chosen = gate.topk(min(count, means.shape[1]), -1)[1]
+    return linear(attend(q, k, v, only(picked(chosen, block, n))).flatten(2), w("out.weight"))
+
+
+def dsa(w, x, i, memo):
+    """github.com/deepseek-ai/DeepSeek-V3.2-Exp, Indexer: `tokens` are those of `tests/numerics/mixers.rs`."""
+    count, n = 24, x.shape[1]
+    q, k = (turn(heads(linear(x, w(f"{name}.weight")))) for name in "qk")
+    v = heads(linear(x, w("v.weight")))
+    half = w("b.gain").shape[0] // 2
+    a = linear(x, w("a.weight")).unflatten(-1, (-1, 2 * half))
+    b = torch.nn.functional.layer_norm(linear(x, w("b.weight")), (2 * half,), w("b.gain"), w("b.weight2"), 1e-6)[:, :, None]
+    a, b = (torch.cat([turn(y[..., :half]), y[..., half:]], -1) for y in (a, b))
+    weights = linear(x, w("w.weight")) * a.shape[2] ** -0.5 * (2 * half) ** -0.5
+    score = (torch.einsum("bihd,bjd->bihj", a, b[:, :, 0]).relu() * weights[..., None]).sum(2)
+    chosen = score.masked_fill(later(x), -torch.inf).topk(min(count, n), -1)[1]
+    seen = torch.zeros(x.shape[0], n, n, dtype=torch.bool).scatter(-1, chosen, True)[:, None]
+    return linear(attend(q, k, v, only(seen)).flatten(2), w("out.weight"))
+
+
+def nsa(w, x, i, memo):
+    """2502.11089 with the means of github.com/fla-org/native-sparse-attention; sizes are those of `tests/numerics/mixers.rs`."""
+    block, count, window, groups, n = 8, 4, 11, 2, x.shape[1]
+    q = turn(heads(linear(x, w("q.weight"))))
+    k = turn(linear(x, w("k.weight")).unflatten(-1, (groups, -1)))
+    v = linear(x, w("v.weight")).unflatten(-1, (groups, -1))
+    whole = n // block
+    few, of_few = (y[:, : whole * block].unflatten(1, (whole, block)).mean(2).repeat_interleave(HEADS // groups, 2) for y in (k, v))
+    k, v = (y.repeat_interleave(HEADS // groups, 2) for y in (k, v))
+    complete = torch.arange(whole) < ((torch.arange(n) + 1) // block)[:, None]
+    scores = torch.einsum("bihd,bchd->bhic", q, few) / q.shape[-1] ** 0.5
+    p = scores.masked_fill(~complete, -torch.inf).softmax(-1).nan_to_num()
+    far = torch.einsum("bhic,bchd->bihd", p, of_few)
+    blocks = -(-n // block)
+    # Heads of a group choose together.
+    rank = torch.nn.functional.pad(p.unflatten(1, (groups, -1)).sum(2), (0, blocks - whole), value=-1.0)
+    own = (torch.arange(n) // block)[:, None] - torch.arange(blocks)
+    forced = ((own >= 0) & (own < 2)) | ((own >= 0) & (torch.arange(blocks) == 0))
+    incomplete = torch.nn.functional.pad(~complete, (0, blocks - whole), value=True)
+    rank = rank.masked_fill(incomplete, -1.0).masked_fill(forced, torch.inf)
+    best, chosen = rank.topk(count, -1)
+    chosen = chosen.masked_fill(best < 0, -1).repeat_interleave(HEADS // groups, 1)
+    near = torch.arange(n)[:, None] - torch.arange(n) < window
+    branches = [far, attend(q, k, v, only(picked(chosen, block, n))), attend(q, k, v, only(near))]
+    gates = [sigmoid(linear(x, w(f"{name}_gate.weight")))[..., None] for name in ("far", "best", "near")]
+    return linear(sum(gate * branch for gate, branch in zip(gates, branches)).flatten(2), w("out.weight"))
+
+
+MIXERS = [alibi, canon, deltanet, differential, dsa, falcon_h1, forgetting, gated_delta, gla, kda, lightning, linear_attention, mamba2, mlstm, moba, nsa, retnet, rwkv7, scaled_mlp]
 
 
 def model(weights, ids, mixer):

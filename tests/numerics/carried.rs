@@ -170,6 +170,16 @@ const SCORED: Case = Case {
   body: [{repeat: 2, layers: [\"al > ca > fo\", \"di > mlp\"]}]",
 };
 
+const CHOOSING: Case = case(
+    "definitions that choose their keys",
+    "
+    mo: {moba: {heads: 2, block: 3}}
+    ns: {nsa: {heads: 2, block: 2, window: 4}}
+    ds: {dsa: {heads: 2, indexers: 2, index: 4, tokens: 5}}
+    mlp: {mlp: {intermediate: 8}}
+  body: [{repeat: 2, layers: [\"mo > ns\", \"ds > mlp\"]}]",
+);
+
 fn spec(case: &Case, rule: &str) -> Spec {
     let text = format!(
         "model:\n  name: carried\n  vocab: 17\n  hidden: 16\n  context: 12\n  components:{}\ntrain: {{steps: 6, batch: 4, transfer: \
@@ -249,6 +259,7 @@ cases! {
     definitions_that_decay_carry: DECAY;
     definitions_that_attend_and_decay_carry: HYBRID;
     definitions_of_attentions_carry: SCORED;
+    definitions_that_choose_carry: CHOOSING;
 }
 
 /// Nothing of the language is without a case.

@@ -185,6 +185,33 @@ const FUNCTIONS: &[(&str, &str)] = &[
          return linear(a, [hidden]) + linear(b, [hidden])",
     ),
     (
+        "chosen blocks of keys",
+        "q = rope(linear(x, [heads, size]), 100, over size)
+         k = linear(x, [heads, size])
+         v = linear(x, [heads, wide: 3])
+         near = choose(q, running(k, block = 3) / 3, 2, block = 3, near = 1)
+         return linear(attend(q, k, v, among = near, sink), [hidden])",
+    ),
+    (
+        "chosen tokens",
+        "q = linear(x, [four: 2 * heads, size])
+         k = linear(x, [heads, size])
+         v = linear(x, [heads, wide: 3])
+         best = choose(linear(x, [few: 3, size]), linear(x, [size]), 4, relu, weights = linear(x, [few]), over few)
+         a = attend(q, k, v, among = best, window = 9, scale = 0.7, dropout = 0.2)
+         return linear(a, [hidden]) + 0.01 * linear(best, [hidden])",
+    ),
+    (
+        "compressed, chosen and near keys",
+        "q = linear(x, [heads, two: 2, size])
+         k = linear(x, [heads, size])
+         v = linear(x, [heads, wide: 3])
+         few = conv(k, 3)
+         best = choose(q, few, 3, block = 3, near = 1, first = 1, softmax, over two)
+         far = attend(q, few, running(v, block = 3) / 3, every = 3)
+         return linear(far + attend(q, k, v, among = best) + attend(q, k, v, window = 4), [hidden])",
+    ),
+    (
         "attention along depth",
         "q = linear(x, [heads, size])
          k = linear(x, [heads, size])

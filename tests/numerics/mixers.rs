@@ -47,6 +47,9 @@ fn sizes(name: &str) -> &'static str {
             "heads 4  kv_heads 2  head 4  base 500  size 4  groups 2  members 4  state 6  read 1.25  gate 0.7  values 0.5  keys 0.9 \
              queries 1.4  steps 1.2  mixed 0.6  seen 1.3  key 0.7  attended 0.9"
         }
+        "moba" => "block 8  blocks 3",
+        "dsa" => "indexers 3  index 8  tokens 24",
+        "nsa" => "groups 2  block 8  blocks 4  window 11",
         "mamba2" => "size 4  groups 2  state 6",
         "scaled_mlp" => "wide 24  gate 0.8  down 0.6",
         "rwkv7" => "size 4  decay_rank 3  rate_rank 3  value_rank 2  gate_rank 5",

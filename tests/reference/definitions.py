@@ -680,7 +680,12 @@ class Evaluation:
 
     def of_running(self, call):
         value = self.value(call.values[0])
-        return Value(value.dims, jnp.cumsum(self.each(value), axis=1))
+        array = self.each(value)
+        if "block" not in call.named:
+            return Value(value.dims, jnp.cumsum(array, axis=1))
+        block = int(arithmetic(call.named["block"], self.numbers))
+        parts = [array[:, first : first + block] for first in range(0, array.shape[1], block)]
+        return Value(value.dims, jnp.concatenate([jnp.cumsum(part, axis=1) for part in parts], axis=1))
 
     def recurrence(self, states, body):
         """Statements once a token."""
@@ -707,6 +712,56 @@ class Evaluation:
             full = [jnp.broadcast_to(row[name].array, (tokens[0], *row[name].array.shape[1:])) for row in rows]
             self.names[name] = Value(rows[0][name].dims, jnp.concatenate(full, axis=1))
 
+    def of_choose(self, call):
+        """Numbers of blocks, increasing, -1 for none; a score is of the key at the end of a block."""
+        measures = [v for v in call.values if v in ("relu", "softmax")]
+        q, k, written = [v for v in call.values if v not in measures]
+        q, k = self.value(q), self.value(k)
+        count = int(arithmetic(written, self.numbers))
+        block, near, first = (int(arithmetic(call.named.get(n, d), self.numbers)) for n, d in [("block", 1), ("near", 0), ("first", 0)])
+        summed, heads = q.dims[-1], q.dims[:-1]
+        scale = arithmetic(call.named["scale"], self.numbers) if "scale" in call.named else self.sizes[summed] ** -0.5
+        of_keys = [d for d in k.dims if d != summed]
+        if not set(of_keys) <= set(heads):
+            (group,), (head,) = of_keys, heads
+            k = self.repeated(k, group, head, self.sizes[head] // self.sizes[group])
+        queries, keys = (self.context.stop(self.full(Value(v.dims, self.each(v)), [*heads, summed])) for v in (q, k))
+        t = self.tokens[1]
+        ends = keys[:, block - 1 :: block]  # [b, c, heads…, size]
+        blocks = -(-t // block)
+        s = scale * jnp.sum(queries[:, :, None] * ends[:, None], axis=-1)  # [b, i, c, heads…]
+        i, c = np.arange(t)[:, None], np.arange(blocks)[None]
+        complete = ((c + 1) * block - 1 <= i)[:, : ends.shape[1]].reshape(1, t, -1, *[1] * len(heads))
+        if "softmax" in measures:
+            s = jnp.where(complete, s, -1e300)
+            s = jnp.where(complete, jnp.exp(s - jnp.max(s, axis=2, keepdims=True, initial=-1e300)), 0.0)
+            s = s / jnp.maximum(jnp.sum(s, axis=2, keepdims=True), 1e-300)
+        if "relu" in measures:
+            s = jax.nn.relu(s)
+        if "weights" in call.named:
+            s = s * self.context.stop(self.aligned(self.value(call.named["weights"]), heads))[:, :, None]
+        over = call.words.get("over", [])
+        lists = [d for d in heads if d not in over]
+        s = jnp.sum(s, axis=tuple(3 + heads.index(d) for d in over))
+        shape = (1, t, blocks, *[1] * len(lists))
+        whole_blocks = complete.reshape(1, t, -1, *[1] * len(lists))
+        s = jnp.where(whole_blocks, s, -jnp.inf)
+        s = jnp.pad(s, [(0, 0), (0, 0), (0, blocks - s.shape[2]), *[(0, 0)] * len(lists)], constant_values=-jnp.inf)
+        own = i // block
+        s = jnp.where(((c < first) & (c <= own)).reshape(shape), 1e200, s)
+        s = jnp.where(((c > own - near) & (c <= own)).reshape(shape), 1e250, s)
+        s = jnp.pad(s, [(0, 0), (0, 0), (0, max(count - blocks, 0)), *[(0, 0)] * len(lists)], constant_values=-jnp.inf)
+        order = jnp.argsort(-s, axis=2, stable=True)[:, :, :count]
+        number = jnp.where(jnp.take_along_axis(s, order, axis=2) > -jnp.inf, order, 10**6)
+        number = jnp.sort(number, axis=2)
+        number = jnp.moveaxis(jnp.where(number < 10**6, number, -1), 2, -1)
+        name = written if isinstance(written, str) else "choices"
+        while self.sizes.setdefault(name, count) != count:
+            name += "'"
+        chosen = Value((*lists, name), jnp.asarray(number, float))
+        chosen.block = block
+        return chosen
+
     def of_attend(self, call):
         q, k, v = (self.value(each) for each in call.values[:3])
         summed, heads = q.dims[-1], q.dims[:-1]
@@ -725,7 +780,20 @@ class Evaluation:
         t = self.tokens[1]
         i, j = np.arange(t)[:, None], np.arange(t)[None]
         visible = (j <= i) & (i - j < (arithmetic(call.named["window"], self.numbers) if "window" in call.named else t))
+        if "every" in call.named:
+            visible = visible & ((j + 1) % int(arithmetic(call.named["every"], self.numbers)) == 0)
         visible = visible.reshape(1, t, t, *[1] * len(heads))
+        if "among" in call.named:
+            chosen = self.value(call.named["among"])
+            *lists, choices = chosen.dims
+            if not set(lists) <= set(heads):
+                (group,), (head,) = lists, heads
+                times, block = self.sizes[head] // self.sizes[group], chosen.block
+                chosen = self.repeated(chosen, group, head, times)
+                chosen.block = block
+            number = self.aligned(chosen, [*heads, choices])[:, :, None]
+            of_key = (np.arange(t) // chosen.block).reshape(1, 1, t, *[1] * len(heads), 1)
+            visible = visible & jnp.any(number == of_key, axis=-1)
         sink = self.weight("weight", heads, ("constant", 0.0), "own").array[:, :, None] if "sink" in call.values else None
         words = {"s": Value(heads, s), "i": Value((), jnp.asarray(i, float)[None]), "j": Value((), jnp.asarray(j, float)[None])}
         if len(heads) == 1:

@@ -411,6 +411,24 @@ CASES |= {
         "al: {alibi: {heads: 2}}", "fo: {forgetting: {heads: 2}}", "di: {differential: {heads: 2, size: 2}}",
         "ca: {canon: {width: 3}}",
     ], ['"ca > al"', '"ca > fo"', '"di"']),
+    "std_choices": zoo("std-choices", [
+        "mo: {moba: {heads: 2, block: 2, blocks: 2}}", "ns: {nsa: {heads: 4, groups: 2, block: 2, blocks: 3, window: 3}}",
+        "ds: {dsa: {heads: 2, indexers: 2, index: 4, tokens: 3}}",
+    ], ['"mo > ns"', '"ds"']),
+    "define_choices": zoo("define-choices", ["own: {mixer: {heads: 2}}", sequence()], ['"own > sa"', '"own"']) + define(
+        "mixer", "{heads: 2, size: 4, few: 2}", """
+            q = rope(linear(x, [four: 2 * heads, size]), 100)
+            k = rope(linear(x, [heads, size]), 100)
+            v = linear(x, [heads, wide: 3])
+            m = running(k, block = 2) / 2
+            c = choose(q, m, few, block = 2, near = 1, scale = 0.3)
+            e = attend(q, m, running(v, block = 2), every = 2, scale = 0.8)
+            i = choose(linear(x, [heads, three: 3, size]), linear(x, [size]), 3, relu, weights = linear(x, [three, heads]), over three)
+            a = attend(q, k, v, among = c, sink)
+            b = attend(k, k, v, among = i, window = 5)
+            d = attend(q, k, v, among = choose(k, k, 2, block = 3, first = 1, softmax, over heads))
+            return linear(a + 0.5 * d + e, [hidden]) + linear(b, [hidden]) + 0.1 * linear(running(sum(c, over few), block = 4), [hidden])
+        """),
     "define_elements": zoo("define-elements", ["own: {mixer: {heads: 2}}", sequence()], ['"sa > own"']) + define(
         "mixer", "{heads: 2, size: 4}", """
             a = linear(x, [heads, size], bias)

@@ -827,6 +827,47 @@ define:
       return linear(y, [hidden])
 ";
 
+/// A mixer that reads the blocks that it chooses, and means of blocks.
+const CHOOSING: &str = "
+    own: {mixer: {heads: 2}}
+    mlp: {mlp: {intermediate: 7}}
+  body:
+    - mlp > own
+define:
+  mixer:
+    settings: {heads: 2, size: 3}
+    code: |
+      q = linear(x, [heads, size])
+      k = linear(x, [heads, size])
+      v = linear(x, [heads, wide: 4])
+      few = running(k, block = 2) / 2
+      near = choose(q, few, 2, block = 2, near = 1)
+      y = attend(q, k, v, among = near) + attend(q, few, v, every = 2)
+      return linear(y, [hidden])
+";
+
+/// Edits all choices of blocks.
+fn choices(f: &mut Function, edit: impl Fn(&mut dreamc_compiler::op::ChooseKeys)) -> bool {
+    f.nodes.iter_mut().fold(false, |done, node| match &mut node.op {
+        Op::ChooseKeys(c) => {
+            edit(c);
+            true
+        }
+        _ => done,
+    })
+}
+
+/// Sums of blocks of as many tokens.
+fn blocks(f: &mut Function, tokens: u64) -> bool {
+    f.nodes.iter_mut().fold(false, |done, node| match &mut node.op {
+        Op::Running(running) if running.block.is_some() => {
+            running.block = Some(tokens);
+            true
+        }
+        _ => done,
+    })
+}
+
 /// The gradients of a score's operands that are read at such a place are zero.
 fn forgotten(module: &mut Module, f: &mut Function, place: Place) -> bool {
     for at in nodes(f, |op| matches!(op, Op::AttentionGrad(_))) {
@@ -2403,6 +2444,36 @@ fn faults() -> Vec<Fault> {
             f.params[one].name = std::mem::replace(&mut f.params[two].name, name);
             true
         }),
+        lower("an own block that is not always chosen", CHOOSING, |_, f| choices(f, |c| c.near = 0)),
+        lower("first blocks in the place of chosen ones", CHOOSING, |_, f| choices(f, |c| c.first = 1)),
+        lower("a choice of the smallest scores", CHOOSING, |module, f| {
+            let Some(&at) = nodes(f, |op| matches!(op, Op::ChooseKeys(_))).first() else { return false };
+            let q = f.nodes[at].inputs[0];
+            let turned = insert(module, f, at, Op::Unary(Unary::Neg), vec![q])[0];
+            f.nodes[at + 1].inputs[0] = turned;
+            true
+        }),
+        lower("means of blocks one token longer", CHOOSING, |_, f| blocks(f, 3)),
+        lower("keys of blocks that are not complete", CHOOSING, |_, f| {
+            attention(f, |a| a.every = a.every.map(|every| every - 1))
+        }),
+        caches("a sum of a block that goes on in the next", CHOOSING, |_, f| blocks(f, 1 << 20), ["", ""]),
+        Fault {
+            name: "a gradient of keys that were not chosen",
+            spec: CHOOSING,
+            stage: Stage::Derive(|_, f| {
+                f.nodes.iter_mut().fold(false, |done, n| match &mut n.op {
+                    Op::AttentionGrad(AttentionGrad(a)) if a.among.is_some() => {
+                        n.inputs.remove(AttentionGrad::MASK + a.chosen());
+                        a.among = None;
+                        true
+                    }
+                    _ => done,
+                })
+            }),
+            caught: "gradients",
+            place: ["", "own"],
+        },
         lower("weights that are kept and not made greater", DROPPING, |module, f| {
             let Some(&at) = nodes(f, |op| matches!(op, Op::Attention(a) if a.dropout.is_some())).first()
             else {
