@@ -13,6 +13,7 @@ use dreamc_compiler::ir::Extents;
 use dreamc_compiler::lower::{Form, Shape};
 use dreamc_compiler::op::kernel::Units;
 use dreamc_compiler::oracle::Batch;
+use dreamc_compiler::program::KernelKind;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Compiled, PREPARE};
 use dreamc_dsl::define::graph::{Applied, Attend, Function, Node};
