@@ -298,7 +298,9 @@ fn by_head(body: &Body, at: &At, over: Dim, part: Dim, first: u64, x: &[Expr]) -
 
 /// By PyTorch's own attention where that says the same, by scores otherwise.
 fn attention(at: &At, a: &Attention, x: &[Expr]) -> Result<Made, TorchError> {
-    let (masks, reads) = x[Attention::MASK..].split_at(a.masks());
+    // The draws of dropout are PyTorch's own.
+    let chosen = a.draws();
+    let (masks, reads) = x[Attention::MASK..].split_at(chosen + usize::from(a.among.is_some()));
     let (positions, segments) = a.mask_operands();
     let positions = positions.map(|[q, k]| Expr::name(format!("({}, {})", masks[q].text(), masks[k].text())));
     let mut seen = vec![x[0].clone(), x[1].clone()];
@@ -307,7 +309,7 @@ fn attention(at: &At, a: &Attention, x: &[Expr]) -> Result<Made, TorchError> {
     seen.extend(positions.clone().map(|p| Expr::keyword("positions", p)));
     seen.extend(a.every.map(|every| Expr::keyword("every", integer(every as i64))));
     seen.extend(a.among.map(|among| {
-        let chosen = masks[a.chosen()].text();
+        let chosen = masks[chosen].text();
         Expr::keyword("among", Expr::name(format!("({chosen}, {})", among.block)))
     }));
     let plain = seen.len() == 2;

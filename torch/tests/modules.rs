@@ -236,7 +236,8 @@ fn random_definitions_leave_as_they_are() {
     // Dropout is PyTorch's own: a module that evaluates is that of the specification without it.
     let drops = |seed: u64| text(seed).contains("dropout");
     let without = |seed: u64| checked(seed, text(seed).replace(", dropout = 0.3", ""));
-    let (dropped, kept): (Vec<u64>, Vec<u64>) = (1..25).partition(|&seed| drops(seed));
+    let kept: Vec<u64> = (1..25).filter(|&seed| !drops(seed)).collect();
+    let dropped: Vec<u64> = (1..400).filter(|&seed| drops(seed)).take(2).collect();
     check(kept.into_iter().map(|seed| (format!("definition{seed}"), drawn(seed))).collect());
     let Some(python) = dreamc_skip::transformers() else { return };
     let folder = tempfile::tempdir().unwrap();

@@ -2,10 +2,10 @@
 
 use super::*;
 
-/// A choice of keys: the last operand of the mask is `chosen i32[b, t, C, n]`, the numbers of blocks
-/// that a token's heads read, those of as many adjacent heads one list. A block has the keys whose
-/// position divided by `block` is its number; a negative number is no block, and one that stands
-/// twice counts once.
+/// A choice of keys: the last operand of the mask is `chosen i32[b, t, C, n]`, the numbers of
+/// blocks that a token's heads read, those of as many adjacent heads one list. A block has the keys
+/// whose position divided by `block` is its number; a negative number is no block, and one that
+/// stands twice counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Among {
     /// Tokens of a block.

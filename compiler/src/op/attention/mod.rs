@@ -29,11 +29,11 @@ pub enum Mask {
 ///
 /// Operands of the mask stand in this order, those that there are: `query_positions i32[b, t]` and
 /// `key_positions i32[b, s]` of [`Mask::Positions`], `segments i32[b, t]`, `draws i32[b, t]` of
-/// dropout, `chosen i32[b, t, C, n]` of [`Among`]. Operands of the program follow in the order of [`Program::reads`], f32:
-/// `[b, t]` or `[b, t, H]` of [`Place::Query`], `[b, s]` or `[b, s, H]` of [`Place::Key`], `[]` or
-/// `[H]` of [`Place::All`], `[n]` or `[H, n]` of [`Place::Table`]. A value read at the query and at
-/// the key is two operands; where keys are cached, those of [`Place::Key`] are cached as keys are.
-/// `i` and `j` of a program are positions where the mask has them.
+/// dropout, `chosen i32[b, t, C, n]` of [`Among`]. Operands of the program follow in the order of
+/// [`Program::reads`], f32: `[b, t]` or `[b, t, H]` of [`Place::Query`], `[b, s]` or `[b, s, H]` of
+/// [`Place::Key`], `[]` or `[H]` of [`Place::All`], `[n]` or `[H, n]` of [`Place::Table`]. A value
+/// read at the query and at the key is two operands; where keys are cached, those of [`Place::Key`]
+/// are cached as keys are. `i` and `j` of a program are positions where the mask has them.
 #[derive(Clone, Debug, Default)]
 pub struct Attention {
     /// Factor on `q·k`.
@@ -576,7 +576,7 @@ impl<'a> Visible<'a> {
             Some((q, k)) => (q[query].into(), k[key].into()),
         };
         let near = k >= 0 && k <= q && self.window.is_none_or(|w| ((q - k) as u64) < w);
-        let end = self.every.is_none_or(|e| (k as u64 + 1).is_multiple_of(e));
+        let end = self.every.is_none_or(|e| (k + 1).unsigned_abs().is_multiple_of(e));
         near && end && self.segments.is_none_or(|s| s[query] == s[key])
     }
 

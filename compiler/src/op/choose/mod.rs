@@ -6,9 +6,9 @@ use super::attention::{Mask, Visible};
 use super::*;
 use std::sync::LazyLock;
 
-/// `(q[b, t, H, d], k[b, s, G, d], mask operands, weights[b, t, H]?) -> chosen i32[b, t, C, n]`: for
-/// each list of `H/C` adjacent heads the numbers of at most `n` blocks in increasing order, -1 for
-/// the rest; what [`Among`](super::attention::Among) reads. Operands of the mask are those of
+/// `(q[b, t, H, d], k[b, s, G, d], mask operands, weights[b, t, H]?) -> chosen i32[b, t, C, n]`:
+/// for each list of `H/C` adjacent heads the numbers of at most `n` blocks in increasing order, -1
+/// for the rest; what [`Among`](super::attention::Among) reads. Operands of the mask are those of
 /// [`Attention`], whose `every` is the tokens of a block: only keys at ends of blocks have a score,
 /// of the block that ends there, which is complete.
 ///
@@ -66,7 +66,7 @@ static OPERANDS: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| {
     (0..8).map(list).collect()
 });
 
-/// What a choice of one query is made from.
+/// Blocks that one query chooses from.
 struct Scored {
     /// Complete blocks and their scores, in the order of their numbers.
     blocks: Vec<(i32, f64)>,

@@ -53,7 +53,7 @@ impl<'a> Order<'a> {
         Order { entries, window: attention.window, positions, segments }
     }
 
-    /// The position of a query, negative where it is none.
+    /// The position of a query, negative where it takes no part.
     pub fn query(&self, query: usize) -> i64 {
         self.positions.map_or(query as i64, |p| p[query].into())
     }
