@@ -325,7 +325,9 @@ def dsa(w, x, i, memo):
     a, b = (torch.cat([turn(y[..., :half]), y[..., half:]], -1) for y in (a, b))
     weights = linear(x, w("w.weight")) * a.shape[2] ** -0.5 * (2 * half) ** -0.5
     score = (torch.einsum("bihd,bjd->bihj", a, b[:, :, 0]).relu() * weights[..., None]).sum(2)
-    chosen = score.masked_fill(later(x), -torch.inf).topk(min(count, n), -1)[1]
+    # Heads whose products are all below zero leave scores of 0: of equal ones the first is taken.
+    order = score.masked_fill(later(x), -torch.inf).sort(stable=True, dim=-1, descending=True)[1]
+    chosen = order[..., : min(count, n)]
     seen = torch.zeros(x.shape[0], n, n, dtype=torch.bool).scatter(-1, chosen, True)[:, None]
     return linear(attend(q, k, v, only(seen)).flatten(2), w("out.weight"))
 

@@ -74,15 +74,22 @@ impl Defined {
 }
 
 impl Defined {
-    /// The setting that counts its parts, where its arithmetic has one: with as many more of them
+    /// The settings that count its parts, where its arithmetic has them: with as many more of them
     /// as the hidden size is larger, parts stay as large. `heads` of `gated_delta` is one. Of
-    /// several the first over whose dimension nothing is summed.
-    pub fn count(&self, model: &Model) -> Option<String> {
-        let twice = |setting: Option<&str>| {
+    /// several the first over whose dimension nothing is summed; after it those that divide it,
+    /// as `groups` of `nsa` does.
+    pub fn counts(&self, model: &Model) -> Vec<String> {
+        self.counted(model).unwrap_or_default()
+    }
+
+    fn counted(&self, model: &Model) -> Option<Vec<String>> {
+        let twice = |hidden: bool, settings: &[&str]| {
             let (mut own, mut model) = (self.clone(), model.clone());
-            model.hidden = model.hidden.saturating_mul(2);
-            if let Some(Setting::Size(size)) = setting.and_then(|name| own.settings.get_mut(name)) {
-                *size = size.saturating_mul(2);
+            model.hidden = model.hidden.saturating_mul(1 + u64::from(hidden));
+            for name in settings {
+                if let Some(Setting::Size(size)) = own.settings.get_mut(*name) {
+                    *size = size.saturating_mul(2);
+                }
             }
             own.graph(&model).ok()
         };
@@ -93,19 +100,33 @@ impl Defined {
                 here.dims.iter().filter(|dim| dim.name != "hidden" && size(&dim.name) != Some(dim.size));
             own.map(|dim| dim.name.clone()).collect()
         };
-        let follow = grown(&twice(None)?);
+        let follow = grown(&twice(true, &[])?);
         if follow.is_empty() {
             return None;
         }
         let reduced = here.reduced();
         let summed = |name: &str| reduced.iter().any(|dim| here.name(*dim) == name);
         let sizes = self.settings.iter().filter(|(_, own)| matches!(own, Setting::Size(size) if *size > 0));
-        let mut counts = sizes.map(|(name, _)| name).filter(|name| {
-            twice(Some(name)).is_some_and(|wide| grown(&wide).iter().all(|dim| !follow.contains(dim)))
+        let sizes: Vec<&String> = sizes.map(|(name, _)| name).collect();
+        let counts = sizes.iter().copied().filter(|name| {
+            twice(true, &[name]).is_some_and(|wide| grown(&wide).iter().all(|dim| !follow.contains(dim)))
         });
-        let first = counts.next()?;
-        let found = if summed(first) { counts.find(|name| !summed(name)).unwrap_or(first) } else { first };
-        Some(found.clone())
+        let counts: Vec<&String> = counts.collect();
+        let found = *counts.iter().find(|name| !summed(name)).or(counts.first())?;
+        // What grows with their number alone, and stays where another grows, too, is a quotient.
+        let larger = |other: &Graph, name: &str| {
+            let size = |graph: &Graph| graph.dims.iter().find(|dim| dim.name == name).map(|dim| dim.size);
+            size(other) > size(&here)
+        };
+        let wide = twice(false, &[found])?;
+        let quotients: Vec<String> =
+            grown(&wide).into_iter().filter(|dim| dim != found && larger(&wide, dim)).collect();
+        let divides = |name: &&&String| {
+            let both = twice(true, &[found, name]);
+            both.is_some_and(|both| quotients.iter().any(|dim| !larger(&both, dim)))
+        };
+        let others = sizes.iter().filter(|name| **name != found).filter(divides);
+        Some([&found].into_iter().chain(others).map(|name| (*name).clone()).collect())
     }
 
     /// Small bounds of sizes with which its formulas still fit, by name.
@@ -222,5 +243,30 @@ impl Language for Defined {
         }
         keys.put("pre_norm", ValueKind::Bool(self.pre_norm));
         keys.put("post_norm", ValueKind::Bool(self.post_norm));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parts grow with the number of parts, and groups of parts with both.
+    #[test]
+    fn settings_that_count_parts_are_found() {
+        let counts = |component: &str| {
+            let text = format!(
+                "model:\n  name: m\n  vocab: 17\n  hidden: 16\n  context: 8\n  components:\n    a: {component}\n  body: [a]\n"
+            );
+            let ast = crate::parse("m.yaml", &text, crate::Spelling::Yaml).unwrap();
+            let spec = crate::check(&ast, &[]).unwrap().0;
+            match &spec.model.components["a"] {
+                Component::Defined(own) => own.counts(&spec.model).join(" "),
+                _ => String::new(),
+            }
+        };
+        assert_eq!(counts("{gated_delta: {heads: 2}}"), "heads");
+        assert_eq!(counts("{moba: {heads: 2}}"), "heads");
+        assert_eq!(counts("{nsa: {heads: 2}}"), "heads groups");
+        assert_eq!(counts("{canon: {}}"), "");
     }
 }

@@ -434,17 +434,17 @@ fn widened(base: &Spec, k: u64) -> Spec {
 fn counted(base: &Spec, spec: &mut Spec, k: u64, grows: &dyn Fn(&Component) -> bool) {
     for (name, component) in &base.model.components {
         let Component::Defined(own) = component else { continue };
-        let count = own.count(&base.model).filter(|_| grows(component));
-        let Some((setting, Setting::Size(size))) =
-            count.and_then(|s| own.settings.get(&s).map(|size| (s, *size)))
-        else {
+        if !grows(component) {
             continue;
-        };
-        if let Some(Component::Defined(wide)) = spec.model.components.get_mut(name) {
-            wide.settings.insert(setting.clone(), Setting::Size(size * k));
         }
-        if let Some(transfer) = &mut spec.train.transfer {
-            transfer.sizes.insert(format!("{name}.{setting}"), size * WIDER[0]);
+        for setting in own.counts(&base.model) {
+            let Some(Setting::Size(size)) = own.settings.get(&setting).copied() else { continue };
+            if let Some(Component::Defined(wide)) = spec.model.components.get_mut(name) {
+                wide.settings.insert(setting.clone(), Setting::Size(size * k));
+            }
+            if let Some(transfer) = &mut spec.train.transfer {
+                transfer.sizes.insert(format!("{name}.{setting}"), size * WIDER[0]);
+            }
         }
     }
 }

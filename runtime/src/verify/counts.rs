@@ -74,19 +74,27 @@ impl Proof for Counts {
             }
             session.instrument(Instrument { count: true, time: false });
             for (program, tokens) in [("prefill", cache.chunk), ("decode", 1)] {
-                // Positions are data: of all zeros every query sees every place.
-                let known =
-                    Extents { pairs: Some(ROWS as u64 * cache.places * tokens), ..Extents::default() };
-                // Which keys are chosen is data, too.
-                let expected = executed(&compiled.plan, program, &|launch| match &compiled
-                    .plan
-                    .kernel(launch.kernel)
-                    .work()
-                    .units
-                {
-                    Units::Pairs { attention, .. } if attention.listed() => Extents::default(),
-                    _ => known,
-                })?;
+                // Positions are data: of all zeros every query sees every place. Which keys are
+                // chosen is data, too: of those launches this is the most there can be.
+                let pairs = ROWS as u64 * cache.places * tokens;
+                let counted = |most: bool| {
+                    executed(&compiled.plan, program, &|launch| match &compiled
+                        .plan
+                        .kernel(launch.kernel)
+                        .work()
+                        .units
+                    {
+                        Units::Pairs { attention, shape, .. } if attention.listed() => {
+                            let pairs = most.then(|| pairs * attention.times(shape.heads));
+                            Extents { pairs, ..Extents::default() }
+                        }
+                        _ => Extents { pairs: Some(pairs), ..Extents::default() },
+                    })
+                };
+                let mut expected = counted(true)?;
+                for (launch, open) in expected.launches.iter_mut().zip(counted(false)?.launches) {
+                    launch.open = open.open;
+                }
                 launches(s, checks, program, &expected, &session.run(program)?);
             }
         }

@@ -2,7 +2,7 @@
 //! ends of blocks.
 //!
 //! *Promise*: work is in proportion to the keys that are seen. A task widens the keys and values of
-//! one key head once for many queries, or the rows that one query sees where there are few of them.
+//! one key head once for many queries; few queries read the rows that they see where they lie.
 //! A query's keys are in the order of their positions, so that no choice of threads changes a bit.
 
 use super::{Dropout, Sizes, take};
@@ -136,16 +136,19 @@ fn few(s: &Sizes) -> bool {
     s.queries <= FEW
 }
 
-/// Keys that a query sees at most.
+/// Keys that a query sees at most. Positions are data: some keys may share one, so that neither a
+/// window nor blocks bound their number.
 fn most(s: &Sizes, attention: &Scoring) -> usize {
-    attention.most_keys(s.keys as u64).min(s.keys as u64) as usize
+    match attention.mask {
+        Mask::Positions => s.keys,
+        _ => attention.most_keys(s.keys as u64).min(s.keys as u64) as usize,
+    }
 }
 
 pub(super) fn scratch(s: &Sizes, attention: &Scoring, backward: bool) -> Scratch {
-    let most = most(s, attention);
-    let held = if few(s) && !backward { most } else { s.keys };
+    let held = if few(s) && !backward { 0 } else { s.keys };
     let tensors = if backward { 4 } else { 2 };
-    Scratch::local(tensors * held * s.size + 2 * most + 4 * s.size)
+    Scratch::local(tensors * held * s.size + 2 * most(s, attention) + 4 * s.size)
 }
 
 kernel_fn! {
@@ -240,24 +243,22 @@ pub(super) fn forward<T: Stored>(
     let [q, k, v] = ["q", "k", "v"].map(|name| args.view::<T>(name));
     let o = args.view::<T>("o").rows_of(s.heads * s.size);
     let lse = args.floats("lse").rows_of(s.heads);
-    let (size, scale) = (s.size, attention.scale as f32);
+    let (size, scale, few) = (s.size, attention.scale as f32, few(s));
     let part = QUERIES.max(s.queries.div_ceil(PARTS));
     let parts = s.queries.div_ceil(part);
     cx.parallel(s.batch * s.kv_heads * parts, |task, mut scratch| {
         let (part_of, kv_head, sequence) =
             (task % parts, task / parts % s.kv_heads, task / parts / s.kv_heads);
-        let held = if few(s) { most(s, attention) } else { s.keys };
-        let keys = take(&mut scratch, held * size);
-        let values = take(&mut scratch, held * size);
-        let weights = take(&mut scratch, 2 * most(s, attention));
+        let held = if few { 0 } else { s.keys };
+        let [keys, values] = [(); 2].map(|()| take(&mut scratch, held * size));
+        let weights = take(&mut scratch, most(s, attention));
         let [room, result] = [(); 2].map(|()| take(&mut scratch, size));
         let all = |row: usize| sequence * s.keys + row;
-        if !few(s) {
-            widen_head(k, (0..s.keys).map(all), kv_head * size, size, keys);
-            widen_head(v, (0..s.keys).map(all), kv_head * size, size, values);
-        }
+        let of_kv = kv_head * size..(kv_head + 1) * size;
+        widen_head(k, (0..s.keys).map(all), of_kv.start, size, keys);
+        widen_head(v, (0..s.keys).map(all), of_kv.start, size, values);
         let mut lists = Lists::new(s, attention, args, sequence);
-        let (mut rows, mut places) = (vec![], vec![]);
+        let mut rows = vec![];
         for query in part_of * part..((part_of + 1) * part).min(s.queries) {
             let row = sequence * s.queries + query;
             let mut before = None;
@@ -265,20 +266,19 @@ pub(super) fn forward<T: Stored>(
                 let list = lists.chosen.as_ref().map(|chosen| chosen.list(query, head));
                 if before != Some(list) {
                     lists.find(query, head, &mut rows);
-                    places.clear();
-                    if few(s) {
-                        let at = || rows.iter().map(|&row| all(row as usize));
-                        widen_head(k, at(), kv_head * size, size, keys);
-                        widen_head(v, at(), kv_head * size, size, values);
-                        places.extend(0..rows.len() as u32);
-                    } else {
-                        places.extend_from_slice(&rows);
-                    }
                     before = Some(list);
                 }
                 let weights = &mut weights[..rows.len()];
-                let q = T::wide(&q.row(row)[head * size..][..size], room);
-                let most = products(scale, q, keys, &places, weights);
+                let q = &q.row(row)[head * size..][..size];
+                let most = match few {
+                    false => products(scale, T::wide(q, room), keys, &rows, weights),
+                    true => {
+                        for (weight, &row) in weights.iter_mut().zip(&rows) {
+                            *weight = scale * T::inner(q, &k.row(all(row as usize))[of_kv.clone()]);
+                        }
+                        weights.iter().fold(f32::NEG_INFINITY, |most, &x| if x > most { x } else { most })
+                    }
+                };
                 result.fill(0.0);
                 let mut of_row = f32::NEG_INFINITY;
                 if most > f32::NEG_INFINITY {
@@ -286,7 +286,14 @@ pub(super) fn forward<T: Stored>(
                     if let Some(dropout) = &dropout {
                         dropout.apply_list([row, head], &rows, weights);
                     }
-                    sum_rows(weights, values, &places, result);
+                    match few {
+                        false => sum_rows(weights, values, &rows, result),
+                        true => {
+                            for (weight, &row) in weights.iter().zip(&rows) {
+                                T::add_scaled(*weight, &v.row(all(row as usize))[of_kv.clone()], result);
+                            }
+                        }
+                    }
                     let factor = 1.0 / sum;
                     result.iter_mut().for_each(|x| *x *= factor);
                     of_row = most + sum.ln();
