@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use serde::Serialize;
 
 use super::*;
-use crate::define::graph::{Function, Purpose};
+use crate::define::graph::{Function, Node, Purpose};
 use crate::define::{self, Context, Definition, Graph};
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::spec::Model;
@@ -76,16 +76,16 @@ impl Defined {
 impl Defined {
     /// The settings that count its parts, where its arithmetic has them: with as many more of them
     /// as the hidden size is larger, parts stay as large. `heads` of `gated_delta` is one. Of
-    /// several the first over whose dimension nothing is summed; after it those that divide it,
-    /// as `groups` of `nsa` does.
+    /// several the first over whose dimension nothing is summed; after it those without which keys
+    /// of fewer heads would stay as many, as `groups` of `nsa`.
     pub fn counts(&self, model: &Model) -> Vec<String> {
         self.counted(model).unwrap_or_default()
     }
 
     fn counted(&self, model: &Model) -> Option<Vec<String>> {
-        let twice = |hidden: bool, settings: &[&str]| {
+        let twice = |settings: &[&str]| {
             let (mut own, mut model) = (self.clone(), model.clone());
-            model.hidden = model.hidden.saturating_mul(1 + u64::from(hidden));
+            model.hidden = model.hidden.saturating_mul(2);
             for name in settings {
                 if let Some(Setting::Size(size)) = own.settings.get_mut(*name) {
                     *size = size.saturating_mul(2);
@@ -100,7 +100,7 @@ impl Defined {
                 here.dims.iter().filter(|dim| dim.name != "hidden" && size(&dim.name) != Some(dim.size));
             own.map(|dim| dim.name.clone()).collect()
         };
-        let follow = grown(&twice(true, &[])?);
+        let follow = grown(&twice(&[])?);
         if follow.is_empty() {
             return None;
         }
@@ -109,23 +109,23 @@ impl Defined {
         let sizes = self.settings.iter().filter(|(_, own)| matches!(own, Setting::Size(size) if *size > 0));
         let sizes: Vec<&String> = sizes.map(|(name, _)| name).collect();
         let counts = sizes.iter().copied().filter(|name| {
-            twice(true, &[name]).is_some_and(|wide| grown(&wide).iter().all(|dim| !follow.contains(dim)))
+            twice(&[name]).is_some_and(|wide| grown(&wide).iter().all(|dim| !follow.contains(dim)))
         });
         let counts: Vec<&String> = counts.collect();
         let found = *counts.iter().find(|name| !summed(name)).or(counts.first())?;
-        // What grows with their number alone, and stays where another grows, too, is a quotient.
-        let larger = |other: &Graph, name: &str| {
-            let size = |graph: &Graph| graph.dims.iter().find(|dim| dim.name == name).map(|dim| dim.size);
-            size(other) > size(&here)
+        // Heads may read keys of fewer heads. What `linear` gives of a token then stays in size
+        // unless the number of those grows, too.
+        let given = |graph: &Graph| -> Vec<u64> {
+            let linear = |node: &&Node| matches!(node.function, Function::Linear(_));
+            let size = |node: &Node| node.ty.dims.iter().map(|dim| graph.size(*dim)).product();
+            graph.region.nodes.iter().filter(linear).map(size).collect()
         };
-        let wide = twice(false, &[found])?;
-        let quotients: Vec<String> =
-            grown(&wide).into_iter().filter(|dim| dim != found && larger(&wide, dim)).collect();
-        let divides = |name: &&&String| {
-            let both = twice(true, &[found, name]);
-            both.is_some_and(|both| quotients.iter().any(|dim| !larger(&both, dim)))
+        let (now, alone) = (given(&here), given(&twice(&[found])?));
+        let grows = |name: &&&String| {
+            let both = twice(&[found, name]).map(|both| given(&both)).unwrap_or_default();
+            both.iter().zip(&alone).zip(&now).any(|((both, alone), now)| alone == now && both > now)
         };
-        let others = sizes.iter().filter(|name| **name != found).filter(divides);
+        let others = sizes.iter().filter(|name| **name != found).filter(grows);
         Some([&found].into_iter().chain(others).map(|name| (*name).clone()).collect())
     }
 
@@ -267,6 +267,7 @@ mod tests {
         assert_eq!(counts("{gated_delta: {heads: 2}}"), "heads");
         assert_eq!(counts("{moba: {heads: 2}}"), "heads");
         assert_eq!(counts("{nsa: {heads: 2}}"), "heads groups");
+        assert_eq!(counts("{mamba2: {size: 4}}"), "groups");
         assert_eq!(counts("{canon: {}}"), "");
     }
 }
