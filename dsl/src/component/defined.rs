@@ -94,13 +94,13 @@ impl Defined {
             own.graph(&model).ok()
         };
         let here = self.graph(model).ok()?;
+        let size = |graph: &Graph, of: &str| graph.dims.iter().find(|dim| dim.name == of).map(|dim| dim.size);
         let grown = |other: &Graph| -> Vec<String> {
-            let size = |name: &str| other.dims.iter().find(|dim| dim.name == name).map(|dim| dim.size);
-            let own =
-                here.dims.iter().filter(|dim| dim.name != "hidden" && size(&dim.name) != Some(dim.size));
-            own.map(|dim| dim.name.clone()).collect()
+            let own = here.dims.iter().map(|dim| &dim.name);
+            own.filter(|of| *of != "hidden" && size(other, of) != size(&here, of)).cloned().collect()
         };
-        let follow = grown(&twice(&[])?);
+        let wide = twice(&[])?;
+        let follow = grown(&wide);
         if follow.is_empty() {
             return None;
         }
@@ -113,17 +113,24 @@ impl Defined {
         });
         let counts: Vec<&String> = counts.collect();
         let found = *counts.iter().find(|name| !summed(name)).or(counts.first())?;
-        // Heads may read keys of fewer heads. What `linear` gives of a token then stays in size
-        // unless the number of those grows, too.
+        // Heads may read keys of fewer heads, by whose number theirs is divided. What `linear`
+        // gives of a token then stays in size unless that number grows, too.
         let given = |graph: &Graph| -> Vec<u64> {
             let linear = |node: &&Node| matches!(node.function, Function::Linear(_));
             let size = |node: &Node| node.ty.dims.iter().map(|dim| graph.size(*dim)).product();
             graph.region.nodes.iter().filter(linear).map(size).collect()
         };
-        let (now, alone) = (given(&here), given(&twice(&[found])?));
+        let (now, many) = (given(&here), twice(&[found])?);
+        let alone = given(&many);
+        let quotients: Vec<&str> = many.dims.iter().map(|dim| dim.name.as_str()).collect();
+        let quotients = quotients.iter().filter(|of| *of != found && size(&many, of) > size(&wide, of));
+        let quotients: Vec<&str> = quotients.copied().collect();
         let grows = |name: &&&String| {
-            let both = twice(&[found, name]).map(|both| given(&both)).unwrap_or_default();
-            both.iter().zip(&alone).zip(&now).any(|((both, alone), now)| alone == now && both > now)
+            let Some(both) = twice(&[found, name]) else { return false };
+            let more = given(&both);
+            let mut products = more.iter().zip(&alone).zip(&now);
+            quotients.iter().any(|of| size(&both, of) == size(&wide, of))
+                && products.any(|((both, alone), now)| alone == now && both > now)
         };
         let others = sizes.iter().filter(|name| **name != found).filter(grows);
         Some([&found].into_iter().chain(others).map(|name| (*name).clone()).collect())
