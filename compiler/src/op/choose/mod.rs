@@ -82,10 +82,15 @@ pub fn chosen_of(own: i32, near: u64, first: u64, count: usize, blocks: &[(i32, 
             list.push(block);
         }
     }
-    let mut rest: Vec<&(i32, f64)> = blocks.iter().filter(|(block, _)| !list.contains(block)).collect();
-    rest.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let free = blocks.iter().filter(|(block, _)| !list.contains(block));
+    let mut rest: Vec<(i32, f64)> = free.copied().collect();
     let left = count - list.len();
-    list.extend(rest.into_iter().take(left).map(|(block, _)| *block));
+    if left < rest.len() {
+        // The order among those that are chosen is no matter, so that nothing is sorted.
+        rest.select_nth_unstable_by(left, |a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        rest.truncate(left);
+    }
+    list.extend(rest.into_iter().map(|(block, _)| block));
     list.sort_unstable();
     list
 }
