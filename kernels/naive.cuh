@@ -4,6 +4,7 @@
 // and nothing of warps.
 #pragma once
 
+typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef long long i64;
@@ -14,6 +15,9 @@ typedef long long i64;
 DEVICE i64 thread_number() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
+// Rounded each for itself, never joined.
+DEVICE float product_of(float a, float b) { return __fmul_rn(a, b); }
+DEVICE float difference_of(float a, float b) { return __fsub_rn(a, b); }
 DEVICE void report(int *status, int launch) { atomicMin(status, launch); }
 
 // --- from here on the same in every dialect ------------------------------------------------------
@@ -25,6 +29,9 @@ struct bf16 {
 DEVICE float infinity() { return float_of(0x7f800000u); }
 DEVICE float value(float x) { return x; }
 DEVICE float value(bf16 x) { return float_of((u32)x.bits << 16); }
+// Number `at` of a weight, in whatever it is stored (`blocks.cuh` has the packed ones).
+DEVICE float number(const float *from, i64 at) { return from[at]; }
+DEVICE float number(const bf16 *from, i64 at) { return value(from[at]); }
 
 DEVICE void put(float *to, float x) { *to = x; }
 // To the nearest, ties to even; NaN stays NaN.

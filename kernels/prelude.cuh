@@ -26,6 +26,10 @@ template <class A> struct Alike<A, A> {
 };
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
+DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
+// Rounded each for itself, never joined.
+DEVICE float product_of(float a, float b) { return __fmul_rn(a, b); }
+DEVICE float difference_of(float a, float b) { return __fsub_rn(a, b); }
 
 // --- storage types -------------------------------------------------------------------------------
 
@@ -43,6 +47,20 @@ DEVICE void store(bf16 &to, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.b
 // it is needed, and takes no register before.
 DEVICE int anew(int x) {
     asm volatile("" : "+r"(x));
+    return x;
+}
+
+// Bits of a word under a mask, and others: one instruction where `others` is a register.
+DEVICE u32 masked(u32 word, u32 mask, u32 others) {
+    u32 y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(word), "r"(mask), "r"(others));
+    return y;
+}
+
+// A number in binary16, in the lower half.
+DEVICE float half_float(u32 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(u16(bits)));
     return x;
 }
 

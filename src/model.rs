@@ -65,7 +65,7 @@ pub fn beginning(
 /// The storage of weights in the file of a run's base, where this device reads them there. Ranks
 /// that train together have copies.
 pub fn stored(spec: &Spec, from: Option<&Checkpoint>, device: &dyn Device, group: &Group) -> Formats {
-    if !device.maps() || group.size() > 1 {
+    if group.size() > 1 {
         return Formats::default();
     }
     let base = match from {
@@ -74,7 +74,7 @@ pub fn stored(spec: &Spec, from: Option<&Checkpoint>, device: &dyn Device, group
     };
     // A base that does not open is refused where it is loaded.
     let weights = base.and_then(|base| Weights::open(Path::new(&base), None).ok());
-    weights.map(|weights| weights.formats()).unwrap_or_default()
+    weights.map(|weights| weights.formats_on(device)).unwrap_or_default()
 }
 
 /// A checkpoint with the specification it was trained from.
@@ -269,7 +269,7 @@ impl Trained {
 
     /// Storage of weights that a device reads in their files.
     fn formats(&self, device: &dyn Device) -> Formats {
-        if device.maps() { self.tensors.formats() } else { Formats::default() }
+        self.tensors.formats_on(device)
     }
 
     /// Storage of all numbers, on a device.

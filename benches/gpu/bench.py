@@ -177,6 +177,12 @@ def parts(a):
         yield 3, f"decoded_{name}", decode, ["gpu"], a.each
         other = [sys.executable, str(HERE / "decode.py"), "--dreamc", dreamc, "--spec", spec, "--work", str(a.work)]
         yield 3, f"vllm_{name}", other + ["--tokens", str(a.written)], ["gpu", "vllm"], a.each
+    # Packed weights: bytes of a matrix a second in every format, and a model of a billion numbers by each of some.
+    packed = [dreamc, "bench", str(ROOT / "examples/published/llama-3.2-1b.yaml"), "--device", "cuda", "--json"]
+    yield 3, "blocks", packed + ["--blocks"], ["gpu"], a.each
+    for name in ("bf16", "q8_0", "q4_k"):
+        written = packed + ["--decode", "--tokens", str(a.written)]
+        yield 3, f"blocks_{name}", written + ([] if name == "bf16" else ["--format", name]), ["gpu"], a.each
     yield 3, "all_train_alike", of_tests("all_examples_train_alike", "--ignored"), needs, a.each
     if not a.tests:
         cargo = ["cargo", "test", "--release", "-q"]
@@ -351,6 +357,24 @@ def proved(results):
     return lines
 
 
+def of_blocks(results):
+    """How fast packed weights are read, alone and in a model."""
+    lines, found = [], (results.get("blocks", {}).get("json") or {}).get("readings", [])
+    if found:
+        lines += ["", "| a matrix of | rows | µs | GB/s |", "|---|---|---|---|"]
+        lines += [f"| {r['format']} | {r['rows']} | {r['seconds'] * 1e6:.1f} | {r['bytes_per_second'] / 1e9:,.0f} |" for r in found]
+    written = []
+    for part in (part for part in results if part.startswith("blocks_")):
+        said = results[part].get("json") or {}
+        for d in filter(None, map(said.get, ("decoding", "decoding_eight"))):
+            cells = (part[len("blocks_") :], d["sequences"], f"{d['tokens_per_second']:,.0f}", f"{d['prompt_tokens_per_second']:,.0f}")
+            written.append((*cells, f"{d['weights_per_second'] / 1e9:,.0f}"))
+    if written:
+        lines += ["", "| weights in | texts at once | tokens/s | of prompts | GB/s of weights |", "|---|---|---|---|---|"]
+        lines += ["| " + " | ".join(map(str, row)) + " |" for row in written]
+    return lines
+
+
 def report(results, name):
     """Markdown from what the parts gave."""
     lines = [f"# {name or 'no GPU'}", "", "| part | result |", "|---|---|"]
@@ -417,6 +441,7 @@ def report(results, name):
     if written:
         lines += ["", "| model | written by | texts at once | tokens/s |", "|---|---|---|---|"]
         lines += [f"| {model} | {who} | {texts} | {rate:,.0f} |" for model, who, texts, rate in sorted(written)]
+    lines += of_blocks(results)
     recurrent = []
     for part in (part for part in results if part.startswith("recurrent_")):
         training = (results[part].get("json") or {}).get("training") or {}

@@ -155,6 +155,17 @@ class Bench(unittest.TestCase):
         self.assertEqual(names, ["vllm_llama-3.2-1b"])
         self.assertEqual(decode.rate(0.5, 1.5, 8, 129), 1024)
 
+    def test_packed_weights_have_their_rates(self):
+        reading = {"format": "q4_k", "rows": 1, "bytes": 33030144, "seconds": 1e-5, "bytes_per_second": 3.3e12}
+        one = {"sequences": 1, "tokens_per_second": 700.0, "prompt_tokens_per_second": 9000.0, "weights_per_second": 4e11}
+        good = {"skipped": None, "code": 0}
+        parts = {"blocks": good | {"json": {"readings": [reading]}}, "blocks_q4_k": good | {"json": {"decoding": one, "decoding_eight": None}}}
+        text = bench.report(parts, "a card")
+        self.assertIn("| q4_k | 1 | 10.0 | 3,300 |", text)
+        self.assertIn("| q4_k | 1 | 700 | 9,000 | 400 |", text)
+        names = [name for _, name, *_ in self.parts() if name.startswith("blocks")]
+        self.assertEqual(names, ["blocks", "blocks_bf16", "blocks_q8_0", "blocks_q4_k"])
+
     def test_recurrences_have_times_of_one_layer(self):
         launches = [
             {"kernel": "linear_attention 8x4096", "seconds": 0.002, "count": 2},

@@ -8,6 +8,10 @@
 //! and goes, and by the device's own clock where it has one: work is counted in a run of its own,
 //! so that no launch waits for the host.
 
+mod blocks;
+
+pub use blocks::{Reading, readings};
+
 use crate::data::Batch;
 use crate::device::{Choice, Device, DeviceError, Group, Instrument, LaunchStats, Session};
 use crate::generate::{Cached, NextLogits, Writing, compile_cached};
@@ -44,6 +48,14 @@ pub enum BenchError {
     /// The device does not do it.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// Random weights have no place for a moment.
+    #[error("cannot write {}: {error}; TMPDIR names another folder", path.display())]
+    Temporary {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
 }
 
 /// How a specification trained.
@@ -318,11 +330,13 @@ pub fn together(
 }
 
 /// Writes so many texts at once with caches; `None` where the model cannot be sampled from.
+/// `format`: of matrices, as they are in a quantised model.
 pub fn decoding(
     spec: &Spec,
     device: &dyn Device,
     (sequences, prompt, tokens): (usize, usize, usize),
     rewriting: &Rewriting,
+    format: Option<&str>,
 ) -> Result<Option<Decoding>, BenchError> {
     let narrow = device.writes(spec.train.precision);
     let writing = Writing {
@@ -338,8 +352,15 @@ pub fn decoding(
         Err(CompileError::Unsupported(_) | CompileError::LooksAhead) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
+    let compiled = match format {
+        Some(format) => {
+            compile_cached(spec, &Writing { formats: blocks::formats(&compiled, format), ..writing })?
+        }
+        None => compiled,
+    };
     let mut decoder = Cached::load(device, compiled)?;
     decoder.model().initialise(spec.train.seed)?;
+    blocks::fill(decoder.loaded())?;
     let vocab = spec.model.vocab as u32;
     let text = |t: u32| (0..prompt as u32).map(|i| (i * 7 + 11 * t + 1) % vocab).collect::<Vec<u32>>();
     let texts: Vec<Vec<u32>> = (0..sequences as u32).map(text).collect();
@@ -428,16 +449,16 @@ fn weights_read(model: &Model, program: &str) -> Result<u64, BenchError> {
         };
         let slots = kernel.signature();
         let operand = slots.iter().position(|slot| slot.name == name);
-        let mut size = 0;
+        let mut dtype = DType::F32;
         visit(&plan.programs[program].steps, &mut |l| {
             if l.kernel != launch.kernel || l.origin != launch.origin {
                 return;
             }
             if let Some(Operand::Tensor { buffer, .. }) = operand.and_then(|o| l.operands.get(o)) {
-                size = plan.buffer(*buffer).dtype.bytes();
+                dtype = plan.buffer(*buffer).dtype;
             }
         });
-        bytes += launch.multiply_adds / rows.max(1) * size;
+        bytes += dtype.room(launch.multiply_adds / rows.max(1));
     }
     Ok(bytes)
 }

@@ -91,7 +91,8 @@ struct Place {
 pub struct Memory {
     /// Weights.
     pub weights: u64,
-    /// Weights in their files, which are not in the total: other processes share them.
+    /// Weights as their files have them, not in the total where they are there, which other
+    /// processes share; a GPU has a copy, which is.
     #[serde(skip_serializing_if = "nothing")]
     pub mapped: u64,
     /// Gradients.
@@ -123,8 +124,9 @@ pub struct Scale {
 }
 
 impl Memory {
-    /// Memory of a plan, with so many bytes beside it.
-    pub fn of(plan: &Plan, scratch: u64) -> Self {
+    /// Memory of a plan, with so many bytes beside it, on a device that has copies of mapped
+    /// weights or reads their files.
+    pub fn of(plan: &Plan, scratch: u64, copies: bool) -> Self {
         let of = |spaces: &[Space]| {
             plan.buffers.iter().filter(|b| spaces.contains(&b.space)).map(|b| b.bytes()).sum::<u64>()
         };
@@ -133,7 +135,7 @@ impl Memory {
         let (optimizer, activations) = (of(&[Space::Optimizer]), of(&[Space::State, Space::Saved]));
         // Values of one program share memory, so what is left of the arena is theirs.
         let temporary = plan.arena.saturating_sub(weights + gradients + optimizer + activations);
-        let total = plan.arena + scratch;
+        let total = plan.arena + scratch + if copies { plan.mapped } else { 0 };
         Memory { weights, mapped, gradients, optimizer, activations, temporary, scratch, total }
     }
 }
@@ -211,7 +213,8 @@ impl Model {
 
     /// Memory of the model on its device.
     pub fn memory(&self) -> Memory {
-        Memory::of(&self.compiled.plan, self.session().scratch_bytes())
+        let session = self.session();
+        Memory::of(&self.compiled.plan, session.scratch_bytes(), session.copies())
     }
 
     /// The device's side, for what has no method here.

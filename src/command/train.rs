@@ -309,7 +309,14 @@ impl Job<'_> {
                 ),
             ],
             vec!["teacher's memory".into(), held(&taught_by)],
-            vec!["in its file".into(), format!("{}, mapped", bytes(memory.mapped))],
+            vec![
+                "in its file".into(),
+                format!(
+                    "{}, {}",
+                    bytes(memory.mapped),
+                    if self.device.copies() { "copied" } else { "mapped" }
+                ),
+            ],
             vec!["computed again".into(), again(&prepared, t.memory)],
             vec!["compiled in".into(), format!("{:.0} ms, {rewriting}", prepared.seconds * 1e3)],
         ];

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod blocks;
 mod codegen;
 mod cuda;
 mod linear;

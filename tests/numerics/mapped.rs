@@ -3,6 +3,7 @@
 
 use crate::support::{Golden, every_golden, golden};
 use dreamc_compiler::format::{Formats, Packed};
+use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Space;
 use dreamc_compiler::rewrite::Rewriting;
@@ -10,8 +11,9 @@ use dreamc_compiler::{Options, compile};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::checkpoint::Weights;
 use dreamc_runtime::checkpoint::safetensors::{Dtype, write_stored};
-use dreamc_runtime::device::DeviceError;
 use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
+use dreamc_runtime::device::ptx::PtxDevice;
+use dreamc_runtime::device::{Device, DeviceError};
 use dreamc_runtime::generate::{Cached, NextLogits, Writing, compile_cached, likeliest};
 use dreamc_runtime::model::{Model, ModelError, Scale};
 use dreamc_runtime::quantise::{Choice, quantise};
@@ -56,7 +58,11 @@ fn packed(folder: &Path, spec: &Spec, weights: &Weights, format: &str) -> Weight
 
 /// The bits of the logits after a prompt, and of those after each token written then.
 fn written(spec: &Spec, weights: &Weights, writing: &Writing) -> Vec<u32> {
-    let mut cached = Cached::load(&device(), compile_cached(spec, writing).unwrap()).unwrap();
+    written_on(&device(), spec, weights, writing)
+}
+
+fn written_on(device: &dyn Device, spec: &Spec, weights: &Weights, writing: &Writing) -> Vec<u32> {
+    let mut cached = Cached::load(device, compile_cached(spec, writing).unwrap()).unwrap();
     cached.model().restore(weights).unwrap();
     let prompt: Vec<u32> = (0..5).map(|i| (3 * i + 1) % spec.model.vocab as u32).collect();
     let mut bits = vec![];
@@ -211,6 +217,30 @@ fn blocks_give_the_bits_of_their_numbers_and_stay_in_their_file() {
     }
 }
 
+/// Kernels of a GPU read the blocks, too: what they write is what the CPU writes, and in bf16 near
+/// it.
+#[test]
+fn a_gpu_reads_the_blocks_of_every_format() {
+    let Some(gpu) = dreamc_skip::need(PtxDevice::fast()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for format in Packed::NAMES {
+        let long = format.ends_with("_k") || format == "nvfp4";
+        let (spec, weights) = drawn(folder.path(), if long { SUPER_BLOCKS } else { BLOCKS });
+        let packed = packed(folder.path(), &spec, &weights, format);
+        for (narrow, bound) in [(Narrow::Nothing, 1e-4), (Narrow::Storage, 0.1)] {
+            let writing = Writing { formats: packed.formats_on(&gpu), narrow, ..Writing::default() };
+            let found = written_on(&gpu, &spec, &packed, &writing);
+            let expected = written(&spec, &packed, &Writing::default());
+            let both = found.iter().zip(&expected).map(|(x, y)| (f32::from_bits(*x), f32::from_bits(*y)));
+            let apart =
+                both.map(|(x, y)| (x - y).abs()).fold(0.0, |most, x| if x <= most { most } else { x });
+            assert!(apart < bound, "{format}, {narrow:?}: {apart}");
+            let plan = compile_cached(&spec, &writing).unwrap().plan;
+            assert!(plan.mapped > 0 && plan.buffers.iter().any(|b| matches!(b.dtype, DType::Packed(_))));
+        }
+    }
+}
+
 /// Gradients through packed and mapped weights are those of the same numbers owned, and what no
 /// step moves may be in a file while the rest is trained.
 #[test]
@@ -226,11 +256,12 @@ fn gradients_go_through_weights_in_their_file() {
         batch.segments = vec![0; 8];
         batch
     };
+    let gpu = dreamc_skip::need(PtxDevice::fast());
     for format in ["q8_0", "q4_0"] {
         let packed = packed(folder.path(), &spec, &weights, format);
-        let gradients = |formats: Formats| {
+        let gradients = |device: &dyn Device, formats: Formats| {
             let options = Options { sequence: 8, train: true, steps: false, formats, ..Options::default() };
-            let mut model = Model::load(&device(), compile(&spec, &options).unwrap()).unwrap();
+            let mut model = Model::load(device, compile(&spec, &options).unwrap()).unwrap();
             model.restore(&packed).unwrap();
             model.begin_step().unwrap();
             model.backward(&batch, Scale { loss: 0.125, auxiliary: 1.0 }, None).unwrap();
@@ -239,9 +270,26 @@ fn gradients_go_through_weights_in_their_file() {
                 |t| model.gradient(t).unwrap().map(|g| g.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
             tensors.iter().map(of).collect::<Vec<_>>()
         };
-        let (owned, mapped) = (gradients(Formats::default()), gradients(packed.formats()));
+        let cpu = device();
+        let (owned, mapped) = (gradients(&cpu, Formats::default()), gradients(&cpu, packed.formats()));
         assert!(owned.iter().flatten().count() > 20);
         assert_eq!(owned, mapped, "{format}");
+        if let Some(gpu) = &gpu {
+            let found = gradients(gpu, packed.formats_on(gpu));
+            for (t, (x, y)) in compile(&spec, &Options { sequence: 8, ..Options::default() })
+                .unwrap()
+                .tensors
+                .iter()
+                .zip(owned.iter().zip(&found))
+            {
+                let (Some(x), Some(y)) = (x, y) else { continue };
+                let of = |bits: &[u32]| bits.iter().map(|b| f32::from_bits(*b)).collect::<Vec<f32>>();
+                let (x, y) = (of(x), of(y));
+                let largest = x.iter().fold(1e-3f32, |most, x| most.max(x.abs()));
+                let apart = x.iter().zip(&y).fold(0.0f32, |most, (x, y)| most.max((x - y).abs()));
+                assert!(apart <= 1e-3 * largest, "{format}, {}: {apart} of {largest}", t.name);
+            }
+        }
         // Frozen matrices stay in the file; those that steps move are owned.
         let mut frozen = spec.clone();
         frozen.train.freeze = vec!["*.ea.*".into()];

@@ -19,12 +19,14 @@
 //! source.passes[0].grid, .block, .arguments                // for the launch
 //! ```
 
+pub(crate) mod blocks;
 pub(crate) mod naive;
 pub(crate) mod rows;
 pub(crate) mod text;
 pub(crate) mod tile;
 
 use crate::count::device::Device;
+use crate::format::Packed;
 use crate::program::{Kernel, KernelKind};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -51,6 +53,8 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("tokens.cuh", include_str!("../../../kernels/tokens.cuh")),
     ("ends.cuh", include_str!("../../../kernels/ends.cuh")),
     ("update.cuh", include_str!("../../../kernels/update.cuh")),
+    ("blocks.cuh", include_str!("../../../kernels/blocks.cuh")),
+    ("few.cuh", include_str!("../../../kernels/few.cuh")),
     ("naive.cuh", include_str!("../../../kernels/naive.cuh")),
 ];
 
@@ -76,9 +80,9 @@ pub enum CodegenError {
         /// How much there is.
         limit: u64,
     },
-    /// Weights that are packed.
-    #[error("packed weights are read by the CPU alone")]
-    Packed,
+    /// An operand that is packed and no weight.
+    #[error("operand `{0}` is packed; kernels read weights so alone")]
+    Packed(&'static str),
     /// A kernel that is not well formed; the check of the plan finds it first.
     #[error("{0}")]
     Malformed(String),
@@ -121,6 +125,8 @@ pub struct Variant {
     pub in_place: bool,
     /// Bit `i`: operand `i` is bf16. For kernels that do not name the types of their operands.
     pub narrow: u32,
+    /// The blocks of the operand that is a weight in its own storage, where it is packed.
+    pub packed: Option<Packed>,
     /// Whether operands in bf16 begin at multiples of 16 bytes, and strided ones have rows that do.
     pub aligned: bool,
     /// Bit `i`: operand `i` begins at a multiple of 16 bytes, and so do its rows where it is
@@ -192,6 +198,7 @@ impl Default for Variant {
             element_bytes: 4,
             in_place: false,
             narrow: 0,
+            packed: None,
             aligned: false,
             wide: 0,
             places: false,
@@ -246,6 +253,8 @@ pub enum Argument {
     Places,
     /// A size or a distance that the text leaves open, as a 32-bit integer.
     Size(u32),
+    /// A distance that the text leaves open, as a 64-bit integer.
+    Distance(u64),
     /// Address of scratch memory, so many bytes in.
     Scratch(u64),
     /// Matrices of bf16 for the copy engine, passed by value.

@@ -64,6 +64,9 @@ impl Naive {
         functions: &str,
     ) -> Result<Naive> {
         let mut builder = Builder::new(format!("naive {}", kernel.summary()), "naive.cuh");
+        if variant.packed.is_some() {
+            builder.line("#include \"blocks.cuh\"");
+        }
         let mut groups: Vec<(u8, bool)> = vec![];
         for (i, slot) in kernel.signature().iter().enumerate() {
             if let Storage::Float(group) = slot.storage

@@ -3,10 +3,11 @@
 //! *In*: the signature of a kernel and its [`Variant`]. *Out*: a [`Source`]. *Promise*: an
 //! operand's declaration and its number follow from the signature alone.
 
-use super::{Argument, CodegenError, HOPPER_SHARED, Pass, SHARED, Source, Variant};
+use super::{Argument, CodegenError, HOPPER_SHARED, Pass, SHARED, Source, Variant, blocks};
 use crate::ir::{Binary, DType, Unary};
 pub(crate) use crate::op::kernel::times;
 use crate::op::kernel::{KernelKind, Layout, Role, Slot, Storage};
+use std::borrow::Cow;
 use std::fmt::Write;
 
 type Result<T> = std::result::Result<T, CodegenError>;
@@ -190,14 +191,15 @@ impl Operands {
     }
 
     /// The C++ type of an element of operand `i`.
-    fn element(&self, i: usize) -> Result<&'static str> {
-        Ok(match self.slots[i].storage {
-            Storage::Is(DType::F32) => "float",
-            Storage::Is(DType::I32) => "int",
-            Storage::Is(DType::Bf16) => "bf16",
-            Storage::Is(DType::Packed(_)) => return Err(CodegenError::Packed),
-            Storage::Float(_) | Storage::Weight => self.variant.element(i),
-            Storage::Any => self.word()?,
+    fn element(&self, i: usize) -> Result<Cow<'static, str>> {
+        Ok(match (self.slots[i].storage, self.variant.packed) {
+            (Storage::Is(DType::F32), _) => "float".into(),
+            (Storage::Is(DType::I32), _) => "int".into(),
+            (Storage::Is(DType::Bf16), _) => "bf16".into(),
+            (Storage::Is(DType::Packed(_)), _) => return Err(CodegenError::Packed(self.slots[i].name)),
+            (Storage::Weight, Some(packed)) => blocks::block(packed).into(),
+            (Storage::Float(_) | Storage::Weight, _) => self.variant.element(i).into(),
+            (Storage::Any, _) => self.word()?.into(),
         })
     }
 
@@ -230,7 +232,7 @@ impl Operands {
     /// An operand's address, or its value where it is an index.
     pub(crate) fn get(&self, name: &str) -> Result<Param> {
         let i = self.at(name)?;
-        Ok(self.param(i, self.element(i)?))
+        Ok(self.param(i, &self.element(i)?))
     }
 
     /// Several addresses.
@@ -266,7 +268,7 @@ impl Operands {
     pub(crate) fn numbered(&self) -> Result<Vec<Param>> {
         let mut list = vec![];
         for (i, slot) in self.slots.iter().enumerate() {
-            let param = self.param(i, self.element(i)?);
+            let param = self.param(i, &self.element(i)?);
             list.push(Param { name: format!("x{i}"), ..param });
             if slot.in_rows().is_some() {
                 list.push(Param::new("i64", &format!("x{i}_stride"), Argument::Stride(i)));
@@ -320,6 +322,18 @@ impl Builder {
             cluster: 1,
             shared: SHARED,
         }
+    }
+
+    /// Entries behind those of a source, of another file.
+    pub(crate) fn over(source: Source, header: &str) -> Self {
+        let mut builder = Builder { source, resident: 1, cluster: 1, shared: SHARED };
+        builder.line(&format!("#include \"{header}\""));
+        builder
+    }
+
+    /// How many entries there are.
+    pub(crate) fn passes(&self) -> usize {
+        self.source.passes.len()
     }
 
     /// Text before the next entry.

@@ -5,8 +5,9 @@
 
 use super::safetensors::{Stored, Tensors, View};
 use super::{CheckpointError, open_model};
+use crate::device::Device;
 use crate::mapped::Mapped;
-use dreamc_compiler::format::{Formats, Stored as Storage};
+use dreamc_compiler::format::{Format, Formats, Stored as Storage};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -111,7 +112,17 @@ impl Weights {
 
     /// The storage in which tensors can be read in their files.
     pub fn formats(&self) -> Formats {
-        let of = |(name, _): (&str, &[u64])| Some((name.to_string(), self.storage(name)?));
+        self.formats_where(|_| true)
+    }
+
+    /// The same of those tensors whose format a device takes so.
+    pub fn formats_on(&self, device: &dyn Device) -> Formats {
+        self.formats_where(|format| device.maps(format))
+    }
+
+    fn formats_where(&self, takes: impl Fn(Format) -> bool) -> Formats {
+        let stored = |name: &str| self.storage(name).filter(|stored| takes(stored.format));
+        let of = |(name, _): (&str, &[u64])| Some((name.to_string(), stored(name)?));
         self.entries().filter_map(of).collect()
     }
 

@@ -783,6 +783,10 @@ impl<B: Backend> Session for Executor<B> {
         self.backend.scratch_bytes()
     }
 
+    fn copies(&self) -> bool {
+        B::COPIES
+    }
+
     fn write(
         &mut self,
         buffer: BufferId,
@@ -812,7 +816,7 @@ impl<B: Backend> Session for Executor<B> {
     fn map(&mut self, buffer: BufferId, instance: u64, numbers: Mapped) -> Result<(), DeviceError> {
         let at = self.range(buffer, instance, 0, numbers.bytes)?;
         match self.plan.buffer(buffer) {
-            b if b.space == Space::Mapped => self.backend.map(at, numbers),
+            b if b.space == Space::Mapped => self.backend.map(at, numbers, b.dtype),
             _ => Err(DeviceError::NoBuffer(buffer)),
         }
     }

@@ -31,6 +31,7 @@ pub use executor::AT_ONCE;
 
 use crate::mapped::Mapped;
 use bytemuck::Pod;
+use dreamc_compiler::format::Format;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{BufferId, KernelId, Plan};
@@ -247,8 +248,14 @@ pub trait Device: Send + Sync {
         self.narrow(asked)
     }
 
-    /// Whether sessions read weights in their files, [`Session::map`].
-    fn maps(&self) -> bool {
+    /// Whether sessions take weights of this format as their file has them, [`Session::map`].
+    fn maps(&self, format: Format) -> bool {
+        let _ = format;
+        false
+    }
+
+    /// Whether what a session maps is a copy in its own memory, rather than the file's pages.
+    fn copies(&self) -> bool {
         false
     }
 
@@ -274,8 +281,12 @@ impl<D: Device + ?Sized> Device for &D {
         (**self).writes(asked)
     }
 
-    fn maps(&self) -> bool {
-        (**self).maps()
+    fn maps(&self, format: Format) -> bool {
+        (**self).maps(format)
+    }
+
+    fn copies(&self) -> bool {
+        (**self).copies()
     }
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {
@@ -290,6 +301,11 @@ pub trait Session: Send {
 
     /// Bytes allocated beside the plan's arena.
     fn scratch_bytes(&self) -> u64;
+
+    /// As [`Device::copies`].
+    fn copies(&self) -> bool {
+        false
+    }
 
     /// Copies bytes into a buffer, from `element` of `instance` on; the range may span instances.
     fn write(

@@ -78,7 +78,7 @@ impl Prepared {
         let plan = &self.compiled.plan;
         let scratch = device.scratch_bytes(plan).map_err(crate::model::ModelError::from)?;
         let beside = [&self.scorer, &self.writer, &self.observer].into_iter().flatten().map(|c| c.own).sum();
-        Ok((Memory::of(plan, scratch), beside))
+        Ok((Memory::of(plan, scratch, device.copies()), beside))
     }
 }
 

@@ -19,7 +19,6 @@ use crate::model::{Memory, Model};
 use dreamc_compiler::bind::Output;
 use dreamc_compiler::compiled::Entry as Of;
 use dreamc_compiler::count::{self, count};
-use dreamc_compiler::format::Formats;
 use dreamc_compiler::probe::{Point, Probe, matches, nearest, points};
 use dreamc_compiler::program::Plan as Program;
 use dreamc_compiler::rewrite::Rewriting;
@@ -137,7 +136,7 @@ impl Plan {
         };
         let captured = inside.iter().map(|name| (name.clone(), numbers(name))).collect();
         let narrow = device.narrow(theirs.train.precision);
-        let formats = if device.maps() { weights.formats() } else { Formats::default() };
+        let formats = weights.formats_on(device);
         let probe = Probe { captured: inside, patched: vec![] };
         let with = Options { probe, narrow, formats, rewrite: rewriting.clone(), ..looking(spec) };
         let compiled = compile(&theirs, &Options { logits: names.contains(LOGITS), ..with })?;
@@ -167,7 +166,7 @@ impl Plan {
     /// Its memory on a device: weights that are not mapped, and the forward of a micro-batch.
     pub fn memory(&self, device: &dyn Device) -> Result<Memory, TrainError> {
         let scratch = device.scratch_bytes(&self.compiled.plan).map_err(crate::model::ModelError::from)?;
-        Ok(Memory::of(&self.compiled.plan, scratch))
+        Ok(Memory::of(&self.compiled.plan, scratch, device.copies()))
     }
 
     /// Whether some stage matches logits.

@@ -1,15 +1,24 @@
 //! The CUDA of products by head: tiles of each head's rows and columns.
 
 use super::kernel::ByHead;
+use crate::codegen::blocks::{Few, unpacked};
 use crate::codegen::text::{Builder, Operands, fits, size, times};
 use crate::codegen::tile::Tile;
 use crate::codegen::{CodegenError, Source, Variant};
+use crate::format::Packed;
 use crate::op::kernel::KernelKind;
+use crate::program::Kernel;
 
 type Result<T> = std::result::Result<T, CodegenError>;
 
 pub(super) fn by_head(kernel: &ByHead, variant: Variant) -> Result<Option<Source>> {
     let &ByHead { rows, heads, out, inner, first, part, transposed, stored } = kernel;
+    if let (true, Some(packed)) = (stored, variant.packed) {
+        return match few(kernel, variant, packed)? {
+            Some(source) => Ok(Some(source)),
+            None => unpacked(kernel, &Kernel::ByHead(ByHead { stored: false, ..*kernel }), variant),
+        };
+    }
     // Tiles have operands of one type.
     if stored {
         return kernel.naive(variant);
@@ -42,4 +51,24 @@ pub(super) fn by_head(kernel: &ByHead, variant: Variant) -> Result<Option<Source
     let constants = format!("{}, {transposed}, {}", tile.text(wide), variant.places);
     builder.call("by_head_tiles", geometry, &list, "by_head", &constants);
     Ok(builder.finish())
+}
+
+/// The vectors of few rows with rows of packed matrices.
+fn few(kernel: &ByHead, variant: Variant, packed: Packed) -> Result<Option<Source>> {
+    let &ByHead { rows, heads, out, inner, first, part, transposed, stored: _ } = kernel;
+    let o = Operands::of(kernel, variant);
+    let fit = (false, !transposed && o.wide(&["x"])?);
+    let Some(few) = Few::of(&variant, packed, (rows, part, inner), heads, fit)? else { return Ok(None) };
+    let mut list = o.list(["x", "w", "y"])?;
+    list.extend([
+        size("rows", "rows", rows)?,
+        size("heads", "heads", heads)?,
+        size("out", "a matrix's rows", out)?,
+        size("from", "a matrix's first row", first)?,
+        size("n", "elements of a result", part)?,
+        size("k", "elements of a vector", inner)?,
+    ]);
+    list.extend(variant.needed());
+    let name = format!("few_{rows}x{part}x{inner}_of_{heads}_of_{}", packed.name());
+    Ok(few.source(name, &list, "few_by_head", &variant.places.to_string()))
 }

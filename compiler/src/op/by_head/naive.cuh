@@ -6,6 +6,6 @@ if (places[row] < 0) return;
 float sum = 0.0f;
 for (i64 k = 0; k < K; ++k) {
     i64 element = TRANSPOSED ? (FIRST + k) * INNER + column : (FIRST + column) * INNER + k;
-    sum = fmaf(value(x[(row * HEADS + head) * K + k]), value(w[head * OUT * INNER + element]), sum);
+    sum = fmaf(value(x[(row * HEADS + head) * K + k]), number(w, head * OUT * INNER + element), sum);
 }
 put(y + at, sum);

@@ -2,15 +2,24 @@
 //! few.
 
 use super::kernel::Product;
+use crate::codegen::blocks::{Few, unpacked};
 use crate::codegen::text::{Builder, Operands, fits, per_thread, scratch, size, stride_of, times};
 use crate::codegen::tile::{Operand, Tile, lines};
 use crate::codegen::{CodegenError, Source, Variant};
+use crate::format::Packed;
 use crate::op::kernel::KernelKind;
+use crate::program::Kernel;
 
 type Result<T> = std::result::Result<T, CodegenError>;
 
 pub(super) fn product(kernel: &Product, variant: Variant) -> Result<Option<Source>> {
     let &Product { m, n, k, a, b, accumulate, stored } = kernel;
+    if let (true, Some(packed)) = (stored, variant.packed) {
+        return match few(kernel, variant, packed)? {
+            Some(source) => Ok(Some(source)),
+            None => unpacked(kernel, &Kernel::Product(Product { stored: false, ..*kernel }), variant),
+        };
+    }
     // Tiles have operands of one type.
     if stored {
         return kernel.naive(variant);
@@ -85,4 +94,27 @@ pub(super) fn product(kernel: &Product, variant: Variant) -> Result<Option<Sourc
     let constants = format!("{accumulate}{some}");
     builder.call("product_join", per_thread(times(&[m, n]))?, &list, "add_slices", &constants);
     Ok(builder.finish())
+}
+
+/// The product of few rows with a packed matrix, whose rows are those of `b`'s columns.
+fn few(kernel: &Product, variant: Variant, packed: Packed) -> Result<Option<Source>> {
+    let &Product { m, n, k, a, b, accumulate, stored: _ } = kernel;
+    let o = Operands::of(kernel, variant);
+    let lines = a.column == 1 && a.row.is_multiple_of(4) && o.wide(&["a"])?;
+    let whole = b.row == 1 && b.column.is_multiple_of(packed.unit() as u64);
+    let Some(few) = Few::of(&variant, packed, (m, n, k), 1, (false, lines && whole))? else {
+        return Ok(None);
+    };
+    let mut list = o.list(["a", "b", "c"])?;
+    list.extend([
+        size("m", "a product's rows", m)?,
+        size("n", "a product's columns", n)?,
+        size("k", "a product's depth", k)?,
+        stride_of("a_far", a.row)?,
+        stride_of("b_far", b.column)?,
+    ]);
+    let some = variant.places && kernel.leaves_rows_out();
+    list.extend(variant.needed().filter(|_| some));
+    let name = format!("few_{m}x{n}x{k}_of_{}", packed.name());
+    Ok(few.source(name, &list, "few_product", &format!("{accumulate}, {some}")))
 }

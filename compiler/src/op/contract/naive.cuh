@@ -4,5 +4,5 @@ i64 i = at / N, j = at % N;
 if (places[i] < 0) return;
 #endif
 float sum = 0.0f;
-for (i64 k = 0; k < K; ++k) sum = fmaf(value(a[i * A_ROW + k * A_COLUMN]), value(b[k * B_ROW + j * B_COLUMN]), sum);
+for (i64 k = 0; k < K; ++k) sum = fmaf(value(a[i * A_ROW + k * A_COLUMN]), number(b, k * B_ROW + j * B_COLUMN), sum);
 put(c + at, ACCUMULATE ? value(c[at]) + sum : sum);

@@ -14,7 +14,7 @@ pub(super) fn embed(kernel: &Embed, variant: Variant) -> Result<Option<Source>> 
     let &Embed { rows, vocab, width } = kernel;
     let o = Operands::of(kernel, variant);
     // Rows are copied word by word.
-    if o.narrow("table")? {
+    if o.narrow("table")? || variant.packed.is_some() {
         return kernel.naive(variant);
     }
     fits("rows", rows)?;

@@ -1,6 +1,6 @@
 // pass embed: an element of x
 int id = ids[at / WIDTH];
-if (below(id, VOCAB, status, launch)) x[at] = value(table[id * WIDTH + at % WIDTH]);
+if (below(id, VOCAB, status, launch)) x[at] = number(table, id * WIDTH + at % WIDTH);
 // pass grad: an element of the table
 float sum = 0.0f;
 for (i64 row = 0; row < ROWS; ++row) {

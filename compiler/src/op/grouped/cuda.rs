@@ -1,15 +1,24 @@
 //! The CUDA of grouped products: tiles whose group is found by bisection.
 
 use super::kernel::{Grouped, GroupedOuter};
-use crate::codegen::text::{Builder, Operands, size, status, times};
+use crate::codegen::blocks::{Few, unpacked};
+use crate::codegen::text::{Builder, Operands, Param, size, status, times};
 use crate::codegen::tile::{Operand, Tile};
 use crate::codegen::{CodegenError, Source, Variant};
+use crate::format::Packed;
 use crate::op::kernel::KernelKind;
+use crate::program::Kernel;
 
 type Result<T> = std::result::Result<T, CodegenError>;
 
 pub(super) fn grouped(kernel: &Grouped, variant: Variant) -> Result<Option<Source>> {
     let &Grouped { slots, experts, out, inner, transposed, gather, stored } = kernel;
+    if let (true, Some(packed)) = (stored, variant.packed) {
+        return match few(kernel, variant, packed)? {
+            Some(source) => Ok(Some(source)),
+            None => unpacked(kernel, &Kernel::Grouped(Grouped { stored: false, ..*kernel }), variant),
+        };
+    }
     // Tiles have operands of one type.
     if stored {
         return kernel.naive(variant);
@@ -56,6 +65,31 @@ pub(super) fn grouped(kernel: &Grouped, variant: Variant) -> Result<Option<Sourc
     );
     builder.entry("grouped_tiles", geometry, &list, &body);
     Ok(builder.finish())
+}
+
+/// Slots that have their matrix each: more of them share one, which is then read again for each.
+const FEW_SLOTS: u64 = 64;
+
+/// Few slots with packed matrices.
+fn few(kernel: &Grouped, variant: Variant, packed: Packed) -> Result<Option<Source>> {
+    let &Grouped { slots, experts, out, inner, transposed, gather, stored: _ } = kernel;
+    let o = Operands::of(kernel, variant);
+    let fit = !transposed && slots <= FEW_SLOTS && o.wide(&["x"])?;
+    let Some(few) = Few::of(&variant, packed, (1, out, inner), slots, (true, fit))? else { return Ok(None) };
+    let order = gather.map(|_| o.get("order")).transpose()?;
+    let mut list = vec![o.get("x")?, o.get("w")?, o.get("offsets")?];
+    list.extend(order.or(Some(Param { name: "order".into(), ..o.get("offsets")? })));
+    list.push(o.get("y")?);
+    list.extend([
+        size("slots", "slots", slots)?,
+        size("experts", "experts", experts)?,
+        size("n", "a matrix's rows", out)?,
+        size("k", "a matrix's columns", inner)?,
+        size("per", "choices of a token", gather.unwrap_or(1))?,
+    ]);
+    list.extend(status());
+    let name = format!("few_{slots}x{out}x{inner}_by_{experts}_of_{}", packed.name());
+    Ok(few.source(name, &list, "few_grouped", &gather.is_some().to_string()))
 }
 
 pub(super) fn grouped_outer(kernel: &GroupedOuter, variant: Variant) -> Result<Option<Source>> {

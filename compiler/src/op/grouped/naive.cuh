@@ -22,7 +22,7 @@ for (i64 e = 0; e < EXPERTS; ++e) {
     if (row < 0) return;
     for (i64 k = 0; k < DEPTH; ++k) {
         i64 element = TRANSPOSED ? k * WIDTH + column : column * DEPTH + k;
-        sum = fmaf(value(x[row * DEPTH + k]), value(w[e * OUT * INNER + element]), sum);
+        sum = fmaf(value(x[row * DEPTH + k]), number(w, e * OUT * INNER + element), sum);
     }
 }
 put(y + at, sum);

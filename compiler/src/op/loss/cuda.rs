@@ -1,6 +1,7 @@
 //! The CUDA of cross-entropy, and of the head fused with it.
 
 use super::kernel::{CrossEntropy, CrossEntropyGrad, HeadLoss, HeadLossGrad};
+use crate::codegen::blocks::unpacked;
 use crate::codegen::text::{
     Builder, Operands, Param, THREADS, blocks, fits, float, one, per_thread, per_thread_of, scratch, status,
     times, with_status,
@@ -9,6 +10,7 @@ use crate::codegen::tile::{LARGE, MIDDLE, Operand, ROWS_BF16, Tile};
 use crate::codegen::{Argument, CodegenError, Source, Variant};
 use crate::op::Bits;
 use crate::op::kernel::KernelKind;
+use crate::program::Kernel;
 
 type Result<T> = std::result::Result<T, CodegenError>;
 
@@ -42,6 +44,9 @@ fn capped(softcap: Option<Bits>) -> (bool, String) {
 
 pub(super) fn head_loss(kernel: &HeadLoss, variant: Variant) -> Result<Option<Source>> {
     let &HeadLoss { rows, vocab, width, softcap, stored } = kernel;
+    if stored && variant.packed.is_some() {
+        return unpacked(kernel, &Kernel::HeadLoss(HeadLoss { stored: false, ..*kernel }), variant);
+    }
     // Tiles have operands of one type.
     if stored {
         return kernel.naive(variant);

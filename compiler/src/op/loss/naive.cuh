@@ -18,7 +18,7 @@ float p = expf(value(logits[at]) - lse[row]);
 put(dlogits + at, target < 0 ? 0.0f : d[row] * p - (target == at % VOCAB ? d[row] : 0.0f));
 // pass logits: a logit of a row and a class
 float z = 0.0f;
-for (i64 i = 0; i < WIDTH; ++i) z = fmaf(value(x[at / VOCAB * WIDTH + i]), value(w[at % VOCAB * WIDTH + i]), z);
+for (i64 i = 0; i < WIDTH; ++i) z = fmaf(value(x[at / VOCAB * WIDTH + i]), number(w, at % VOCAB * WIDTH + i), z);
 logits[at] = capped(z);
 // pass head_loss: a row
 const float *row = logits + at * VOCAB;

@@ -1,6 +1,6 @@
 //! Generated kernels: fused work on the rows of streams.
 
-use crate::codegen::{CodegenError, Source, Variant, rows};
+use crate::codegen::{CodegenError, Source, Variant, blocks, rows};
 use crate::ir::{self, DType};
 use crate::op::kernel::{KernelKind, Slot, Work, index, input, ints, need, result, times};
 use crate::op::{Bits, Reduction};
@@ -316,12 +316,29 @@ impl KernelKind for RowKernel {
     }
 
     fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        rows::generate(self, variant)
+        match packed(self) {
+            true => blocks::unpacked_rows(self, variant),
+            false => rows::generate(self, variant),
+        }
     }
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        super::naive::generate(self, variant)
+        match packed(self) {
+            true => blocks::unpacked_rows(self, variant),
+            false => super::naive::generate(self, variant),
+        }
     }
+}
+
+/// Whether an input is packed.
+fn packed(kernel: &RowKernel) -> bool {
+    let is = |input: &RowInput| {
+        matches!(
+            input,
+            RowInput::Row { dtype: DType::Packed(_), .. } | RowInput::Shared { dtype: DType::Packed(_), .. }
+        )
+    };
+    kernel.inputs.iter().any(is)
 }
 
 /// Whether the arrays of a row kernel have the lengths its operations give them.

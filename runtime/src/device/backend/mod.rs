@@ -108,7 +108,10 @@ pub(crate) trait Backend: Send + 'static {
     /// Whether a launch is done when [`Backend::launch`] returns.
     const SYNCHRONOUS: bool;
 
-    /// Bytes allocated beside the arena.
+    /// Whether what is mapped is copied.
+    const COPIES: bool = false;
+
+    /// Bytes allocated beside the arena, mapped weights left out.
     fn scratch_bytes(&self) -> u64;
 
     /// Copies into the arena, after all launches before it.
@@ -117,9 +120,10 @@ pub(crate) trait Backend: Send + 'static {
     /// Copies out of the arena, after all launches before it.
     fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Puts numbers of a file at an address from [`MAPPED`](dreamc_compiler::program::MAPPED) on.
-    fn map(&mut self, at: u64, numbers: Mapped) -> Result<(), DeviceError> {
-        let _ = (at, numbers);
+    /// Puts numbers of a file, of this type, at an address from
+    /// [`MAPPED`](dreamc_compiler::program::MAPPED) on.
+    fn map(&mut self, at: u64, numbers: Mapped, dtype: DType) -> Result<(), DeviceError> {
+        let _ = (at, numbers, dtype);
         Err(DeviceError::Driver { device: "this device".into(), message: "it maps no files".into() })
     }
 

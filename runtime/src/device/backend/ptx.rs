@@ -10,6 +10,7 @@ use super::gpu::launch::Launch;
 use super::gpu::{self, Compiler, Gpu, Target};
 use crate::device::{Device, DeviceError, Group, Session};
 use dreamc_compiler::codegen::{Limits, Source};
+use dreamc_compiler::format::Format;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
 use dreamc_dsl::spec::Precision;
@@ -84,6 +85,14 @@ impl Device for PtxDevice {
             Precision::F32 => Narrow::Nothing,
             Precision::Bf16 => Narrow::Storage,
         }
+    }
+
+    fn maps(&self, format: Format) -> bool {
+        gpu::maps(format)
+    }
+
+    fn copies(&self) -> bool {
+        true
     }
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {

@@ -4,11 +4,11 @@ use crate::device::DeviceError;
 use dreamc_compiler::program::{Plan, Space};
 
 /// Refuses a plan that needs more than there is, naming what takes most of it. `needed` is all of
-/// it, as memory is handed out.
+/// it, as memory is handed out; `copied` bytes are of weights as their file has them.
 pub(super) fn check(
     device: &str,
     plan: &Plan,
-    scratch: u64,
+    (scratch, copied): (u64, u64),
     needed: u64,
     free: u64,
 ) -> Result<(), DeviceError> {
@@ -25,6 +25,7 @@ pub(super) fn check(
     let smaller = "use a smaller train.batch with a larger train.accumulate, or a shorter train.sequence";
     let parts = [
         ("weights, gradients and optimizer state", weights, "use a smaller model, or freeze a part of it"),
+        ("packed weights", copied, "quantise it to fewer bits"),
         ("activations kept for the backward pass, and caches", kept, smaller),
         ("values of one layer at a time", temporary, smaller),
         ("scratch memory of kernels", scratch, smaller),
@@ -54,15 +55,17 @@ mod tests {
             arena: 5120,
             ..Plan::default()
         };
-        assert!(check("cuda:0", &plan, 0, 5120, 5120).is_ok());
-        let error = check("cuda:0", &plan, 4, 5124, 5120).unwrap_err().to_string();
+        assert!(check("cuda:0", &plan, (0, 0), 5120, 5120).is_ok());
+        let error = check("cuda:0", &plan, (4, 0), 5124, 5120).unwrap_err().to_string();
         assert!(
             error.contains("needs 5124") && error.contains("activations") && error.contains("4096"),
             "{error}"
         );
         assert!(error.contains("train.batch"), "{error}");
         plan.buffers[1].space = Space::Temporary;
-        let error = check("cuda:0", &plan, 1 << 20, 5120 + (1 << 20), 5120).unwrap_err().to_string();
+        let error = check("cuda:0", &plan, (1 << 20, 0), 5120 + (1 << 20), 5120).unwrap_err().to_string();
         assert!(error.contains("scratch"), "{error}");
+        let error = check("cuda:0", &plan, (0, 1 << 20), 5120 + (1 << 20), 5120).unwrap_err().to_string();
+        assert!(error.contains("1048576 bytes, is packed weights"), "{error}");
     }
 }

@@ -33,7 +33,7 @@ use crate::device::check::check;
 use crate::device::executor::{self, Program};
 use crate::device::{Device, DeviceError, Group, Session, machine};
 use crate::mapped::Mapped;
-use dreamc_compiler::format::Packed;
+use dreamc_compiler::format::{Format, Packed};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{Kernel, KernelKind, MAPPED, Plan, Slot, Storage};
@@ -111,7 +111,7 @@ impl Device for CpuDevice {
         }
     }
 
-    fn maps(&self) -> bool {
+    fn maps(&self, _: Format) -> bool {
         true
     }
 
@@ -687,7 +687,7 @@ impl Cpu {
         // Pages are handed out as they are written: a plan that the machine cannot hold would be
         // killed at some step.
         if let Some((all, _)) = machine::memory() {
-            room::check("the CPU", plan, scratch, plan.arena.saturating_add(scratch), all)?;
+            room::check("the CPU", plan, (scratch, 0), plan.arena.saturating_add(scratch), all)?;
         }
         let arena = Memory::new(plan.arena, "arena")?;
         let scratch = Memory::new(scratch, "scratch of the CPU device")?;
@@ -753,7 +753,7 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn map(&mut self, at: u64, numbers: Mapped) -> Result<(), DeviceError> {
+    fn map(&mut self, at: u64, numbers: Mapped, _: DType) -> Result<(), DeviceError> {
         self.files.map(at, numbers);
         Ok(())
     }

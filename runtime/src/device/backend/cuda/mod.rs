@@ -21,6 +21,7 @@ use cublaslt::CublasLt;
 use cudarc::driver::{DriverError, result, sys};
 use dreamc_compiler::codegen::{Argument, Limits, Pass, Source};
 use dreamc_compiler::count::device::{self, DEVICES};
+use dreamc_compiler::format::Format;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
 use dreamc_dsl::spec::Precision;
@@ -442,6 +443,14 @@ impl Device for CudaDevice {
             Precision::F32 => Narrow::Nothing,
             Precision::Bf16 => Narrow::Storage,
         }
+    }
+
+    fn maps(&self, format: Format) -> bool {
+        gpu::maps(format)
+    }
+
+    fn copies(&self) -> bool {
+        true
     }
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {

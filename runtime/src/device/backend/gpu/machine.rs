@@ -268,6 +268,7 @@ pub fn read(source: &Source, pass: &Pass, registers: Option<u32>) -> Code {
         .zip(&pass.arguments)
         .filter_map(|(&name, argument)| match argument {
             Argument::Size(n) => Some((name, f64::from(*n))),
+            Argument::Distance(n) => Some((name, *n as f64)),
             _ => None,
         })
         .collect();

@@ -26,12 +26,14 @@ mod tests;
 use super::{Backend, Call, Value, Work};
 use crate::device::executor::{self, Collective, Listed, Place, Program};
 use crate::device::{Choice, DeviceError, Group, Session};
+use crate::mapped::Mapped;
 use crate::notice::notice;
 use crate::nvrtc::{self, Nvrtc};
 use dreamc_compiler::codegen::{Argument, Base, HEADERS, Limits, Matrices, Source, Variant, generate};
+use dreamc_compiler::format::{Format, Packed};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::Found;
-use dreamc_compiler::program::{Kernel, KernelId, KernelKind, Parts, Plan, Slot, Storage};
+use dreamc_compiler::program::{Kernel, KernelId, KernelKind, MAPPED, Parts, Plan, Slot, Storage};
 use launch::{Arg, Launch, Swizzle, TensorMap};
 use std::collections::HashMap;
 
@@ -260,15 +262,18 @@ struct PlanLaunch<'p> {
     variant: Variant,
 }
 
-/// Which operands are bf16, and which begin on 16 bytes for all values of the loop variables and
-/// have rows that do.
-fn types_and_alignment(slots: &[Slot], launch: &Listed) -> (u32, u64) {
-    let (mut narrow, mut wide) = (0, 0);
+/// Which operands are bf16, which begin on 16 bytes for all values of the loop variables and have
+/// rows that do, and the blocks of a weight.
+fn types_and_alignment(slots: &[Slot], launch: &Listed) -> (u32, u64, Option<Packed>) {
+    let (mut narrow, mut wide, mut packed) = (0, 0, None);
     for (i, (place, slot)) in launch.operands.iter().zip(slots).enumerate() {
         let Place::Tensor { base, instance, instance_bytes, stride, dtype } = place else { continue };
         // Kernels whose operands are of fixed types name them themselves.
         if matches!(slot.storage, Storage::Float(_) | Storage::Weight) && *dtype == DType::Bf16 && i < 32 {
             narrow |= 1 << i;
+        }
+        if let (Storage::Weight, DType::Packed(found)) = (slot.storage, *dtype) {
+            packed = Some(found);
         }
         let factors = instance.terms.iter().map(|&(_, factor)| factor).chain([instance.base]);
         let mut starts = factors.map(|factor| factor * instance_bytes).chain([*base]);
@@ -277,7 +282,7 @@ fn types_and_alignment(slots: &[Slot], launch: &Listed) -> (u32, u64) {
             wide |= 1 << i;
         }
     }
-    (narrow, wide)
+    (narrow, wide, packed)
 }
 
 /// The launches of all programs, in order, loops ignored.
@@ -286,7 +291,7 @@ fn launches<'p>(plan: &'p Plan, programs: &[Program], texts: Variant) -> Vec<Pla
     let planned = all.map(|launch| {
         let kernel = plan.kernel(launch.kernel);
         let slots = kernel.signature();
-        let (narrow, wide) = types_and_alignment(&slots, launch);
+        let (narrow, wide, packed) = types_and_alignment(&slots, launch);
         let any = slots.iter().position(|slot| slot.storage == Storage::Any);
         let element_bytes = match any.and_then(|i| launch.operands.get(i)) {
             Some(Place::Tensor { dtype, .. }) => dtype.bytes(),
@@ -299,6 +304,7 @@ fn launches<'p>(plan: &'p Plan, programs: &[Program], texts: Variant) -> Vec<Pla
                 element_bytes,
                 in_place: launch.in_place,
                 narrow,
+                packed,
                 aligned: narrow != 0 && u64::from(narrow) & !wide == 0,
                 wide,
                 places: launch.places.is_some(),
@@ -419,6 +425,12 @@ pub(crate) struct Code {
     product: Option<usize>,
 }
 
+/// Whether weights of a format stay as their file has them: packed ones, which kernels unpack.
+/// Those in f32 or bf16 are taken as the plan has them.
+pub(crate) fn maps(format: Format) -> bool {
+    matches!(format.dtype, DType::Packed(_))
+}
+
 /// A plan's memory and kernels on a GPU.
 pub(crate) struct Generated<G: Gpu> {
     products: Vec<DenseProduct<G>>,
@@ -442,6 +454,8 @@ struct Loaded<G: Gpu> {
 #[derive(Clone, Copy)]
 struct Memory {
     arena: u64,
+    /// Weights as their file has them.
+    mapped: u64,
     scratch: u64,
     status: u64,
 }
@@ -482,11 +496,14 @@ impl<G: Gpu> Generated<G> {
         let scratch_bytes = sources.scratch(&launches, gpu.library());
         // Memory first: what does not fit is known before anything is compiled.
         if let Some(free) = gpu.free()? {
-            let pages = [plan.arena, scratch_bytes, STATUS_BYTES].map(|b| b.max(1).next_multiple_of(G::PAGE));
+            let pages = [plan.arena, plan.mapped, scratch_bytes, STATUS_BYTES]
+                .map(|b| b.max(1).next_multiple_of(G::PAGE));
             let needed = pages.iter().sum::<u64>() + G::RESERVE;
-            super::room::check(gpu.name(), plan, scratch_bytes + STATUS_BYTES, needed, free)?;
+            let beside = (scratch_bytes + STATUS_BYTES, plan.mapped);
+            super::room::check(gpu.name(), plan, beside, needed, free)?;
         }
         let arena = gpu.allocate(plan.arena, "arena")?;
+        let mapped = if plan.mapped > 0 { gpu.allocate(plan.mapped, "packed weights")? } else { 0 };
         let scratch = gpu.allocate_scratch(scratch_bytes)?;
         let status = gpu.allocate(STATUS_BYTES, "status word")?;
         gpu.write(status, &NOTHING.to_le_bytes())?;
@@ -513,7 +530,7 @@ impl<G: Gpu> Generated<G> {
             codes.push(ready.collect());
         }
         let sources = sources.list;
-        let memory = Memory { arena, scratch, status };
+        let memory = Memory { arena, mapped, scratch, status };
         let loaded = Loaded { gpu, modules, texts, sources, memory, scratch_bytes };
         Ok((Generated { products: products.map_or(vec![], |p| p.list), loaded, executed: 0 }, codes))
     }
@@ -522,8 +539,16 @@ impl<G: Gpu> Generated<G> {
 impl Memory {
     fn address(&self, value: &Value) -> u64 {
         match value {
-            Value::Tensor { at, .. } => self.arena + at,
+            Value::Tensor { at, .. } => self.place(*at),
             Value::Index(_) => 0,
+        }
+    }
+
+    /// An address of the plan on the GPU.
+    fn place(&self, at: u64) -> u64 {
+        match at.checked_sub(MAPPED) {
+            Some(at) => self.mapped + at,
+            None => self.arena + at,
         }
     }
 
@@ -536,6 +561,7 @@ impl Memory {
             Argument::Index(i) => Arg::I32(value(i).map_or(0, Value::index) as i32),
             Argument::Places => Arg::Pointer(given.places.map_or(0, |at| self.arena + at)),
             Argument::Size(size) => Arg::I32(size as i32),
+            Argument::Distance(distance) => Arg::I64(distance as i64),
             Argument::Scratch(at) => Arg::Pointer(self.scratch + at),
             Argument::Map(matrices) => {
                 let (address, stride) = match matrices.base {
@@ -619,6 +645,7 @@ impl<G: Gpu> Backend for Generated<G> {
 
     const RECORDS: bool = G::RECORDS;
     const SYNCHRONOUS: bool = G::SYNCHRONOUS;
+    const COPIES: bool = true;
 
     fn scratch_bytes(&self) -> u64 {
         self.loaded.scratch_bytes + STATUS_BYTES
@@ -629,7 +656,21 @@ impl<G: Gpu> Backend for Generated<G> {
     }
 
     fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.loaded.gpu.read(self.loaded.memory.arena + at, bytes)
+        self.loaded.gpu.read(self.loaded.memory.place(at), bytes)
+    }
+
+    fn map(&mut self, at: u64, numbers: Mapped, dtype: DType) -> Result<(), DeviceError> {
+        let bytes = numbers.bytes();
+        // Kernels take scales as they are: what is no number is refused here.
+        if let DType::Packed(packed) = dtype
+            && let Some(block) = packed.bad(bytes)
+        {
+            let path = numbers.file.path().into();
+            return Err(DeviceError::BadScale { path, tensor: numbers.name.to_string(), block });
+        }
+        self.loaded.gpu.write(self.loaded.memory.place(at), bytes)?;
+        let changed = |problem| DeviceError::FileChanged { path: numbers.file.path().into(), problem };
+        numbers.file.unchanged().map_err(changed)
     }
 
     fn launch(&mut self, code: &Code, call: &Call) -> Result<(), DeviceError> {

@@ -1,12 +1,14 @@
 //! The process that proves: runs a trial on a GPU, each launch by each of its rungs from the same
 //! memory, and says what it does before it does it.
 
-use super::trial::{Fill, Range, Step, Type, With};
+use super::trial::{Blocks, Fill, Range, Step, Type, With};
 use super::{Event, Outcome, Rung, Trial, Verdict};
 use crate::device::DeviceError;
 use crate::device::backend::Value;
 use crate::device::backend::gpu::{Compiler, Given, Gpu, Memory, NOTHING, STATUS_BYTES, distinct};
 use crate::rng::Philox;
+use dreamc_compiler::format::Packed;
+use dreamc_compiler::ir::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::thread;
@@ -65,10 +67,11 @@ impl<'t, G: Gpu> Bench<'t, G> {
         let trial = &task.trial;
         let scratch_bytes = trial.sources.iter().map(|s| s.scratch).max().unwrap_or(0);
         let arena = gpu.allocate(trial.arena, "arena")?;
+        let mapped = if trial.mapped > 0 { gpu.allocate(trial.mapped, "packed weights")? } else { 0 };
         let scratch = gpu.allocate_scratch(scratch_bytes)?;
         let status = gpu.allocate(STATUS_BYTES, "status word")?;
         gpu.write(status, &NOTHING.to_le_bytes())?;
-        let memory = Memory { arena, scratch, status };
+        let memory = Memory { arena, mapped, scratch, status };
         say(Event::Busy);
         let (firsts, texts) = distinct(&trial.sources);
         let sources: Vec<_> = firsts.iter().map(|&i| &trial.sources[i]).collect();
@@ -87,6 +90,10 @@ impl<'t, G: Gpu> Bench<'t, G> {
         for (i, fill) in trial.fills.iter().enumerate() {
             say(Event::Busy);
             write(&mut gpu, arena, fill, &numbers, i * 7919)?;
+        }
+        for blocks in &trial.blocks {
+            say(Event::Busy);
+            write_blocks(&mut gpu, &memory, blocks, &numbers)?;
         }
         let known = trial.known.iter().copied().collect();
         let without = trial.without.iter().copied().collect();
@@ -255,6 +262,32 @@ fn write<G: Gpu>(
     while done < all && !bytes.is_empty() {
         let part = (bytes.len() as u64).min(all - done);
         gpu.write(arena + fill.at + done, &bytes[..part as usize])?;
+        done += part;
+    }
+    Ok(())
+}
+
+/// Writes packed weights: the blocks of some rows again and again.
+fn write_blocks<G: Gpu>(
+    gpu: &mut G,
+    memory: &Memory,
+    blocks: &Blocks,
+    numbers: &[f32],
+) -> Result<(), DeviceError> {
+    let Some(packed) = Packed::named(&blocks.format, blocks.row) else { return Ok(()) };
+    let rows = (1 << 16) / blocks.row.max(1);
+    let count = (blocks.row * rows.max(1)).min(blocks.elements) as usize;
+    let far = (3.0 / blocks.row.max(1) as f32).sqrt();
+    let values: Vec<f32> = (0..count).map(|i| far * numbers[i % NUMBERS]).collect();
+    let mut bytes = vec![];
+    // Numbers this small have a place in every format.
+    if packed.pack(&values, &mut bytes).is_err() || bytes.is_empty() {
+        return Ok(());
+    }
+    let (mut done, all) = (0, DType::Packed(packed).room(blocks.elements));
+    while done < all {
+        let part = (bytes.len() as u64).min(all - done);
+        gpu.write(memory.place(blocks.at) + done, &bytes[..part as usize])?;
         done += part;
     }
     Ok(())

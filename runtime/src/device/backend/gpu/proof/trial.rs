@@ -18,8 +18,12 @@ use serde::{Deserialize, Serialize};
 pub struct Trial {
     /// Bytes of the arena.
     pub(super) arena: u64,
+    /// Bytes of weights that stay as their file has them.
+    pub(super) mapped: u64,
     /// Numbers written before anything runs; all else is zero.
     pub(super) fills: Vec<Fill>,
+    /// Packed weights, likewise.
+    pub(super) blocks: Vec<Blocks>,
     /// Sources of all rungs.
     pub(super) sources: Vec<Source>,
     /// The distinct launches.
@@ -132,6 +136,18 @@ pub(super) struct Fill {
     pub(super) with: With,
 }
 
+/// Packed weights that memory holds at the beginning.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Blocks {
+    /// Where, of the plan.
+    pub(super) at: u64,
+    pub(super) elements: u64,
+    /// Name of the format.
+    pub(super) format: String,
+    /// Numbers of a row.
+    pub(super) row: u64,
+}
+
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) enum With {
     /// Floats no farther from a centre than so much.
@@ -164,7 +180,9 @@ impl Trial {
         let planned = launches(&plan, &listed, texts);
         let mut trial = Trial {
             arena: plan.arena,
+            mapped: plan.mapped,
             fills: fills(&plan),
+            blocks: blocks(&plan),
             sources: vec![],
             distinct: vec![],
             steps: vec![],
@@ -404,6 +422,17 @@ fn fills(plan: &Plan) -> Vec<Fill> {
         };
         let dtype = Type::of(b.dtype)?;
         Some(Fill { at: b.offset, elements: b.elements() * b.instances, dtype, with })
+    };
+    plan.buffers.iter().filter_map(of).collect()
+}
+
+/// The packed weights of a plan.
+fn blocks(plan: &Plan) -> Vec<Blocks> {
+    let of = |b: &Buffer| {
+        let DType::Packed(packed) = b.dtype else { return None };
+        let row = b.shape.last().copied()?;
+        let elements = b.elements() * b.instances;
+        Some(Blocks { at: b.offset, elements, format: packed.name().into(), row })
     };
     plan.buffers.iter().filter_map(of).collect()
 }
