@@ -171,9 +171,12 @@ impl Site {
         }
     }
 
-    fn context(&self, stage: Stage, options: &Options) -> rewrite::Context {
+    /// What a rewriting of a function with these parameters asks.
+    fn context(&self, stage: Stage, (options, stored): With, params: &[Port]) -> rewrite::Context {
         let narrow = options.narrow != Narrow::Nothing;
-        rewrite::Context { stage, uses: self.uses, indices: self.indices.clone(), narrow }
+        let packed = |port: &&Port| matches!(stored(self.body, port), DType::Packed(_));
+        let packed = params.iter().filter(packed).map(|port| port.name.clone()).collect();
+        rewrite::Context { stage, uses: self.uses, indices: self.indices.clone(), packed, narrow }
     }
 }
 
@@ -264,7 +267,7 @@ fn inference(
     optimiser: &mut Optimiser,
     passes: &Passes,
 ) -> Result<Function, CompileError> {
-    let context = task.site.context(Stage::Inference, with.0);
+    let context = task.site.context(Stage::Inference, with, &f.params);
     let mut f = rewritten(module, f, &context, optimiser, passes)?;
     passes.watch(Pass::Rewrite, module, &mut f);
     narrowed(module, task, f, with, passes)
@@ -280,7 +283,7 @@ fn joint(
     optimiser: &mut Optimiser,
     passes: &Passes,
 ) -> Result<Joint, CompileError> {
-    let context = task.site.context(Stage::Differentiable, with.0);
+    let context = task.site.context(Stage::Differentiable, with, &f.params);
     let forward = rewritten(module, f, &context, optimiser, passes)?;
     let mut whole = passes.function(Pass::Differentiate, module, |module| {
         differentiate(module, &forward, seeds, &|p| task.wants(p))
@@ -288,7 +291,7 @@ fn joint(
     passes.watch(Pass::Differentiate, module, &mut whole);
     if !optimiser.is_off() {
         rewrite::forget_stops(&mut whole);
-        let context = task.site.context(Stage::Final, with.0);
+        let context = task.site.context(Stage::Final, with, &whole.params);
         whole = rewritten(module, &whole, &context, optimiser, passes)?;
     }
     passes.watch(Pass::Rewrite, module, &mut whole);

@@ -175,7 +175,8 @@ impl Oracle {
             let body = architecture.bodies.iter().position(|b| b.name == *name);
             let indices = body.map_or(vec![], |b| architecture.constant_rows(b));
             let mut rewrite = |module: &mut Module, f: &Function, stage| {
-                let context = Context { stage, uses: 16.0, indices: indices.clone(), narrow: false };
+                let context =
+                    Context { stage, uses: 16.0, indices: indices.clone(), packed: vec![], narrow: false };
                 optimiser.rewrite(module, f, &context)
             };
             if form == Form::Training {

@@ -89,7 +89,7 @@ fn rewrite_test(input: &str, module: &Module, names: &str) -> Result<String, Str
         indices.push((name.to_string(), number.trim().parse().map_err(|_| format!("`{number}`"))?));
     }
     let stage = stages.into_iter().max().unwrap_or(Stage::Differentiable);
-    let context = rewrite::Context { stage, uses: 1e6, indices, narrow: false };
+    let context = rewrite::Context { stage, uses: 1e6, indices, packed: vec![], narrow: false };
     let function = module.functions.values().next().ok_or("no function")?;
     let mut module = module.clone();
     let (function, report) = rewrite::rewrite(&mut module, function, &context, &Rewriting::only(&names))

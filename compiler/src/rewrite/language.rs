@@ -140,6 +140,8 @@ pub struct Analyse {
     pub params: Vec<(Port, Type)>,
     /// Parameters of role index that are known numbers: `da.row` where a body is applied once.
     pub indices: Vec<(String, u64)>,
+    /// Parameters whose numbers are packed in blocks.
+    pub packed: Vec<String>,
     /// Firings of rules, in order.
     pub fired: Vec<super::Fired>,
     /// The first contradiction.
@@ -264,13 +266,14 @@ pub struct Converted {
 }
 
 /// Puts a function into an e-graph.
-pub fn convert(module: &Module, f: &Function, indices: &[(String, u64)], explain: bool) -> Converted {
+pub fn convert(module: &Module, f: &Function, context: &super::Context, explain: bool) -> Converted {
     let dims = Module { dims: module.dims.clone(), functions: Default::default() };
     let params = f.params.iter().cloned().zip(f.types.iter().cloned()).collect();
     let mut graph = Graph::new(Analyse {
         module: dims,
         params,
-        indices: indices.to_vec(),
+        indices: context.indices.clone(),
+        packed: context.packed.clone(),
         fired: vec![],
         contradiction: None,
     });

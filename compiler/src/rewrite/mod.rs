@@ -151,6 +151,8 @@ pub struct Context {
     pub uses: f64,
     /// Index parameters that are the same number in every call.
     pub indices: Vec<(String, u64)>,
+    /// Parameters whose numbers are packed in blocks, which products read as they are.
+    pub packed: Vec<String>,
     /// Whether products will read bf16.
     pub narrow: bool,
 }
@@ -294,8 +296,7 @@ fn explore(
     context: &Context,
     rewriting: &Rewriting,
 ) -> Result<Explored, CompileError> {
-    let Converted { graph, root, values, order, shared } =
-        convert(module, f, &context.indices, rewriting.proofs);
+    let Converted { graph, root, values, order, shared } = convert(module, f, context, rewriting.proofs);
     let mut active: Vec<Rewrite<Term, Analyse>> = vec![];
     let used = RULES.iter().enumerate().filter(|(_, r)| r.stage <= context.stage && rewriting.uses(r));
     for (n, rule) in used {

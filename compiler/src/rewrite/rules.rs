@@ -304,6 +304,12 @@ fn is_weight(g: &Graph, id: Id) -> bool {
     g[id].data.source == Source::Weights
 }
 
+/// Whether it is a weight in blocks: another made of it would hold its numbers unpacked.
+fn is_packed(g: &Graph, id: Id) -> bool {
+    let packed = |name: &str| g.analysis.packed.iter().any(|own| own == name);
+    g[id].nodes.iter().any(|term| matches!(term, Term::Param(_, name) if packed(name)))
+}
+
 fn is_data(g: &Graph, id: Id) -> bool {
     g[id].data.source == Source::Data
 }
@@ -877,7 +883,7 @@ fn stack_of(g: &mut Graph, id: Id, op: &Op, x: &[Id], rank: usize) -> Option<Equ
         .filter(|&(_, w)| {
             let over = op.dims();
             let last = dims(g, w).filter(|d| d.len() == rank).and_then(|d| d.last().copied());
-            is_weight(g, w) && last == over.last().copied() && !is_stack(g, w)
+            is_weight(g, w) && !is_packed(g, w) && last == over.last().copied() && !is_stack(g, w)
         })
         .collect();
     products.dedup_by_key(|p| p.0);

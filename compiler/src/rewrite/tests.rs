@@ -30,7 +30,7 @@ struct Case {
 }
 
 fn context(stage: Stage) -> Context {
-    Context { stage, uses: 1e6, indices: vec![("zero".into(), 0)], narrow: false }
+    Context { stage, uses: 1e6, indices: vec![("zero".into(), 0)], packed: vec![], narrow: false }
 }
 
 fn fill(text: &str, rng: &mut Rng, round: u64) -> String {
@@ -121,6 +121,24 @@ fn rules_fire_where_they_should_and_nowhere_else() {
         }
         let all = if case.fires { SEEDS } else { 0 };
         assert_eq!(fired, all, "{} on\n{}", case.rule, case.text);
+    }
+}
+
+/// Blocks would be unpacked to be laid under each other.
+#[test]
+fn packed_matrices_are_not_stacked() {
+    for case in cases().iter().filter(|c| c.rule.starts_with("stack") && c.fires) {
+        let text = fill(&case.text, &mut Rng::new(7), 1);
+        let rewriting = Rewriting::only(&[case.with, &[case.rule]].concat());
+        let fires = |packed: &dyn Fn(&Port) -> bool| {
+            let mut module = parse(&text).unwrap();
+            let f = module.functions[0].clone();
+            let packed = f.params.iter().filter(|p| packed(p)).map(|p| p.name.clone()).collect();
+            let context = Context { packed, ..context(Stage::Inference) };
+            super::rewrite_eagerly(&mut module, &f, &context, &rewriting, case.rule).expect("it rewrites").1
+        };
+        assert!(fires(&|_| false), "{text}");
+        assert!(!fires(&|port| port.binding.is_weights()), "{text}");
     }
 }
 
@@ -229,14 +247,14 @@ fn unequal_facts_do_not_merge() {
         parse("dims { n 2 m 3 } func @f { input %x : f32[n] input %y : f32[m] return x = %x, y = %y }")
             .unwrap();
     let f = &module.functions[0];
-    let mut c = convert(&module, f, &[], false);
+    let mut c = convert(&module, f, &context(Stage::Inference), false);
     c.graph.union_trusted(c.values[0], c.values[1], "a lie");
     c.graph.rebuild();
     assert!(c.graph.analysis.contradiction.is_some());
     let numbers =
         parse("dims { } func @f { %0 = constant 1 : f32[] %1 = constant 2 : f32[] return a = %0, b = %1 }")
             .unwrap();
-    let mut c = convert(&numbers, &numbers.functions[0], &[], false);
+    let mut c = convert(&numbers, &numbers.functions[0], &context(Stage::Inference), false);
     c.graph.union_trusted(c.values[0], c.values[1], "another");
     c.graph.rebuild();
     assert!(c.graph.analysis.contradiction.is_some());
@@ -262,7 +280,7 @@ fn sharing_is_counted_once() {
         text += &format!("%{i} = add %{}, %{} : f32[n] ", i - 1, i - 1);
     }
     let module = parse(&(text + "return y = %19 }")).unwrap();
-    let c = convert(&module, &module.functions[0], &[], false);
+    let c = convert(&module, &module.functions[0], &context(Stage::Inference), false);
     let x = Extractor::new(&c.graph, c.root, Target::CPU, &context(Stage::Inference));
     let price = x.price(&x.original(&c.order)).unwrap();
     assert_eq!(price.launches, 1.0);

@@ -207,7 +207,7 @@ impl Lower<'_> {
         let (chosen, lists) = chosen.ok_or(MALFORMED)?;
         let first = heads.order.get(..lists.len()) == Some(&lists[..]);
         let of_keys = self.b.module.elements(lists) == self.b.module.size(self.b.dims(heads.k)[2]);
-        if !first && !(of_keys && lists.iter().all(|dim| !heads.order.contains(dim))) {
+        if !(first || of_keys && lists.iter().all(|dim| !heads.order.contains(dim))) {
             return Err(CompileError::Unsupported(
                 "a choice whose heads stand in another order than those of its attention",
             ));
