@@ -171,7 +171,7 @@ impl Site {
         }
     }
 
-    /// What a rewriting of a function with these parameters asks.
+    /// The context of rewriting a function with these parameters.
     fn context(&self, stage: Stage, (options, stored): With, params: &[Port]) -> rewrite::Context {
         let narrow = options.narrow != Narrow::Nothing;
         let packed = |port: &&Port| matches!(stored(self.body, port), DType::Packed(_));

@@ -113,8 +113,8 @@ impl Defined {
         });
         let counts: Vec<&String> = counts.collect();
         let found = *counts.iter().find(|name| !summed(name)).or(counts.first())?;
-        // Heads may read keys of fewer heads, by whose number theirs is divided. What `linear`
-        // gives of a token then stays in size unless that number grows, too.
+        // Heads may read keys of fewer heads, by whose number theirs is divided. Numbers that
+        // `linear` gives of a token then stay as many unless that number grows, too.
         let given = |graph: &Graph| -> Vec<u64> {
             let linear = |node: &&Node| matches!(node.function, Function::Linear(_));
             let size = |node: &Node| node.ty.dims.iter().map(|dim| graph.size(*dim)).product();

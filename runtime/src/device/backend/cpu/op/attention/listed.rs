@@ -2,7 +2,7 @@
 //! ends of blocks.
 //!
 //! *Promise*: work is in proportion to the keys that are seen. A task widens the keys and values of
-//! one key head once for many queries; few queries read the rows that they see where they lie.
+//! one key head once for many queries; few queries read the rows that they see as they are stored.
 //! A query's keys are in the order of their positions, so that no choice of threads changes a bit.
 
 use super::{Dropout, Sizes, take};
