@@ -701,7 +701,7 @@ impl Formulas<'_> {
         let mut rows = vec![];
         for i in 0..tokens {
             let own = self.position(i) / choice.block;
-            let complete = |j: &usize| (self.position(*j) + 1) % choice.block == 0;
+            let complete = |j: &usize| (self.position(*j) + 1).is_multiple_of(choice.block);
             let ends: Vec<usize> =
                 (0..=i).filter(|&j| self.behind(i, j) && d.inside.keys[j]).filter(complete).collect();
             let mut scores = vec![vec![0.0; ends.len()]; g.elements(&lists)];
@@ -769,7 +769,7 @@ impl Formulas<'_> {
         let drops = Drops::new(self, d, node, a);
         let rows = (0..tokens).map(|i| {
             let near = |j: &usize| a.window.is_none_or(|w| ((i - j) as u64) < w);
-            let end = |j: &usize| a.every.is_none_or(|every| (self.position(*j) + 1) % every == 0);
+            let end = |j: &usize| a.every.is_none_or(|every| (self.position(*j) + 1).is_multiple_of(every));
             let seen: Vec<usize> =
                 (0..=i).filter(|&j| self.behind(i, j) && d.inside.keys[j]).filter(near).filter(end).collect();
             let pairs: Vec<(&[f64], &[f64])> = seen.iter().map(|&j| (k.at(j), v.at(j))).collect();
