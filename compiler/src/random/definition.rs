@@ -307,22 +307,22 @@ impl Writer {
         let n = self.values.len();
         let [q, k] = [(); 2].map(|()| self.matrix(&["heads", "size"]));
         let v = self.matrix(&["heads", "value"]);
-        self.lines.push(format!("  q{n} = {q}\n  k{n} = {k}"));
+        self.lines.push(format!("  query{n} = {q}\n  key{n} = {k}"));
         let words = match self.r.below(4) {
             0 => ", every = 2".into(),
             1 => {
-                let ends = format!("running(k{n}, block = 2) / 2");
-                format!(", among = choose(q{n}, {ends}, 2, block = 2, near = 1)")
+                let ends = format!("running(key{n}, block = 2) / 2");
+                format!(", among = choose(query{n}, {ends}, 2, block = 2, near = 1)")
             }
             2 => {
                 let (index, keys) = (self.matrix(&["heads", "size"]), self.matrix(&["size"]));
                 let weights = self.matrix(&["heads"]);
                 format!(", among = choose({index}, {keys}, 3, relu, weights = {weights}, over heads)")
             }
-            _ => format!(", among = choose(q{n}, k{n}, 3, block = 3, near = 1, first = 1, softmax)"),
+            _ => format!(", among = choose(query{n}, key{n}, 3, block = 3, near = 1, first = 1, softmax)"),
         };
         let more = self.pick(&["", ", window = 4", ", sink", ", scale = 0.5", ", dropout = 0.3"]);
-        self.push(format!("attend(q{n}, k{n}, {v}{words}{more})"), vec!["heads", "value"]);
+        self.push(format!("attend(query{n}, key{n}, {v}{words}{more})"), vec!["heads", "value"]);
     }
 
     fn recurrence(&mut self) {

@@ -198,7 +198,8 @@ fn chooses_less(model: &Model, component: &Component) -> bool {
     let Ok(graph) = defined.graph(model) else { return false };
     let less = |operand: u32, a: &Attend, node: &Node| {
         let choice = node.args.get(operand as usize).map(|arg| &graph.region.node(*arg).function);
-        let begins = matches!(choice, Some(Function::Choose(c)) if c.near == 0 && c.first > 0);
+        let begins =
+            matches!(choice, Some(Function::Choose(c)) if c.near == 0 && (c.first > 0 || c.block > 1));
         a.window.is_some() || begins
     };
     graph.region.nodes.iter().any(|node| match &node.function {

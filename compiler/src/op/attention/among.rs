@@ -32,11 +32,12 @@ impl Among {
     /// Keys that query `i` of a sequence sees at most; as many where its window leaves them.
     pub(super) fn keys(&self, i: u64) -> u64 {
         let block = self.block.max(1);
-        let (others, own) = match self.own {
-            true => ((i / block).min(self.count.saturating_sub(1)), i % block + 1),
-            false => (((i + 1) / block).min(self.count), 0),
-        };
-        (others.saturating_mul(block)).saturating_add(own)
+        if !self.own {
+            // Of a block that is not complete the keys up to the query.
+            return (i + 1).min(self.count.saturating_mul(block));
+        }
+        let others = (i / block).min(self.count.saturating_sub(1));
+        others.saturating_mul(block).saturating_add(i % block + 1)
     }
 }
 

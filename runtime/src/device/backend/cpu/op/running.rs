@@ -36,10 +36,12 @@ impl Run for Running {
                 Some(state) => state.part_mut(b * row + first, length),
                 None => &mut sums[..length],
             };
-            // The number of the sums' block and one; channels of a text have the same.
-            let kept = state.filter(|_| blocks.is_some());
-            let kept = kept.map(|state| state.part_mut(b * row + channels + first, length));
-            let mut before = kept.as_ref().and_then(|kept| kept.first()).copied().unwrap_or(0.0);
+            // The number of each sum's block and one.
+            let mut numbers = [0.0; PIECE];
+            let before = match state.filter(|_| blocks.is_some()) {
+                Some(state) => state.part_mut(b * row + channels + first, length),
+                None => &mut numbers[..length],
+            };
             let mut last = None;
             for n in 0..tokens {
                 let i = if self.reverse { tokens - 1 - n } else { n };
@@ -58,17 +60,15 @@ impl Run for Running {
                 }
                 if let Some((block, positions)) = blocks {
                     let number = (positions.row(b)[i].max(0) as u64 / block + 1) as f32;
-                    if before != number {
-                        sum.fill(0.0);
+                    for (sum, before) in sum.iter_mut().zip(before.iter_mut()) {
+                        if *before != number {
+                            (*sum, *before) = (0.0, number);
+                        }
                     }
-                    before = number;
                 }
                 simd::add(&x.row(b * tokens + i)[first..first + length], sum);
                 y.copy_from_slice(sum);
                 last = Some(i);
-            }
-            if let Some(kept) = kept {
-                kept.fill(before);
             }
         });
     }
