@@ -185,7 +185,8 @@ impl Writer {
                 let dims = self.dims();
                 self.push(format!("embedding([{}], normal 0.5)", dims.join(", ")), dims);
             }
-            14 => self.choice(),
+            // The dimension of a choice of keys has the name that one of places has.
+            14 if !self.lines.iter().any(|line| line.contains("choose(")) => self.choice(),
             15 => self.choose(),
             _ => {
                 let (dims, inner) = (self.dims(), self.pick(&["mlp", "sequence"]));
@@ -321,7 +322,7 @@ impl Writer {
             }
             _ => format!(", among = choose(query{n}, key{n}, 3, block = 3, near = 1, first = 1, softmax)"),
         };
-        let more = self.pick(&["", ", window = 4", ", sink", ", scale = 0.5", ", dropout = 0.3"]);
+        let more = self.pick(&["", ", window = 4", ", sink", ", scale = 0.5"]);
         self.push(format!("attend(query{n}, key{n}, {v}{words}{more})"), vec!["heads", "value"]);
     }
 
