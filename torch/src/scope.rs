@@ -207,6 +207,7 @@ impl Scope {
             }
             match item.gives[..] {
                 [Some(value)] if inlined.contains(&value) || expr.is_atom() => {
+                    self.keep(&expr, value);
                     self.exprs.insert(value, expr);
                 }
                 _ => {
@@ -217,6 +218,16 @@ impl Scope {
                 }
             }
             return Ok(());
+        }
+    }
+
+    /// A name that a second value has, too, stays until nothing reads either.
+    fn keep(&mut self, expr: &Expr, value: Value) {
+        let Expr::Atom(name) = expr else { return };
+        let last = self.last.get(&value).copied();
+        if let (Some(Some(owner)), Some(last)) = (self.names.taken.get(name), last) {
+            let until = self.last.entry(*owner).or_insert(last);
+            *until = (*until).max(last);
         }
     }
 

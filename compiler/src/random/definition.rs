@@ -322,7 +322,7 @@ impl Writer {
             }
             _ => format!(", among = choose(query{n}, key{n}, 3, block = 3, near = 1, first = 1, softmax)"),
         };
-        let more = self.pick(&["", ", window = 4", ", sink", ", scale = 0.5"]);
+        let more = self.pick(&["", ", window = 4", ", sink", ", scale = 0.5", ", dropout = 0.3"]);
         self.push(format!("attend(query{n}, key{n}, {v}{words}{more})"), vec!["heads", "value"]);
     }
 
