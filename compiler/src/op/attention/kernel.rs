@@ -217,7 +217,8 @@ impl AttentionShape {
             ("PROGRAM", &u8::from(program.is_some())),
             ("READS", &reads),
         ];
-        Naive::with(kernel, variant, include_str!("naive.cuh"), numbers, &functions)
+        let text = concat!(include_str!("seen.cuh"), include_str!("naive.cuh"));
+        Naive::with(kernel, variant, text, numbers, &functions)
     }
 
     pub(super) fn code<'a>(&self, lengths: &'a [u64]) -> Sizes<'a> {

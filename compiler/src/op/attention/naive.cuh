@@ -1,29 +1,11 @@
-// functions
 // A window of 0 hides nothing.
 DEVICE bool near(i64 query, i64 key) { return key >= 0 && key <= query && (WINDOW == 0 || query - key < WINDOW); }
-DEVICE float dot(const Float0 *x, const Float0 *y) {
-    float sum = 0.0f;
-    for (i64 e = 0; e < SIZE; ++e) sum = fmaf(value(x[e]), value(y[e]), sum);
-    return sum;
-}
 #if LOG
 #define LOG_COTANGENT(row) dlse[row]
 #else
 #define LOG_COTANGENT(row) 0.0f
 #endif
 #define GROUP (HEADS / KV_HEADS)
-#if POSITIONS
-#define QUERY(b, i) query_positions[(b) * QUERIES + (i)]
-#define KEY(b, j) key_positions[(b) * KEYS + (j)]
-#else
-#define QUERY(b, i) (i)
-#define KEY(b, j) (j)
-#endif
-#if SEGMENTS
-#define TOGETHER(b, i, j) (segments[(b) * QUERIES + (i)] == segments[(b) * QUERIES + (j)])
-#else
-#define TOGETHER(b, i, j) true
-#endif
 // Blocks that no key of a position is in have negative numbers.
 #if AMONG
 DEVICE bool among(const int *chosen, i64 query, i64 h, i64 key) {

@@ -125,7 +125,9 @@ impl KernelKind for ChooseKeys {
             ("POSITIONS", &u8::from(self.seen.mask == Mask::Positions)),
             ("SEGMENTS", &u8::from(self.seen.segments)),
         ];
-        let naive = Naive::new(self, variant, include_str!("naive.cuh"), numbers)?;
+        // Queries see keys as those of attention do.
+        let text = concat!(include_str!("../attention/seen.cuh"), include_str!("naive.cuh"));
+        let naive = Naive::new(self, variant, text, numbers)?;
         Ok(naive.pass("choose", times(&[s.batch, s.queries, self.lists]))?.finish())
     }
 }

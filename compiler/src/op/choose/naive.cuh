@@ -1,26 +1,8 @@
-// functions
-#if POSITIONS
-#define QUERY(b, i) query_positions[(b) * QUERIES + (i)]
-#define KEY(b, j) key_positions[(b) * KEYS + (j)]
-#else
-#define QUERY(b, i) (i)
-#define KEY(b, j) (j)
-#endif
-#if SEGMENTS
-#define TOGETHER(b, i, j) (segments[(b) * QUERIES + (i)] == segments[(b) * QUERIES + (j)])
-#else
-#define TOGETHER(b, i, j) true
-#endif
 // Keys at ends of blocks have a score.
 #define SEES(b, i, j) \
     (KEY(b, j) >= 0 && KEY(b, j) <= QUERY(b, i) && (KEY(b, j) + 1) % BLOCK == 0 && TOGETHER(b, i, j))
 #define OF_QUERY(b, i, h) (q + ((b) * QUERIES + (i)) * q_stride + (h) * SIZE)
 #define OF_KEY(b, j, h) (k + ((b) * KEYS + (j)) * k_stride + (h) / (HEADS / KV_HEADS) * SIZE)
-DEVICE float product(const Float0 *x, const Float0 *y) {
-    float sum = 0.0f;
-    for (i64 e = 0; e < SIZE; ++e) sum = fmaf(value(x[e]), value(y[e]), sum);
-    return sum * SCALE;
-}
 // pass choose: a list of blocks
 i64 c = at % LISTS, i = at / LISTS % QUERIES, b = at / (LISTS * QUERIES);
 i64 own = QUERY(b, i) < 0 ? -1 : QUERY(b, i) / BLOCK, found = 0;
@@ -41,16 +23,16 @@ while (found < COUNT) {
         if (taken) continue;
         float score = 0.0f;
         for (i64 h = c * (HEADS / LISTS); h < (c + 1) * (HEADS / LISTS); ++h) {
-            float s = product(OF_QUERY(b, i, h), OF_KEY(b, j, h));
+            float s = SCALE * dot(OF_QUERY(b, i, h), OF_KEY(b, j, h));
 #if MEASURE == 1
             s = fmaxf(s, 0.0f);
 #elif MEASURE == 2
             float high = -infinity(), sum = 0.0f;
             for (i64 other = 0; other < KEYS; ++other) {
-                if (SEES(b, i, other)) high = fmaxf(high, product(OF_QUERY(b, i, h), OF_KEY(b, other, h)));
+                if (SEES(b, i, other)) high = fmaxf(high, SCALE * dot(OF_QUERY(b, i, h), OF_KEY(b, other, h)));
             }
             for (i64 other = 0; other < KEYS; ++other) {
-                if (SEES(b, i, other)) sum += expf(product(OF_QUERY(b, i, h), OF_KEY(b, other, h)) - high);
+                if (SEES(b, i, other)) sum += expf(SCALE * dot(OF_QUERY(b, i, h), OF_KEY(b, other, h)) - high);
             }
             s = expf(s - high) / sum;
 #endif

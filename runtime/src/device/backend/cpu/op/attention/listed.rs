@@ -87,6 +87,9 @@ struct Lists<'a> {
     chosen: Option<Chosen<'a>>,
     block: u64,
     blocks: Vec<i32>,
+    /// Keys of the query that was asked last, and its choice.
+    rows: Vec<u32>,
+    last: Option<(usize, Option<&'a [i32]>)>,
 }
 
 impl<'a> Lists<'a> {
@@ -96,37 +99,45 @@ impl<'a> Lists<'a> {
             .among
             .map(|a| Chosen::of_sequence(a, [sequence, s.queries], s.heads, args.ints("chosen").all()));
         let block = attention.among.map_or(1, |a| a.block.max(1));
-        Lists { order, chosen, block, blocks: vec![] }
+        Lists { order, chosen, block, blocks: vec![], rows: vec![], last: None }
     }
 
-    /// Puts the keys of a head of a query into `rows`.
-    fn find(&mut self, query: usize, head: usize, rows: &mut Vec<u32>) {
+    /// The keys of a head of a query; heads that share a choice have the same.
+    fn rows(&mut self, query: usize, head: usize) -> &[u32] {
+        let list = self.chosen.as_ref().map(|chosen| chosen.list(query, head));
+        if self.last != Some((query, list)) {
+            self.find(query, list);
+            self.last = Some((query, list));
+        }
+        &self.rows
+    }
+
+    fn find(&mut self, query: usize, list: Option<&[i32]>) {
+        let Lists { order, block: size, blocks, rows, .. } = self;
         rows.clear();
-        let Some(chosen) = &self.chosen else {
-            rows.extend(self.order.seen(query, 0, i64::MAX).iter().map(|(_, _, j)| *j));
+        let Some(list) = list else {
+            rows.extend(order.seen(query, 0, i64::MAX).iter().map(|(_, _, j)| *j));
             return;
         };
-        self.blocks.clear();
-        self.blocks.extend(chosen.list(query, head).iter().filter(|block| **block >= 0));
-        self.blocks.sort_unstable();
-        self.blocks.dedup();
-        for &block in &self.blocks {
-            let from = i64::try_from((block as u64).saturating_mul(self.block)).unwrap_or(i64::MAX);
-            let to = from.saturating_add_unsigned(self.block);
-            rows.extend(self.order.seen(query, from, to).iter().map(|(_, _, j)| *j));
+        blocks.clear();
+        blocks.extend(list.iter().filter(|block| **block >= 0));
+        blocks.sort_unstable();
+        blocks.dedup();
+        for &block in blocks.iter() {
+            let from = i64::try_from((block as u64).saturating_mul(*size)).unwrap_or(i64::MAX);
+            let to = from.saturating_add_unsigned(*size);
+            rows.extend(order.seen(query, from, to).iter().map(|(_, _, j)| *j));
         }
     }
 }
 
 /// Pairs of queries and keys of a launch that see each other, over all heads.
 pub(super) fn pairs(s: &Sizes, attention: &Scoring, args: &Arguments) -> u64 {
-    let mut rows = vec![];
     let mut all = 0;
     for sequence in 0..s.batch {
         let mut lists = Lists::new(s, attention, args, sequence);
         for (query, head) in (0..s.queries).flat_map(|i| (0..s.heads).map(move |h| (i, h))) {
-            lists.find(query, head, &mut rows);
-            all += rows.len() as u64;
+            all += lists.rows(query, head).len() as u64;
         }
     }
     all
@@ -258,22 +269,16 @@ pub(super) fn forward<T: Stored>(
         widen_head(k, (0..s.keys).map(all), of_kv.start, size, keys);
         widen_head(v, (0..s.keys).map(all), of_kv.start, size, values);
         let mut lists = Lists::new(s, attention, args, sequence);
-        let mut rows = vec![];
         for query in part_of * part..((part_of + 1) * part).min(s.queries) {
             let row = sequence * s.queries + query;
-            let mut before = None;
             for head in kv_head * s.group..(kv_head + 1) * s.group {
-                let list = lists.chosen.as_ref().map(|chosen| chosen.list(query, head));
-                if before != Some(list) {
-                    lists.find(query, head, &mut rows);
-                    before = Some(list);
-                }
+                let rows = lists.rows(query, head);
                 let weights = &mut weights[..rows.len()];
                 let q = &q.row(row)[head * size..][..size];
                 let most = match few {
-                    false => products(scale, T::wide(q, room), keys, &rows, weights),
+                    false => products(scale, T::wide(q, room), keys, rows, weights),
                     true => {
-                        for (weight, &row) in weights.iter_mut().zip(&rows) {
+                        for (weight, &row) in weights.iter_mut().zip(rows) {
                             *weight = scale * T::inner(q, &k.row(all(row as usize))[of_kv.clone()]);
                         }
                         weights.iter().fold(f32::NEG_INFINITY, |most, &x| if x > most { x } else { most })
@@ -284,12 +289,12 @@ pub(super) fn forward<T: Stored>(
                 if most > f32::NEG_INFINITY {
                     let sum = exponentials(weights, most);
                     if let Some(dropout) = &dropout {
-                        dropout.apply_list([row, head], &rows, weights);
+                        dropout.apply_list([row, head], rows, weights);
                     }
                     match few {
-                        false => sum_rows(weights, values, &rows, result),
+                        false => sum_rows(weights, values, rows, result),
                         true => {
-                            for (weight, &row) in weights.iter().zip(&rows) {
+                            for (weight, &row) in weights.iter().zip(rows) {
                                 T::add_scaled(*weight, &v.row(all(row as usize))[of_kv.clone()], result);
                             }
                         }
@@ -328,16 +333,10 @@ pub(super) fn backward<T: Stored>(
         of_keys.fill(0.0);
         of_values.fill(0.0);
         let mut lists = Lists::new(s, attention, args, sequence);
-        let mut rows = vec![];
         for query in 0..s.queries {
             let row = sequence * s.queries + query;
-            let mut before = None;
             for head in kv_head * s.group..(kv_head + 1) * s.group {
-                let list = lists.chosen.as_ref().map(|chosen| chosen.list(query, head));
-                if before != Some(list) {
-                    lists.find(query, head, &mut rows);
-                    before = Some(list);
-                }
+                let rows = lists.rows(query, head);
                 let own = head * size..(head + 1) * size;
                 let of = lse.row(row)[head];
                 sums.fill(0.0);
@@ -347,19 +346,19 @@ pub(super) fn backward<T: Stored>(
                         - dlse.as_ref().map_or(0.0, |dlse| dlse.row(row)[head]);
                     let q = T::wide(&q.row(row)[own.clone()], room_q);
                     let d = T::wide(&d.row(row)[own.clone()], room_d);
-                    products(scale, q, keys, &rows, p);
+                    products(scale, q, keys, rows, p);
                     exponentials(p, of);
-                    products(1.0, d, values, &rows, dp);
+                    products(1.0, d, values, rows, dp);
                     if let Some(dropout) = &dropout {
-                        dropout.apply_list([row, head], &rows, dp);
+                        dropout.apply_list([row, head], rows, dp);
                     }
                     slopes(p, dp, along, scale);
                     if let Some(dropout) = &dropout {
-                        dropout.apply_list([row, head], &rows, p);
+                        dropout.apply_list([row, head], rows, p);
                     }
-                    sum_rows(dp, keys, &rows, sums);
-                    add_to_rows(dp, q, &rows, of_keys);
-                    add_to_rows(p, d, &rows, of_values);
+                    sum_rows(dp, keys, rows, sums);
+                    add_to_rows(dp, q, rows, of_keys);
+                    add_to_rows(p, d, rows, of_values);
                 }
                 T::store(sums, &mut dq.row_mut(row)[own]);
             }
