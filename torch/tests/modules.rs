@@ -254,8 +254,8 @@ fn random_definitions_leave_as_they_are() {
     assert_eq!(compared(&python, folder.path(), &names), "");
 }
 
-/// Views that change nothing share the name of what they view: it is not given again before the last
-/// of them is read.
+/// Views that change nothing share the name of what they view: it is not given again before the
+/// last of them is read.
 #[test]
 fn names_stay_while_views_are_read() {
     let text = "define d(heads 2, size 4, value 4) {
