@@ -1,10 +1,10 @@
-// Products of few rows with packed matrices, as decoding has them: bound by the bytes of blocks.
+// Products of one row with packed matrices, as decoding has them: bound by the bytes of blocks.
 //
-// A warp has `R` adjacent rows of the matrix, and goes through a chunk of each at a time. Chunks
+// A warp has four adjacent rows of the matrix, and goes through a chunk of each at a time. Chunks
 // pass through shared memory, several on their way: copies of 16 bytes are adjacent however long
 // blocks are, and from there words are read at any byte. A lane makes numbers of its piece of a
-// chunk in registers, so many runs of four, and multiplies all rows by them in f32. Where the
-// matrix has few rows several warps share them, every `SPLIT`th chunk is one's own.
+// chunk in registers, runs of four, and multiplies by them in f32. Where the matrix has few rows
+// several warps share them, every `SPLIT`th chunk is one's own.
 #pragma once
 #include "prelude.cuh"
 #include "blocks.cuh"
@@ -133,17 +133,13 @@ template <int ROW> struct Piece<Nvfp4<ROW>> : Fours {
     DEVICE float offset(int) const { return 0.0f; }
 };
 
-template <> struct Piece<Q4K> {
-    static constexpr int HEAD = 0, BYTES = 576, RUNS = 8;
-    static constexpr bool OFFSET = true;
-    u32 codes[4];
+// Scales and offsets of two adjacent parts of a block of Q4_K, which have six bits each.
+struct PartScales {
     float factors[2], offsets[2];
-    DEVICE void take(const u8 *memory, int chunk, int p, float) {
-        int block = chunk + 144 * (p / 8);
-        int pair = p % 8 / 2, shift = 16 * (pair % 2);
+    DEVICE void take(const u8 *memory, int block, int pair) {
+        int shift = 16 * (pair % 2);
         u32 head[4];
         words_at(head, memory, block);
-        // Scales and offsets of both parts, in six bits each.
         u32 scales = head[1] >> shift, less = head[2] >> shift, high = head[3] >> shift;
         bool later = pair >= 2;
         u32 s = later ? (high & 0x0f0fu) | (scales >> 2 & 0x3030u) : scales & 0x3f3fu;
@@ -154,14 +150,25 @@ template <> struct Piece<Q4K> {
             factors[i] = by * float(byte_of(s, i));
             offsets[i] = down * float(byte_of(m, i));
         }
+    }
+};
+
+template <> struct Piece<Q4K> {
+    static constexpr int HEAD = 0, BYTES = 576, RUNS = 8;
+    static constexpr bool OFFSET = true;
+    u32 codes[4];
+    PartScales scales;
+    DEVICE void take(const u8 *memory, int chunk, int p, float) {
+        int block = chunk + 144 * (p / 8), pair = p % 8 / 2;
+        scales.take(memory, block, pair);
         words_at(codes, memory, block + 16 + 32 * pair + 16 * (p % 2));
     }
     static DEVICE int place(int p, int run) {
         return 256 * (p / 8) + 64 * (p % 8 / 2) + 16 * (p % 2) + 4 * (run % 4) + 32 * (run / 4);
     }
     DEVICE float code(int run, int i, u32 whole) const { return code_at<4>(codes[run % 4], 8 * i + (run < 4 ? 0 : 4), 0.0f, whole); }
-    DEVICE float factor(int run) const { return factors[run / 4]; }
-    DEVICE float offset(int run) const { return offsets[run / 4]; }
+    DEVICE float factor(int run) const { return scales.factors[run / 4]; }
+    DEVICE float offset(int run) const { return scales.offsets[run / 4]; }
 };
 
 template <> struct Piece<Q6K> {
@@ -190,24 +197,55 @@ template <> struct Piece<Q6K> {
     DEVICE float offset(int) const { return 0.0f; }
 };
 
-// Rows of the matrix that a warp has where so many rows are multiplied, and chunks of each that are
-// in shared memory; `codegen/blocks.rs` has the numbers again.
-template <int M> constexpr int OWN = M > 2 ? 2 : 4;
+// Chunks of each row that are in shared memory; `codegen/blocks.rs` has the numbers again.
 constexpr int STAGES = 3;
+// Rows of the matrix that a warp has.
+constexpr int OWN = 4;
 
-// `Σ_k x[i, k] · w[j, k]` for `M` rows of `x`, whose addresses `x(i)` are, and rows of `w` from
-// `w` on, `far` bytes apart, of which there are `n`; `end` is behind the last. `tile` counts the
-// tiles of columns. Each result goes to `put(i, j, sum)` once.
-template <class F, int M, int SPLIT, class Row, class Put>
-DEVICE void few(Row x, const F *matrix, const F *past, i64 far, int n, int k, int tile, Put put) {
+// Copies 16 bytes of a matrix, of which `left` remain from `begin` on, or the part that is inside
+// it; `inside` is an address of it.
+DEVICE void bring_part(u8 *to, u64 begin, int left, u64 inside) {
+    int misplaced = int(begin & 15), bytes = left + misplaced;
+    // An address is inside the matrix even where nothing is read.
+    u64 from = bytes > 0 ? begin - misplaced : inside & ~15ull;
+    bytes = bytes < 0 ? 0 : bytes < 16 ? bytes : 16;
+    copy_async(to, reinterpret_cast<const u8 *>(from), bytes);
+}
+
+// Bytes from an address to the end of a matrix, as far as an int counts them.
+DEVICE int left_from(u64 begin, const void *end) {
+    i64 all = i64(u64(end) - begin);
+    return all < 1 << 30 ? int(all) : 1 << 30;
+}
+
+// Adds what the `SPLIT` warps have that share rows of a matrix, `N` sums each, and hands each total
+// to `put(number, sum)` once.
+template <int N, int SPLIT, class Put> DEVICE void join_slices(float (&parts)[WARPS][N], Put put) {
+    int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+    if (SPLIT > 1) __syncthreads();
+    else __syncwarp();
+    if (warp % SPLIT != 0) return;
+    for (int at = lane; at < N; at += 32) {
+        float sum = parts[warp][at];
+#pragma unroll
+        for (int other = 1; other < SPLIT; ++other) sum += parts[warp + other][at];
+        put(at, sum);
+    }
+}
+
+// `Σ_k x[k] · w[j, k]` for rows of `w` from `matrix` on, `far` bytes apart, of which there are `n`;
+// `past` is the end of the matrix. `tile` counts the tiles of columns. Each result goes to
+// `put(j, sum)` once.
+template <class F, int SPLIT, class Put>
+DEVICE void few(const float *x, const F *matrix, const F *past, i64 far, int n, int k, int tile, Put put) {
     typedef Piece<F> P;
-    constexpr int R = OWN<M>, CHUNK = 128 * P::RUNS, PARTS = (P::BYTES + 15 + 4 + 15) / 16;
+    constexpr int R = OWN, CHUNK = 128 * P::RUNS, PARTS = (P::BYTES + 15 + 4 + 15) / 16;
     extern __shared__ __align__(16) u8 stages[];
-    __shared__ float parts[WARPS][R * M];
+    __shared__ float parts[WARPS][R];
     int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, slice = warp % SPLIT;
     int first = (tile * (WARPS / SPLIT) + warp / SPLIT) * R, chunks = (k + CHUNK - 1) / CHUNK;
     u8 *own = stages + warp * (STAGES * R * PARTS * 16);
-    const u8 *w = reinterpret_cast<const u8 *>(matrix), *end = reinterpret_cast<const u8 *>(past);
+    const u8 *w = reinterpret_cast<const u8 *>(matrix);
     auto line = [&](int r) { return w + (first + r < n ? first + r : n - 1) * far; };
     // A lane brings the same parts of every chunk: where they begin in the first, and what is left
     // of the matrix from there.
@@ -218,29 +256,23 @@ DEVICE void few(Row x, const F *matrix, const F *past, i64 far, int n, int k, in
     for (int t = 0; t < TIMES; ++t) {
         int at = lane + 32 * t;
         begins[t] = u64(line(at / PARTS) + P::HEAD) + 16 * (at % PARTS);
-        i64 all = i64(u64(end) - begins[t]);
-        left[t] = all < 1 << 30 ? int(all) : 1 << 30;
+        left[t] = left_from(begins[t], past);
     }
     auto bring = [&](int stage, int chunk) {
 #pragma unroll
         for (int t = 0; t < TIMES; ++t) {
             int at = lane + 32 * t;
             if (R * PARTS % 32 != 0 && at >= R * PARTS) break;
-            u64 begin = begins[t] + u32(chunk) * u32(P::BYTES);
-            int misplaced = int(begin & 15), bytes = left[t] - chunk * P::BYTES + misplaced;
-            // An address is inside the matrix even where nothing is read.
-            u64 from = bytes > 0 ? begin - misplaced : u64(w) & ~15ull;
-            bytes = bytes < 0 ? 0 : bytes < 16 ? bytes : 16;
-            copy_async(own + (stage * R * PARTS + at) * 16, reinterpret_cast<const u8 *>(from), bytes);
+            bring_part(own + (stage * R * PARTS + at) * 16, begins[t] + u32(chunk) * u32(P::BYTES),
+                       left[t] - chunk * P::BYTES, u64(w));
         }
     };
     u32 whole = 0x4b000000u | u32(n) >> 31;
-    float heads[R], sums[R][M];
+    float heads[R], sums[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
         heads[r] = P::HEAD ? float_at(line(r)) : 0.0f;
-#pragma unroll
-        for (int i = 0; i < M; ++i) sums[r][i] = 0.0f;
+        sums[r] = 0.0f;
     }
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; ++stage) {
@@ -264,71 +296,34 @@ DEVICE void few(Row x, const F *matrix, const F *past, i64 far, int n, int k, in
             }
 #pragma unroll
             for (int run = 0; run < P::RUNS; ++run) {
-                int place = chunk * CHUNK + P::place(lane, run);
-                Floats<4> rows[M];
-                float totals[M];
-#pragma unroll
-                for (int i = 0; i < M; ++i) {
-                    rows[i] = load<4>(x(i) + place);
-                    totals[i] = P::OFFSET ? rows[i].template all<Sum>() : 0.0f;
-                }
+                Floats<4> row = load<4>(x + chunk * CHUNK + P::place(lane, run));
+                float total = P::OFFSET ? row.template all<Sum>() : 0.0f;
 #pragma unroll
                 for (int r = 0; r < R; ++r) {
-                    float codes[4];
+                    float sum = pieces[r].code(run, 0, whole) * row.x[0];
 #pragma unroll
-                    for (int q = 0; q < 4; ++q) codes[q] = pieces[r].code(run, q, whole);
-                    float factor = pieces[r].factor(run), offset = pieces[r].offset(run);
-#pragma unroll
-                    for (int i = 0; i < M; ++i) {
-                        float sum = codes[0] * rows[i].x[0];
-#pragma unroll
-                        for (int q = 1; q < 4; ++q) sum = fmaf(codes[q], rows[i].x[q], sum);
-                        sums[r][i] = fmaf(factor, sum, sums[r][i]);
-                        if (P::OFFSET) sums[r][i] = fmaf(offset, totals[i], sums[r][i]);
-                    }
+                    for (int q = 1; q < 4; ++q) sum = fmaf(pieces[r].code(run, q, whole), row.x[q], sum);
+                    sums[r] = fmaf(pieces[r].factor(run), sum, sums[r]);
+                    if (P::OFFSET) sums[r] = fmaf(pieces[r].offset(run), total, sums[r]);
                 }
             }
         }
         stage = (stage + 1) % STAGES;
     }
 #pragma unroll
-    for (int r = 0; r < R; ++r)
-#pragma unroll
-        for (int i = 0; i < M; ++i) {
-            float sum = lanes<Sum, 32>(sums[r][i], ALL_LANES);
-            if (lane == 0) parts[warp][r * M + i] = sum;
-        }
-    if (SPLIT > 1) __syncthreads();
-    else __syncwarp();
-    if (slice == 0 && lane < R * M && first + lane / M < n) {
-        float sum = parts[warp][lane];
-#pragma unroll
-        for (int other = 1; other < SPLIT; ++other) sum += parts[warp + other][lane];
-        put(lane % M, first + lane / M, sum);
+    for (int r = 0; r < R; ++r) {
+        float sum = lanes<Sum, 32>(sums[r], ALL_LANES);
+        if (lane == 0) parts[warp][r] = sum;
     }
+    join_slices<R, SPLIT>(parts, [&](int r, float sum) {
+        if (first + r < n) put(first + r, sum);
+    });
 }
 
-template <int M, int SPLIT> DEVICE u32 tiles_of(int n) {
-    constexpr int COLUMNS = WARPS / SPLIT * OWN<M>;
-    return u32(n + COLUMNS - 1) / COLUMNS;
-}
-
-// A product: lines of `a` and of `b` are `a_far` and `b_far` numbers apart. Rows that nobody needs
-// (`SOME`) are not written.
-template <class F, int M, int SPLIT, bool ADD, bool SOME, class C>
-DEVICE void few_product(const float *a, const F *b, C *c, int m, int n, int k, u32 a_far, u32 b_far,
-                        const int *places = nullptr) {
-    u32 block = blockIdx.x;
-    int tile = int(take(block, tiles_of<M, SPLIT>(n))), first = int(block) * M;
-    auto row = [&](int i) { return a + i64(first + i < m ? first + i : m - 1) * a_far; };
-    auto put = [&](int i, int j, float sum) {
-        if (first + i >= m) return;
-        if (SOME && places[first + i] < 0) return;
-        C &to = c[i64(first + i) * n + j];
-        store(to, ADD ? to_float(to) + sum : sum);
-    };
-    const F *end = b + (i64(n - 1) * b_far + k) / F::UNIT;
-    few<F, M, SPLIT>(row, b, end, i64(b_far / F::UNIT) * sizeof(F), n, k, tile, put);
+// Tiles of columns of `own` rows of a matrix a warp.
+template <int SPLIT> DEVICE u32 tiles_of(int n, int own) {
+    u32 columns = u32(WARPS / SPLIT * own);
+    return (u32(n) + columns - 1) / columns;
 }
 
 // Slots by the matrices of their groups, each by itself; those in no group are zeroed.
@@ -336,7 +331,7 @@ template <class F, int SPLIT, bool GATHER, class C>
 DEVICE void few_grouped(const float *x, const F *w, const int *offsets, const int *order, C *y, int slots, int experts,
                         int n, int k, u32 per, int *status, int launch) {
     u32 block = blockIdx.x;
-    int tile = int(take(block, tiles_of<1, SPLIT>(n))), slot = int(block);
+    int tile = int(take(block, tiles_of<SPLIT>(n, OWN))), slot = int(block);
     // The first group that ends after the slot.
     int expert = 0, left = experts;
     while (left > 0) {
@@ -354,27 +349,10 @@ DEVICE void few_grouped(const float *x, const F *w, const int *offsets, const in
         report(status, launch);
         return;
     }
-    auto put = [&](int, int j, float sum) { store(y[i64(slot) * n + j], some ? sum : 0.0f); };
+    auto put = [&](int j, float sum) { store(y[i64(slot) * n + j], some ? sum : 0.0f); };
     const float *row = x + i64(u32(source) / per) * k;
     const F *matrix = w + i64(some ? expert : 0) * n * (k / F::UNIT);
-    few<F, 1, SPLIT>([&](int) { return row; }, matrix, matrix + i64(n) * (k / F::UNIT), i64(k / F::UNIT) * sizeof(F), n,
-                     some ? k : 0, tile, put);
-}
-
-// The vectors of heads by rows `first` on of each head's matrix of `out` rows.
-template <class F, int M, int SPLIT, bool SOME, class C>
-DEVICE void few_by_head(const float *x, const F *w, C *y, int rows, int heads, int out, int from, int n, int k,
-                        const int *places = nullptr) {
-    u32 block = blockIdx.x;
-    int tile = int(take(block, tiles_of<M, SPLIT>(n))), head = int(take(block, heads)), first = int(block) * M;
-    auto row = [&](int i) { return x + (i64(first + i < rows ? first + i : rows - 1) * heads + head) * k; };
-    auto put = [&](int i, int j, float sum) {
-        if (first + i >= rows) return;
-        if (SOME && places[first + i] < 0) return;
-        store(y[(i64(first + i) * heads + head) * n + j], sum);
-    };
-    const F *matrix = w + (i64(head) * out + from) * (k / F::UNIT);
-    few<F, M, SPLIT>(row, matrix, matrix + i64(n) * (k / F::UNIT), i64(k / F::UNIT) * sizeof(F), n, k, tile, put);
+    few<F, SPLIT>(row, matrix, matrix + i64(n) * (k / F::UNIT), i64(k / F::UNIT) * sizeof(F), n, some ? k : 0, tile, put);
 }
 
 // All numbers of a packed matrix, eight a thread; of the last thread `tail`.

@@ -108,6 +108,13 @@ DEVICE u32 pack(float low, float high) {
     return pair;
 }
 
+// `a · b + c` of pairs of bf16.
+DEVICE u32 fma_pairs(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 // Two adjacent elements at once; their address is a multiple of their size.
 struct __align__(8) TwoFloats {
     float low, high;

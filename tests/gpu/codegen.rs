@@ -3,10 +3,11 @@
 
 use crate::support::{load, root};
 use dreamc_compiler::codegen::{HEADERS, Limits, Source, Variant, generate};
+use dreamc_compiler::format::Packed;
 use dreamc_compiler::ir::{Attention, Mask};
 use dreamc_compiler::op::attention::kernel::LONGEST_SHARED;
 use dreamc_compiler::precision::Narrow;
-use dreamc_compiler::program::{AttentionShape, Kernel, KernelKind, kernel};
+use dreamc_compiler::program::{AttentionShape, Kernel, KernelKind, Matrix, kernel};
 use dreamc_compiler::{Cache, CompileError, Options, compile};
 use dreamc_runtime::device::gpu::{distinct, sources};
 use dreamc_runtime::nvrtc::{self, Nvrtc};
@@ -200,6 +201,31 @@ fn kernels_of_latents_compile_without_spilling() {
         kernels.iter().flat_map(|kernel| variants.map(|variant| of(kernel, variant))).collect();
     for (name, registers) in compile_all(nvrtc, &list, "sm_80") {
         println!("{registers} {name}");
+    }
+}
+
+/// Products of few rows with matrices of every format, of one row and of several, in f32 and bf16.
+#[test]
+fn products_of_packed_matrices_compile_without_spilling() {
+    let Some(nvrtc) = dreamc_skip::need(Nvrtc::find()) else { return };
+    let (n, k) = (14_336, 4096);
+    let mut list = vec![];
+    for packed in Packed::NAMES.iter().filter_map(|name| Packed::named(name, k)) {
+        for (m, result) in [(1, 0), (8, 0), (8, 1), (16, 0), (16, 1)] {
+            let (a, b) = (Matrix { row: k, column: 1 }, Matrix { row: 1, column: k });
+            let product = kernel::Product { m, n, k, a, b, accumulate: false, stored: true };
+            let at = product.signature().iter().position(|slot| slot.name == "c").unwrap();
+            let packed = Some(packed);
+            let variant = Variant { packed, narrow: result << at, wide: u64::MAX, ..Variant::default() };
+            let source = generate(&product.into(), variant).unwrap().unwrap();
+            let name = format!("{packed:?} of {m} rows, {}", if result == 1 { "bf16" } else { "f32" });
+            list.push(Source { name, ..source });
+        }
+    }
+    for architecture in ["sm_80", "sm_90a"] {
+        for (name, registers) in compile_all(nvrtc, &list, architecture) {
+            println!("{registers} {name}");
+        }
     }
 }
 

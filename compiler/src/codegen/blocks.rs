@@ -18,13 +18,18 @@ type Result<T> = std::result::Result<T, CodegenError>;
 /// The file of the kernels here.
 pub(crate) const HEADER: &str = "few.cuh";
 
-/// Rows up to which blocks are unpacked again for every eight: fewer bytes than a copy of the
-/// matrix in bf16, written and read.
+/// The file of products of 2 to [`FEW`] rows, which has those of one.
+const SEVERAL: &str = "several.cuh";
+
+/// Rows up to which blocks are unpacked in registers: fewer bytes than a copy of the matrix in
+/// bf16, written and read.
 const FEW: u64 = 16;
 
-/// Warps of a block, and chunks of each row in shared memory: `few.cuh` has them, too.
+/// Warps of a block: `few.cuh` has it, too.
 const WARPS: u64 = 8;
-const STAGES: u64 = 3;
+
+/// Shared memory, at most, of the sums that warps join.
+const SUMS: u64 = WARPS * FEW * 16 * 4;
 
 /// The C++ type of a block.
 pub(crate) fn block(packed: Packed) -> String {
@@ -40,25 +45,57 @@ pub(crate) fn block(packed: Packed) -> String {
     }
 }
 
-/// Numbers of a chunk of a row, and its bytes.
-fn chunk(packed: Packed) -> (u64, u64) {
-    let numbers = if packed == Packed::Q4K { 1024 } else { 512 };
-    let bytes = match packed {
-        Packed::Int8(_) => 512,
-        Packed::Nvfp4(_) => 288,
+/// How rows of a packed matrix pass through a warp: the constants of `few.cuh` and `several.cuh`.
+struct Chunks {
+    /// Rows of the matrix.
+    own: u64,
+    /// Numbers of a chunk of a row.
+    numbers: u64,
+    /// Bytes of shared memory of a row's chunk.
+    room: u64,
+    /// Chunks of a row that are there at a time.
+    stages: u64,
+}
+
+impl Chunks {
+    /// For one row of `x`, which lanes multiply.
+    fn of_one(packed: Packed) -> Self {
+        let numbers = if packed == Packed::Q4K { 1024 } else { 512 };
+        Chunks { own: 4, numbers, room: (bytes(packed, numbers) + 34) / 16 * 16, stages: 3 }
+    }
+
+    /// For 2 to [`FEW`] rows, which tensor cores multiply.
+    fn of_several(packed: Packed) -> Self {
+        let numbers = match packed {
+            Packed::F16 => 128,
+            Packed::Int8(_) | Packed::Q8 | Packed::Q6K => 256,
+            Packed::Q4 | Packed::Mxfp4 | Packed::Nvfp4(_) | Packed::Q4K => 512,
+        };
+        // An odd number of pieces of 16 bytes.
+        Chunks { own: 16, numbers, room: ((bytes(packed, numbers) + 34) / 16 | 1) * 16, stages: 2 }
+    }
+
+    fn shared(&self) -> u64 {
+        WARPS * self.stages * self.own * self.room
+    }
+}
+
+/// Bytes of `numbers` adjacent numbers of a row, less those at its beginning.
+fn bytes(packed: Packed, numbers: u64) -> u64 {
+    match packed {
+        Packed::Int8(_) => numbers,
+        Packed::Nvfp4(_) => numbers / 16 * 9,
         _ => numbers / packed.unit() as u64 * packed.bytes() as u64,
-    };
-    (numbers, bytes)
+    }
 }
 
 /// How a product of few rows is cut.
 pub(crate) struct Few {
     /// Constants of its template: the block, rows at a time, and warps that share rows.
-    pub(crate) constants: String,
+    constants: String,
     /// Its blocks, threads and shared memory.
-    pub(crate) geometry: Geometry,
-    /// Whether sums of eight rows take registers that two blocks do not have.
-    many: bool,
+    geometry: Geometry,
+    header: &'static str,
 }
 
 impl Few {
@@ -74,29 +111,35 @@ impl Few {
         if m == 0 || n == 0 || copies == 0 || m > FEW || !wide || !k.is_multiple_of(16) || !packed.fits(k) {
             return Ok(None);
         }
-        let rows = if one { 1 } else { m.next_power_of_two().min(8) };
-        let own: u64 = if rows > 2 { 2 } else { 4 };
-        let (numbers, bytes) = chunk(packed);
+        let chunks = if m == 1 { Chunks::of_one(packed) } else { Chunks::of_several(packed) };
+        let shared = chunks.shared();
+        if shared + SUMS > variant.shared() {
+            return Ok(None);
+        }
         // Warps enough that bytes are under way on every processor, as long as they have chunks.
-        let wanted = 16 * variant.processors();
+        let wanted = 64 / chunks.own * variant.processors();
         let split = [1u64, 2, 4, 8].into_iter().find(|split| {
-            times(&[n.div_ceil(own), *split, copies, m.div_ceil(rows)]) >= wanted
-                || k.div_ceil(numbers) < 2 * split
+            times(&[n.div_ceil(chunks.own), *split, copies]) >= wanted
+                || k.div_ceil(chunks.numbers) < 2 * split
         });
         let split = split.unwrap_or(8);
-        let tiles = n.div_ceil(WARPS / split * own);
-        let blocks = fits("the number of blocks", times(&[tiles, copies, m.div_ceil(rows)]))?;
-        let shared = WARPS * STAGES * own * ((bytes + 34) / 16 * 16);
+        let tiles = n.div_ceil(WARPS / split * chunks.own);
+        let blocks = fits("the number of blocks", times(&[tiles, copies]))?;
         let block = block(packed);
-        let rows = if one { String::new() } else { format!(", {rows}") };
+        let rows = match (one, m) {
+            (true, _) => String::new(),
+            (false, 1) => ", 1".into(),
+            (false, _) => format!(", {}", m.next_multiple_of(8)),
+        };
+        let header = if one { HEADER } else { SEVERAL };
         let constants = format!("{block}{rows}, {split}");
-        Ok(Some(Few { constants, geometry: (blocks, 32 * WARPS as u32, shared as u32), many: m > 4 && !one }))
+        Ok(Some(Few { constants, geometry: (blocks, 32 * WARPS as u32, shared as u32), header }))
     }
 
     /// An entry of it.
     pub(crate) fn source(self, name: String, list: &[Param], template: &str, more: &str) -> Option<Source> {
-        let mut builder = Builder::of_family(name, "few rows by packed ones", HEADER);
-        builder.resident(if self.many { 1 } else { 2 });
+        let mut builder = Builder::of_family(name, "few rows by packed ones", self.header);
+        builder.resident(2);
         builder.call(template, self.geometry, list, template, &format!("{}, {more}", self.constants));
         builder.finish()
     }

@@ -55,6 +55,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("update.cuh", include_str!("../../../kernels/update.cuh")),
     ("blocks.cuh", include_str!("../../../kernels/blocks.cuh")),
     ("few.cuh", include_str!("../../../kernels/few.cuh")),
+    ("several.cuh", include_str!("../../../kernels/several.cuh")),
     ("naive.cuh", include_str!("../../../kernels/naive.cuh")),
 ];
 
