@@ -62,10 +62,16 @@ impl<'a> Chosen<'a> {
         Chosen { block: among.block.max(1), count, lists, each, numbers }
     }
 
+    /// The number of a head's list among those of a query.
+    #[inline(always)]
+    pub fn number(&self, head: usize) -> usize {
+        head / self.each
+    }
+
     /// The blocks of a query and a head.
     #[inline(always)]
     pub fn list(&self, query: usize, head: usize) -> &'a [i32] {
-        let first = (query * self.lists + head / self.each) * self.count;
+        let first = (query * self.lists + self.number(head)) * self.count;
         self.numbers.get(first..first + self.count).unwrap_or_default()
     }
 

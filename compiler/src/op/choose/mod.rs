@@ -4,6 +4,7 @@ pub mod kernel;
 
 use super::attention::{Mask, Visible};
 use super::*;
+use std::cmp::Ordering;
 use std::sync::LazyLock;
 
 /// `(q[b, t, H, d], k[b, s, G, d], mask operands, weights[b, t, H]?) -> chosen i32[b, t, C, n]`:
@@ -74,23 +75,66 @@ struct Scored {
     own: Option<i32>,
 }
 
-/// The blocks that are chosen of so many: forced ones, then the largest scores.
-pub fn chosen_of(own: i32, near: u64, first: u64, count: usize, blocks: &[(i32, f64)]) -> Vec<i32> {
+/// A block with a score, among others.
+pub trait Ranked: Copy {
+    /// Its number.
+    fn number(&self) -> i32;
+
+    /// The larger score comes first, then the smaller number.
+    fn order(&self, other: &Self) -> Ordering;
+}
+
+impl Ranked for (i32, f64) {
+    fn number(&self) -> i32 {
+        self.0
+    }
+
+    fn order(&self, other: &Self) -> Ordering {
+        other.1.total_cmp(&self.1).then(self.0.cmp(&other.0))
+    }
+}
+
+/// A block with a score in f32, one number that is the larger the earlier it comes: a choice among
+/// thousands compares nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rank(u64);
+
+impl Rank {
+    /// Of the number of a block, and its score.
+    pub fn new(number: i32, score: f32) -> Self {
+        // Ordered as `f32::total_cmp` does it.
+        let bits = score.to_bits();
+        let ordered = bits ^ if bits >> 31 == 0 { 1 << 31 } else { u32::MAX };
+        Rank(u64::from(ordered) << 32 | u64::from(!(number as u32)))
+    }
+}
+
+impl Ranked for Rank {
+    fn number(&self) -> i32 {
+        !(self.0 as u32) as i32
+    }
+
+    fn order(&self, other: &Self) -> Ordering {
+        other.0.cmp(&self.0)
+    }
+}
+
+/// The blocks that are chosen of `count`: forced ones, then the largest scores.
+pub fn chosen_of<R: Ranked>(own: i32, near: u64, first: u64, count: usize, blocks: &[R]) -> Vec<i32> {
     let mut list: Vec<i32> = (0..=own).rev().take(near as usize).take(count).collect();
     for block in (0..=own).take(first as usize) {
         if list.len() < count && !list.contains(&block) {
             list.push(block);
         }
     }
-    let free = blocks.iter().filter(|(block, _)| !list.contains(block));
-    let mut rest: Vec<(i32, f64)> = free.copied().collect();
+    let mut rest: Vec<R> = blocks.iter().filter(|block| !list.contains(&block.number())).copied().collect();
     let left = count - list.len();
     if left < rest.len() {
         // The order among those that are chosen is no matter, so that nothing is sorted.
-        rest.select_nth_unstable_by(left, |a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        rest.select_nth_unstable_by(left, R::order);
         rest.truncate(left);
     }
-    list.extend(rest.into_iter().map(|(block, _)| block));
+    list.extend(rest.into_iter().map(|block| block.number()));
     list.sort_unstable();
     list
 }
@@ -315,5 +359,21 @@ impl Counted for ChooseKeys {
         };
         let scores = pairs * heads;
         Counts { multiply_adds: scores * s.size(0, LAST), ..s.whole(scores * 2) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scores in f32 choose as those in f64 do: zeros of both signs, equal ones, infinite ones, NaN.
+    #[test]
+    fn ranks_choose_as_scores_do() {
+        let scores = [0.5, -0.0, 0.0, 0.5, -3.0, f32::INFINITY, f32::NAN, f32::NEG_INFINITY, 1e-40, -1e-40];
+        let wide: Vec<(i32, f64)> = (0..).zip(scores.map(f64::from)).collect();
+        let narrow: Vec<Rank> = (0..).zip(scores).map(|(n, s)| Rank::new(n, s)).collect();
+        for count in 1..=scores.len() {
+            assert_eq!(chosen_of(9, 1, 1, count, &wide), chosen_of(9, 1, 1, count, &narrow), "{count}");
+        }
     }
 }

@@ -4,6 +4,7 @@ use super::{CpuDevice, CpuOptions};
 use crate::device::{Device, DeviceError, Group, Instrument, PlanError, Session};
 use dreamc_compiler::ir::{self, Attention, DType, Mask, Positions, Reduce, Rope, Unary};
 use dreamc_compiler::op::Bits;
+use dreamc_compiler::op::attention::Among;
 use dreamc_compiler::program::*;
 use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget};
 
@@ -708,19 +709,27 @@ fn attention() {
         (2, 16, 140, 8, 8, 64),
     ];
     for (batch, queries, keys, heads, kv_heads, size) in shapes {
-        for (softcap, window, mask, segments) in [
-            (None, None, Mask::Causal, false),
-            (Some(2.0), Some(40), Mask::Causal, false),
-            (None, Some(1), Mask::Causal, true),
-            (None, None, Mask::Causal, true),
-            (None, None, Mask::Positions, false),
-            (Some(3.0), Some(33), Mask::Positions, queries == keys),
+        // Blocks of one token and of several, few of them, which are read by lists where there are
+        // many keys, and more, which are tiles.
+        let among = |block, count| Among { block, count, heads: kv_heads as u64, own: false };
+        for (softcap, window, mask, segments, among) in [
+            (None, None, Mask::Causal, false, None),
+            (Some(2.0), Some(40), Mask::Causal, false, None),
+            (None, Some(1), Mask::Causal, true, None),
+            (None, None, Mask::Causal, true, None),
+            (None, None, Mask::Positions, false, None),
+            (Some(3.0), Some(33), Mask::Positions, queries == keys, None),
+            (None, None, Mask::Causal, false, Some(among(1, 2))),
+            (None, Some(90), Mask::Causal, true, Some(among(1, 9))),
+            (None, None, Mask::Causal, false, Some(among(16, 1))),
+            (None, None, Mask::Causal, true, Some(among(24, 3))),
+            (None, None, Mask::Positions, false, Some(among(6, 4))),
         ] {
             if mask == Mask::Causal && queries != keys {
                 continue;
             }
             let scale = 1.0 / (size as f64).sqrt();
-            let a = Attention { scale, softcap, window, mask, segments, ..Attention::default() };
+            let a = Attention { scale, softcap, window, mask, segments, among, ..Attention::default() };
             let shape = AttentionShape {
                 batch: batch as u64,
                 queries: queries as u64,
@@ -745,6 +754,12 @@ fn attention() {
             let k_pos: Vec<i32> =
                 (0..batch * keys).map(|i| if i % 7 == 3 { -1 } else { (i % keys) as i32 * 2 }).collect();
             let segment: Vec<i32> = (0..batch * queries).map(|i| (i % queries / 29) as i32).collect();
+            // In no order, some twice, some none.
+            let lists = among.map_or(0, |a| kv_heads * a.count as usize);
+            let blocks = among.map_or(1, |a| keys / a.block as usize + 1);
+            let chosen: Vec<i32> = (0..batch * queries * lists)
+                .map(|n| if n % 5 == 4 { -1 } else { r.below(blocks) as i32 })
+                .collect();
             // Of every second kind something follows from the logarithm, too.
             let log = softcap.is_some() || segments;
             let dlse = log.then(|| F(r.floats(batch * queries * heads)));
@@ -755,7 +770,10 @@ fn attention() {
             if segments {
                 mask_operands.push(I(segment.clone()));
             }
-            let sees = |b: usize, i: usize, j: usize| {
+            if among.is_some() {
+                mask_operands.push(I(chosen.clone()));
+            }
+            let sees = |b: usize, i: usize, j: usize, h: usize| {
                 let (p, s) = match mask {
                     Mask::Causal => (i as i64, j as i64),
                     Mask::Positions => (q_pos[b * queries + i] as i64, k_pos[b * keys + j] as i64),
@@ -764,6 +782,11 @@ fn attention() {
                     && s <= p
                     && window.is_none_or(|w| p - s < w as i64)
                     && (!segments || segment[b * queries + i] == segment[b * queries + j])
+                    && among.is_none_or(|a| {
+                        let of = (b * queries + i) * kv_heads + h / (heads / kv_heads);
+                        let count = a.count as usize;
+                        chosen[of * count..][..count].contains(&((s as u64 / a.block) as i32))
+                    })
             };
             let mut operands = vec![q.clone(), k.clone(), v.clone()];
             operands.extend(mask_operands.clone());
@@ -788,7 +811,7 @@ fn attention() {
             for b in 0..batch {
                 for i in 0..queries {
                     for h in 0..heads {
-                        let seen: Vec<usize> = (0..keys).filter(|&j| sees(b, i, j)).collect();
+                        let seen: Vec<usize> = (0..keys).filter(|&j| sees(b, i, j, h)).collect();
                         pairs += seen.len();
                         let g = h / (heads / kv_heads) * size;
                         let at_q = (b * queries + i) * qs + h * size;

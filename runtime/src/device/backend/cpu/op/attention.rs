@@ -7,7 +7,8 @@
 //! of size `queries · keys` exists, and blocks that the mask hides altogether are not computed, nor
 //! half blocks along the diagonal of a causal one.
 //!
-//! Few queries over the places of a cache are another matter ([`few`]).
+//! Few queries over the places of a cache are another matter ([`few`]), and so are queries that read
+//! few of many keys ([`listed`]); where they read enough of them, tiles hide the others ([`picked`]).
 //!
 //! Operands are f32 or bf16 ([`Stored`]), results what operands are. Scores, probabilities and sums
 //! are f32; where operands are bf16, what a product reads of them is rounded to bf16, as its other
@@ -15,6 +16,7 @@
 
 mod few;
 pub(super) mod listed;
+mod picked;
 mod scored;
 
 use super::Run;
@@ -28,6 +30,7 @@ use dreamc_compiler::op::attention::formula::Part;
 use dreamc_compiler::program::AttentionShape;
 use dreamc_compiler::program::kernel::{Attention, AttentionGrad};
 use half::bf16;
+use picked::{Picked, pays};
 use scored::{Dropout, Scored};
 use std::ops::Range;
 
@@ -87,8 +90,16 @@ fn scratch(shape: &AttentionShape, backward: bool) -> Scratch {
     })
 }
 
+/// Scratch for lists, or for tiles where some type of operands is computed by those.
+fn by_lists_or_tiles(s: &Sizes, attention: &Scoring, lists: Scratch, tiles: impl Fn() -> Scratch) -> Scratch {
+    let tiled = [true, false].into_iter().any(|pairs| pays(s, attention, pairs));
+    Scratch { local: if tiled { lists.local.max(tiles().local) } else { lists.local }, ..lists }
+}
+
 /// Keys that queries of one sequence see.
 struct Visible<'a> {
+    /// Whether what hides keys is in bits of tiles ([`picked`]).
+    by_bits: bool,
     window: Option<usize>,
     /// Positions of the queries and keys, where they are not their numbers.
     positions: Option<(&'a [i32], &'a [i32])>,
@@ -100,6 +111,7 @@ impl<'a> Visible<'a> {
         let ints = |name, n: usize| args.ints(name).part(sequence * n, n);
         let positioned = attention.mask == Mask::Positions;
         Visible {
+            by_bits: attention.among.is_some(),
             window: attention.window.map(|w| w as usize),
             positions: positioned
                 .then(|| (ints("query_positions", s.queries), ints("key_positions", s.keys))),
@@ -110,7 +122,7 @@ impl<'a> Visible<'a> {
     /// Whether each pair must be looked at.
     #[inline(always)]
     fn by_pair(&self) -> bool {
-        self.positions.is_some() || self.segments.is_some()
+        !self.by_bits && (self.positions.is_some() || self.segments.is_some())
     }
 
     #[inline(always)]
@@ -128,7 +140,7 @@ impl<'a> Visible<'a> {
     /// The part of some keys outside of which a query sees nothing.
     #[inline(always)]
     fn part(&self, query: usize, keys: &Range<usize>) -> Range<usize> {
-        if self.positions.is_some() {
+        if self.positions.is_some() || self.by_bits {
             return 0..keys.len();
         }
         let first = self.window.map_or(0, |w| (query + 1).saturating_sub(w));
@@ -140,7 +152,7 @@ impl<'a> Visible<'a> {
     /// Whether some queries see a triangle of some keys: the `i`th none behind the `i`th, by their
     /// numbers.
     fn triangle(&self, queries: &Range<usize>, keys: &Range<usize>) -> bool {
-        self.positions.is_none() && queries.start == keys.start
+        self.positions.is_none() && !self.by_bits && queries.start == keys.start
     }
 
     /// Whether any of some queries may see any of some keys.
@@ -167,6 +179,9 @@ impl<'a> Visible<'a> {
 
 /// Pairs of queries and keys of a launch that see each other, over all heads.
 fn pairs(s: &Sizes, attention: &Scoring, args: &Arguments, scored: Option<&Scored>) -> u64 {
+    if attention.listed() {
+        return listed::pairs(s, attention, args);
+    }
     let of = |sequence: usize| {
         let visible = Visible::new(s, attention, args, sequence);
         match scored {
@@ -432,7 +447,8 @@ impl Run for Attention {
     fn scratch(&self) -> Scratch {
         let s = Sizes::new(&self.shape);
         if self.attention.listed() {
-            return listed::scratch(&s, &self.attention, false);
+            let lists = listed::scratch(&s, &self.attention, false);
+            return by_lists_or_tiles(&s, &self.attention, lists, || scratch(&self.shape, false));
         }
         let few = few::suits(&s, &self.attention);
         let scratch = if few { few::scratch(&s) } else { scratch(&self.shape, false) };
@@ -442,12 +458,11 @@ impl Run for Attention {
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
         let s = Sizes::new(&self.shape);
         let dropout = Dropout::new(&self.attention, args);
-        if self.attention.listed() {
-            cx.count(|| 2 * listed::pairs(&s, &self.attention, args) * s.size as u64);
-            return listed::forward::<T>(&s, &self.attention, dropout, cx, args);
-        }
         let scored = Scored::new(&s, &self.attention, &self.lengths, args, false);
         cx.count(|| 2 * pairs(&s, &self.attention, args, scored.as_ref()) * s.size as u64);
+        if self.attention.listed() && !pays(&s, &self.attention, T::per_word() == 2) {
+            return listed::forward::<T>(&s, &self.attention, dropout, cx, args);
+        }
         if few::suits(&s, &self.attention) {
             return few::run::<T>(&s, &self.attention, (scored, dropout), cx, args);
         }
@@ -481,9 +496,14 @@ impl Run for Attention {
             results.fill(0.0);
             most.fill(f32::NEG_INFINITY);
             sums.fill(0.0);
+            let mut picked =
+                Picked::new(&s, &self.attention, args, sequence, heads.clone(), first..first + count);
             for keys in blocks(0..s.keys) {
                 let (row, n) = (sequence * s.keys + keys.start, keys.len());
                 let mut packed = false;
+                if let Some(picked) = &mut picked {
+                    picked.turn(&visible, &keys);
+                }
                 for queries in blocks(first..first + count).filter(|queries| visible.any(queries, &keys)) {
                     if !std::mem::replace(&mut packed, true) {
                         pack_columns(head_rows(k, row, kv_head * size), n, size, right);
@@ -493,8 +513,11 @@ impl Run for Attention {
                     let triangle = visible.triangle(&queries, &keys);
                     for (i, head) in heads.clone().enumerate() {
                         let pair = [sequence, head];
-                        let part_of =
-                            scored.as_ref().map_or(Part::Full, |s| s.part(&visible, pair, &queries, &keys));
+                        let part_of = match (&scored, &picked) {
+                            (Some(scored), _) => scored.part(&visible, pair, &queries, &keys),
+                            (None, Some(picked)) => picked.part(i, &queries, n),
+                            (None, None) => Part::Full,
+                        };
                         if part_of == Part::Empty {
                             continue;
                         }
@@ -522,6 +545,9 @@ impl Run for Attention {
                                 steps,
                                 tile_of,
                             );
+                        }
+                        if let (Some(picked), Part::Mixed) = (&picked, part_of) {
+                            picked.hide(i, &queries, n, tile_of);
                         }
                         soften(
                             &scores,
@@ -561,7 +587,9 @@ impl Run for Attention {
 impl Run for AttentionGrad {
     fn scratch(&self) -> Scratch {
         if self.attention.listed() {
-            return listed::scratch(&Sizes::new(&self.shape), &self.attention, true);
+            let s = Sizes::new(&self.shape);
+            let lists = listed::scratch(&s, &self.attention, true);
+            return by_lists_or_tiles(&s, &self.attention, lists, || scratch(&self.shape, true));
         }
         let local = scratch(&self.shape, true).local + scored::room(&self.attention, true);
         let shared = scored::shared(&self.attention, &Sizes::new(&self.shape), &self.lengths);
@@ -570,9 +598,9 @@ impl Run for AttentionGrad {
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
         let s = Sizes::new(&self.shape);
-        if self.attention.listed() {
+        if self.attention.listed() && !pays(&s, &self.attention, T::per_word() == 2) {
             let dropout = Dropout::new(&self.attention, args);
-            cx.count(|| 5 * listed::pairs(&s, &self.attention, args) * s.size as u64);
+            cx.count(|| 5 * pairs(&s, &self.attention, args, None) * s.size as u64);
             return listed::backward::<T>(&s, &self.attention, (dropout, self.log), cx, args);
         }
         let [q, k, v, o, d] = ["q", "k", "v", "o", "do"].map(|name| args.view::<T>(name));
@@ -636,8 +664,12 @@ impl Run for AttentionGrad {
                 }
             }
             dq_sums.fill(0.0);
+            let mut picked = Picked::new(&s, &self.attention, args, sequence, heads.clone(), 0..s.queries);
             for keys in blocks(0..s.keys) {
                 let (key_row, n) = (sequence * s.keys + keys.start, keys.len());
+                if let Some(picked) = &mut picked {
+                    picked.turn(&visible, &keys);
+                }
                 pack_columns(head_rows(k, key_row, kv), n, size, key_panels);
                 pack_columns(head_rows(v, key_row, kv), n, size, value_panels);
                 pack_columns(head_columns(k, key_row, kv), size, n, key_columns);
@@ -653,8 +685,11 @@ impl Run for AttentionGrad {
                     let triangle = visible.triangle(&queries, &keys);
                     for (i, head) in heads.clone().enumerate() {
                         let pair = [sequence, head];
-                        let part_of =
-                            scored.as_ref().map_or(Part::Full, |s| s.part(&visible, pair, &queries, &keys));
+                        let part_of = match (&scored, &picked) {
+                            (Some(scored), _) => scored.part(&visible, pair, &queries, &keys),
+                            (None, Some(picked)) => picked.part(i, &queries, n),
+                            (None, None) => Part::Full,
+                        };
                         if part_of == Part::Empty {
                             continue;
                         }
@@ -712,6 +747,9 @@ impl Run for AttentionGrad {
                                         steps,
                                         p,
                                     );
+                                }
+                                if let (Some(picked), Part::Mixed) = (&picked, part_of) {
+                                    picked.hide(i, &queries, n, p);
                                 }
                                 harden(&scores, &visible, queries.clone(), keys.clone(), p, dp, lse, along);
                             }

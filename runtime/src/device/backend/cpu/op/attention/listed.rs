@@ -164,9 +164,7 @@ pub(super) fn scratch(s: &Sizes, attention: &Scoring, backward: bool) -> Scratch
 
 kernel_fn! {
     /// Scaled products of a query with some rows; the largest.
-    pub(in crate::device::backend::cpu::op) fn products(
-        scale: f32, q: &[f32], keys: &[f32], rows: &[u32], out: &mut [f32],
-    ) -> f32 {
+    fn products(scale: f32, q: &[f32], keys: &[f32], rows: &[u32], out: &mut [f32]) -> f32 {
         let mut most = f32::NEG_INFINITY;
         for (out, &row) in out.iter_mut().zip(rows) {
             *out = scale * dot::<FMA>(q, &keys[row as usize * q.len()..][..q.len()]);
