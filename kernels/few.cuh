@@ -313,6 +313,16 @@ template <int M, int SPLIT> DEVICE u32 tiles_of(int n) {
     return u32(n + COLUMNS - 1) / COLUMNS;
 }
 
+// Whether somebody needs one of the `M` rows of a block. A block without one reads no matrix; among
+// others a row that is left out is read and multiplied, and not written: the bytes of the matrix,
+// which bound the kernel, are the same with it.
+template <int M, bool SOME> DEVICE bool needed(const int *places, int first, int rows) {
+    bool any = !SOME;
+#pragma unroll
+    for (int i = 0; SOME && i < M; ++i) any |= first + i < rows && places[first + i] >= 0;
+    return any;
+}
+
 // A product: lines of `a` and of `b` are `a_far` and `b_far` numbers apart. Rows that nobody needs
 // (`SOME`) are not written.
 template <class F, int M, int SPLIT, bool ADD, bool SOME, class C>
@@ -320,6 +330,7 @@ DEVICE void few_product(const float *a, const F *b, C *c, int m, int n, int k, u
                         const int *places = nullptr) {
     u32 block = blockIdx.x;
     int tile = int(take(block, tiles_of<M, SPLIT>(n))), first = int(block) * M;
+    if (!needed<M, SOME>(places, first, m)) return;
     auto row = [&](int i) { return a + i64(first + i < m ? first + i : m - 1) * a_far; };
     auto put = [&](int i, int j, float sum) {
         if (first + i >= m) return;
@@ -367,6 +378,7 @@ DEVICE void few_by_head(const float *x, const F *w, C *y, int rows, int heads, i
                         const int *places = nullptr) {
     u32 block = blockIdx.x;
     int tile = int(take(block, tiles_of<M, SPLIT>(n))), head = int(take(block, heads)), first = int(block) * M;
+    if (!needed<M, SOME>(places, first, rows)) return;
     auto row = [&](int i) { return x + (i64(first + i < rows ? first + i : rows - 1) * heads + head) * k; };
     auto put = [&](int i, int j, float sum) {
         if (first + i >= rows) return;
