@@ -95,8 +95,7 @@ pub fn sound(form: Form, format: &str) -> Result<(), Failed> {
     let case = form.case(format);
     for (rung, device) in [("fast", &devices.fast), ("naive", &devices.naive)] {
         let apart = case.apart(device, &devices.cpu);
-        // NaN is no number that is near.
-        if !(apart <= 4e-6) {
+        if apart.is_nan() || apart > 4e-6 {
             return Err(format!("{rung}: {apart:e} {APART}").into());
         }
     }
