@@ -1,8 +1,8 @@
 //! Faults in the text of kernels that read blocks: the CPU's numbers notice each.
 //!
-//! A line of a file of `kernels/` is spoiled in a folder that `DREAMC_KERNELS` names. Texts are read
-//! once in a process, so each fault has one of its own: this program again, asked for the sound test
-//! of the format and the kernel that reads the line.
+//! A line of a file of `kernels/` is spoiled in a folder that `DREAMC_KERNELS` names. Texts are
+//! read once in a process, so each fault has one of its own: this program again, asked for the
+//! sound test of the format and the kernel that reads the line.
 
 use crate::support::launch::{Case, devices, product};
 use dreamc_compiler::format::Packed;
@@ -78,7 +78,7 @@ impl Form {
     }
 }
 
-/// What [`sound`] says of a difference.
+/// The words that [`sound`] says of a difference.
 const APART: &str = "apart from the CPU";
 
 /// The forms and the formats that are tested without a fault.
