@@ -327,11 +327,21 @@ DEVICE void rows_of(Row x, int m, const F *matrix, const F *past, i64 far, int n
     }
 }
 
+// Whether somebody needs one of the rows. Blocks without one read no matrix; among others a row that
+// is left out is read and multiplied, and not written: the bytes of the matrix, which bound the
+// kernel, are the same with it.
+template <bool SOME> DEVICE bool needed(const int *places, int rows) {
+    bool any = !SOME;
+    for (int i = 0; SOME && i < rows; ++i) any |= places[i] >= 0;
+    return any;
+}
+
 // A product: lines of `a` and of `b` are `a_far` and `b_far` numbers apart. Rows that nobody needs
 // (`SOME`) are not written.
 template <class F, int M, int SPLIT, bool ADD, bool SOME, class C>
 DEVICE void few_product(const float *a, const F *b, C *c, int m, int n, int k, u32 a_far, u32 b_far,
                         const int *places = nullptr) {
+    if (!needed<SOME>(places, m)) return;
     auto row = [&](int i) { return a + i64(i) * a_far; };
     auto put = [&](int i, int j, float sum) {
         if (SOME && places[i] < 0) return;
@@ -346,6 +356,7 @@ DEVICE void few_product(const float *a, const F *b, C *c, int m, int n, int k, u
 template <class F, int M, int SPLIT, bool SOME, class C>
 DEVICE void few_by_head(const float *x, const F *w, C *y, int rows, int heads, int out, int from, int n, int k,
                         const int *places = nullptr) {
+    if (!needed<SOME>(places, rows)) return;
     u32 block = blockIdx.x;
     int head = int(take(block, heads));
     auto row = [&](int i) { return x + (i64(i) * heads + head) * k; };

@@ -5,12 +5,14 @@
 
 Writes a folder as `transformers` does (2.5 GB; numbers are repeated, which no matmul notices), imports it, and prints for each command
 the seconds, the most memory that was resident (`VmHWM`), and how much of it is the process's own: what is left without the pages of files,
-which other processes share. The file is read once before, so that it is in the page cache. `--formats q8_0 q4_0` quantises it and measures
+which other processes share. The file is read once before, so that it is in the page cache; the last line is of one token after
+the file left it (`POSIX_FADV_DONTNEED`), with the gigabytes that came from the disk. `--formats q8_0 q4_0` quantises it and measures
 the same of each. Needs Linux and a Python without packages; the tokenizer has 256 bytes and no more.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -101,6 +103,26 @@ def measured(command):
     return {"seconds": round(time.perf_counter() - begun, 2), "most_gb": round(most / 1e6, 2), "own_gb": round(own / 1e6, 2)}
 
 
+def forget(path):
+    """Takes a file out of the page cache, as far as no process has it mapped."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def cold(command, path):
+    """What `measured` says of a command that finds nothing of a file in memory, and what the machine reads from disks meanwhile."""
+
+    def read():
+        fields = next(line.split() for line in pathlib.Path("/proc/vmstat").read_text().splitlines() if line.startswith("pgpgin "))
+        return int(fields[1])
+
+    forget(path)
+    before = read()
+    found = measured(command)
+    return found | {"from_disk_gb": round((read() - before) * 1024 / 1e9, 2)}
+
+
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--dreamc", default="target/release/dreamc")
@@ -139,6 +161,8 @@ def measure(a, form, ours, text):
         ("eval of 100 tokens", [a.dreamc, "eval", str(ours), "--data", str(text), "--sequence", "128"]),
     ):
         print(json.dumps({f"{form}: {name}": measured(command)}), flush=True)
+    name = "generate, one token, the file not in the page cache"
+    print(json.dumps({f"{form}: {name}": cold([*generate, "1"], ours / "model.safetensors")}), flush=True)
 
 
 if __name__ == "__main__":

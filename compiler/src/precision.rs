@@ -10,7 +10,8 @@
 //!
 //! Weights that a file holds in bf16, or packed ([`Formats`](crate::format::Formats)), are
 //! parameters of that type. Matmuls and embeddings read them as they are, beside f32 (bf16 beside
-//! bf16, too); whatever else reads them reads casts, which are exact.
+//! bf16, too, and the head's loss packed ones beside bf16); whatever else reads them reads casts,
+//! which are exact.
 //!
 //! A cast rounds to nearest even where its value goes to memory. Within a kernel it rounds nothing:
 //! there numbers are f32.
@@ -271,8 +272,12 @@ impl Pass<'_> {
         let (narrow, rounds): (&[usize], bool) = match node.op.signature().bf16 {
             _ if self.how == Narrow::Nothing => (self.as_stored(node), false),
             Bf16::Stored(_) => (self.as_stored(node), false),
-            // Packed weights are read beside f32.
-            Bf16::Product | Bf16::Slots | Bf16::Head
+            // Packed weights are read beside f32, but by the head's loss: its rows are those in
+            // bf16 that its derivative reads, and a GPU makes the numbers of blocks bf16, too.
+            Bf16::Head if self.is_packed(node.inputs[1]) && !self.as_stored(node).is_empty() => {
+                (&[0, 1], false)
+            }
+            Bf16::Product | Bf16::Slots
                 if self.is_packed(node.inputs[1]) && !self.as_stored(node).is_empty() =>
             {
                 let rounds = match node.op.signature().bf16 {

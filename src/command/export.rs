@@ -95,8 +95,8 @@ struct Gguf {
     #[arg(value_name = "RUN|CHECKPOINT")]
     model: PathBuf,
 
-    /// Format of matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k, mxfp4; as they are stored by
-    /// default
+    /// Format of matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k, mxfp4, nvfp4; as they are stored
+    /// by default
     #[arg(long, value_name = "FORMAT")]
     format: Option<String>,
 

@@ -86,8 +86,8 @@ struct Peft {
 /// Import a GGUF file of llama.cpp: Llama, Mixtral, Qwen, OLMo 2, OLMoE, Gemma, gpt-oss
 #[derive(Args)]
 #[command(after_help = "\
-Tensors are f32, f16, bf16, q8_0, q4_0, q4_k, q6_k or mxfp4. Blocks keep their bits, and every command reads them in their file. Keys
-and tensors that dreamc does not know are refused by name.
+Tensors are f32, f16, bf16, q8_0, q4_0, q4_k, q6_k, mxfp4 or nvfp4. Blocks keep their bits, and every command reads them in their file.
+Keys and tensors that dreamc does not know are refused by name.
 
 Examples:
   dreamc import gguf qwen3-0.6b-q8_0.gguf -o imports/qwen3-q8

@@ -1,7 +1,9 @@
 //! Models in fewer bits: quantised, measured beside their own, read in their file.
 
-use crate::support::root;
+use crate::serve::Server;
 use crate::support::sandbox::Sandbox;
+use crate::support::{read, root};
+use serde_json::{Value, json};
 use std::fs;
 
 const SPEC: &str = "\
@@ -62,6 +64,62 @@ fn a_quantised_model_is_measured_beside_its_own_and_generates() {
         sandbox.good(&["generate", "wide.safetensors", "a", "--max-tokens", "4", "--json"]).len(),
         sandbox.good(&["generate", "small-q", "a", "--max-tokens", "4", "--json"]).len()
     );
+}
+
+/// Every command that reads packed weights says of an interpreted GPU what it says of the CPU, as
+/// far as sums in another order do.
+#[test]
+fn packed_weights_are_measured_probed_and_served_on_a_gpu() {
+    let Some(_) = dreamc_skip::need(dreamc_runtime::nvrtc::Nvrtc::find()) else { return };
+    let sandbox = trained();
+    let parts = "experts: mxfp4, head: q8_0";
+    sandbox.good(&["quantize", "runs/small", "--format", "q4_0", "--parts", parts, "-o", "served"]);
+    let near = |what: &str, a: f64, b: f64, scale: f64| {
+        assert!((a - b).abs() <= 2e-5 * scale, "{what}: {a} and {b}");
+    };
+
+    let measured = |device: &str| -> Value {
+        let line = ["eval", "served", "--against", "runs/small", "--json", "--device", device];
+        serde_json::from_str(&sandbox.good(&line)).unwrap()
+    };
+    let (cpu, gpu) = (measured("cpu"), measured("ptx"));
+    assert_eq!(cpu[0]["against"]["targets"], gpu[0]["against"]["targets"]);
+    for name in ["loss", "other_loss", "divergence"] {
+        let [a, b] = [&cpu, &gpu].map(|found| found[0]["against"][name].as_f64().unwrap());
+        near(name, a, b, cpu[0]["against"]["loss"].as_f64().unwrap());
+    }
+
+    sandbox.write("ids.json", "[[1, 2, 3, 4, 9, 8, 7, 6]]");
+    for device in ["cpu", "ptx"] {
+        let out = format!("{device}.safetensors");
+        sandbox.good(&["probe", "served", "--ids", "ids.json", "-o", &out, "--device", device]);
+    }
+    let [cpu, gpu] = ["cpu", "ptx"].map(|device| probed(&sandbox, device));
+    assert!(cpu.iter().any(|(name, _)| name.starts_with("gradients.")), "there are no gradients");
+    for ((name, a), (other, b)) in cpu.iter().zip(&gpu) {
+        assert_eq!((name, a.len()), (other, b.len()));
+        let scale = a.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        a.iter().zip(b).for_each(|(a, b)| near(name, *a, *b, scale.max(1e-3)));
+    }
+
+    // Rows of a server come and go, alone and together; the likeliest token is the same one.
+    let line = ["generate", "served", "a", "--max-tokens", "8", "--json", "-t", "0"];
+    let alone: Value = serde_json::from_str(&sandbox.good(&line)).unwrap();
+    let server = Server::start(&sandbox, &["--rows", "3", "--device", "ptx"]);
+    let ask =
+        |prompts: Value| server.complete(json!({ "prompt": prompts, "max_tokens": 8, "temperature": 0 }));
+    for answer in [ask(json!("a")), ask(json!(["a", "b"]))] {
+        assert_eq!(answer["choices"][0]["text"], alone["text"]);
+    }
+}
+
+/// The tensors of a probe on a device, by their names.
+fn probed(sandbox: &Sandbox, device: &str) -> Vec<(String, Vec<f64>)> {
+    let path = sandbox.path(&format!("{device}.safetensors"));
+    let all = read(path.to_str().unwrap()).into_iter();
+    let mut all: Vec<_> = all.map(|(name, tensor)| (name, tensor.floats().to_vec())).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
 }
 
 /// Experts, shared ones, a loop and a recurrence of the library.

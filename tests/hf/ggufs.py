@@ -3,6 +3,7 @@
     python tests/hf/ggufs.py make DIR           DIR/NAME/ of transformers with expected.safetensors, and DIR/NAME.gguf, which the
                                                 package `gguf` writes from its tensors
     python tests/hf/ggufs.py read FILE DIR F    FILE has the tensors of DIR in the format F: those that the package packs, where it can
+    python tests/hf/ggufs.py same A B           A has the numbers of B, which is f32: blocks, and the scales of their tensors
     python tests/hf/ggufs.py llama FILE IDS OUT the logits of llama.cpp for a row of ids, as numbers of 32 bits; needs llama-cpp-python
 
 How names and orders of tensors are turned stands here once more, from llama.cpp's converter.
@@ -189,6 +190,35 @@ def make(place):
     print(" ".join(CASES))
 
 
+def numbers(reader):
+    """Numbers of a file's tensors by their names, and their kinds: blocks by the scale of their tensor, or of each of its matrices."""
+    import gguf
+
+    found = {t.name: (gguf.dequantize(t.data, t.tensor_type).reshape(list(reversed(t.shape.tolist()))), t.tensor_type) for t in reader.tensors}
+    for name in [n for n in found if n.endswith(".scale")]:
+        scale, _ = found.pop(name)
+        weight = name.removesuffix(".scale") + ".weight"
+        x, kind = found[weight]
+        found[weight] = (x * scale.reshape([-1] + [1] * (x.ndim - 1)), kind)
+    return found
+
+
+def same(file, other):
+    import gguf
+
+    ours, wanted = numbers(gguf.GGUFReader(file)), numbers(gguf.GGUFReader(other))
+    if ours.keys() != wanted.keys():
+        sys.exit(f"tensors {ours.keys() ^ wanted.keys()} are of one alone")
+    for name, (x, _) in ours.items():
+        right, kind = wanted[name]
+        if kind != gguf.GGMLQuantizationType.F32 or x.shape != right.shape:
+            sys.exit(f"{name} is {kind} {right.shape} and not {x.shape}")
+        # A product is rounded, and so is another order of three factors.
+        if not np.allclose(x, right, rtol=3e-7, atol=0):
+            sys.exit(f"{name} differs by {np.abs(x - right).max()} of {np.abs(right).max()}")
+    print(f"equal: {sum(kind.name == 'NVFP4' for _, kind in ours.values())} tensors of nvfp4")
+
+
 def read(file, folder, form):
     import gguf
 
@@ -244,6 +274,8 @@ def llama(file, ids, out):
 if __name__ == "__main__":
     if sys.argv[1] == "make":
         make(pathlib.Path(sys.argv[2]))
+    elif sys.argv[1] == "same":
+        same(*sys.argv[2:4])
     elif sys.argv[1] == "read":
         read(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), sys.argv[4])
     else:

@@ -83,20 +83,143 @@ fn models_of_llama_cpp_come_and_go() {
                 // Blocks that leave again keep their bits.
                 let again = at.join("again.gguf");
                 good(at, &["export", "gguf", &format!("{name}-back"), "-o", "again.gguf"]);
-                let data = |path: &Path| {
-                    let file = Gguf::open(path).unwrap();
-                    let bytes = |name: &String| file.tensors.stored(name).unwrap().bytes().unwrap();
-                    file.kinds
-                        .iter()
-                        .map(|(name, kind)| (name.clone(), kind.clone(), bytes(name)))
-                        .collect::<Vec<_>>()
-                };
-                let same = data(&again).iter().zip(data(&path)).filter(|(a, b)| **a != *b).count();
-                assert!(same == 0 || name.starts_with("gemma"), "{name} {form}: {same} tensors differ");
+                let other = differing(&again, &path);
+                assert!(other.is_empty() || name.starts_with("gemma"), "{name} {form}: {other:?} differ");
                 fs::remove_file(again).unwrap();
             }
         }
     }
+}
+
+/// Blocks of nvfp4 leave with the scales of their tensors, which the package `gguf` multiplies to
+/// the numbers of the model, and come back as they were; so do scales of single experts.
+#[test]
+fn scales_of_tensors_come_and_go() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let Some(_) = python("ggufs.py", &["make", at.to_str().unwrap()]) else { return };
+    for (name, count) in [("llama_wide", 15), ("mixtral", 13), ("qwen3", 13)] {
+        hugging_face(&at.join(name), &at.join("model"), name, false, &[]).unwrap();
+        good(at, &["quantize", "model", "--format", "nvfp4", "-o", "few"]);
+        good(at, &["export", "gguf", "few", "-o", "few.gguf"]);
+        good(at, &["export", "gguf", "few", "-o", "wide.gguf", "--format", "f32"]);
+        let (few, wide) = (at.join("few.gguf"), at.join("wide.gguf"));
+        let line = ["same", few.to_str().unwrap(), wide.to_str().unwrap()];
+        let said = python("ggufs.py", &line).unwrap();
+        assert_eq!(said.trim(), format!("equal: {count} tensors of nvfp4"), "{name}");
+
+        // Blocks made on the way out are those made before; matrices come back as they were.
+        good(at, &["export", "gguf", "model", "-o", "packed.gguf", "--format", "nvfp4"]);
+        // The embedding, which leaves as f32, was rounded to blocks in one of them.
+        let other = differing(&at.join("packed.gguf"), &few);
+        assert_eq!(other, ["token_embd.weight"], "{name}");
+        import(&few, &at.join("back"), name, false).unwrap();
+        assert_eq!(numbers(&at.join("back")), numbers(&at.join("few")), "{name}");
+        good(at, &["export", "gguf", "back", "-o", "again.gguf"]);
+        assert!(differing(&at.join("again.gguf"), &few).is_empty(), "{name}");
+
+        // Other scales are other numbers: those of the experts of `mixtral`, one by one.
+        let (moved, factors) = rescaled(&few);
+        fs::write(at.join("moved.gguf"), moved).unwrap();
+        let notes = import(&at.join("moved.gguf"), &at.join("moved"), name, false).unwrap().notes;
+        assert!(notes.iter().any(|note| note.starts_with("1 scales of activations")), "{notes:?}");
+        let up = if name == "mixtral" { "layers.0.ea.up.weight" } else { "layers.0.mlp.up.weight" };
+        let [before, after] = ["few", "moved"].map(|folder| {
+            let all = numbers(&at.join(folder));
+            let found = all.into_iter().find(|(name, _)| name == up);
+            found.unwrap_or_else(|| panic!("{name} has no {up}")).1
+        });
+        for (i, (x, y)) in before.iter().zip(&after).enumerate() {
+            let factor = factors[i * factors.len() / before.len()];
+            assert_eq!((f32::from_bits(*x) * factor).to_bits(), *y, "{name}, number {i}");
+        }
+        for file in ["few.gguf", "wide.gguf", "packed.gguf", "again.gguf", "moved.gguf"] {
+            fs::remove_file(at.join(file)).unwrap();
+        }
+        for folder in ["model", "few", "back", "moved"] {
+            fs::remove_dir_all(at.join(folder)).unwrap();
+        }
+    }
+    // A scale that is NaN, two in the place of one, and one of a tensor without blocks.
+    hugging_face(&at.join("qwen3"), &at.join("model"), "qwen3", false, &[]).unwrap();
+    good(at, &["export", "gguf", "model", "-o", "few.gguf", "--format", "nvfp4"]);
+    let few = at.join("few.gguf");
+    let refused = |edit: &dyn Fn(&mut Whole)| {
+        fs::write(at.join("bad.gguf"), edited(&few, "blk.1.attn_q.scale", edit)).unwrap();
+        let said = import(&at.join("bad.gguf"), &at.join("none"), "m", false).err().unwrap().to_string();
+        assert!(!at.join("none").exists());
+        said
+    };
+    let said = refused(&|(.., bytes)| bytes.copy_from_slice(&f32::NAN.to_le_bytes()));
+    assert!(said.contains("tensor blk.1.attn_q.scale: number 0 is NaN, which is no scale"), "{said}");
+    let said = refused(&|(_, (_, shape), bytes)| (*shape, *bytes) = (vec![2], vec![0; 8]));
+    assert!(said.contains("is f32 [2]; the scales of blk.1.attn_q.weight are f32 [1]"), "{said}");
+    let said = refused(&|(name, ..)| *name = "blk.1.attn_norm.scale".into());
+    assert!(said.contains("has a tensor blk.1.attn_norm.scale that such a model does not have"), "{said}");
+    fs::remove_file(few).unwrap();
+    fs::remove_dir_all(at.join("model")).unwrap();
+    // A family where llama.cpp leaves scales out.
+    hugging_face(&at.join("olmo2"), &at.join("model"), "olmo2", false, &[]).unwrap();
+    let out = dreamc(at, &["export", "gguf", "model", "-o", "few.gguf", "--format", "nvfp4"]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("does not multiply by scales"), "{said}");
+    assert!(!at.join("few.gguf").exists());
+}
+
+/// A tensor's name, kind and shape, and its bytes.
+type Whole = (String, (Kind, Vec<u64>), Vec<u8>);
+
+/// The tensors of a file.
+fn tensors(path: &Path) -> Vec<Whole> {
+    let file = Gguf::open(path).unwrap();
+    let bytes = |name: &String| file.tensors.stored(name).unwrap().bytes().unwrap();
+    file.kinds.iter().map(|(name, kind)| (name.clone(), kind.clone(), bytes(name))).collect()
+}
+
+/// The names of tensors that two files do not have alike.
+fn differing(a: &Path, b: &Path) -> Vec<String> {
+    let (a, b) = (tensors(a), tensors(b));
+    let alone = |x: &[Whole], y: &[Whole]| {
+        x.iter().filter(|own| !y.contains(own)).map(|own| own.0.clone()).collect::<Vec<_>>()
+    };
+    let mut names = [alone(&a, &b), alone(&b, &a)].concat();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// A file with one of its tensors edited.
+fn edited(path: &Path, name: &str, edit: &dyn Fn(&mut Whole)) -> Vec<u8> {
+    let mut all = tensors(path);
+    edit(all.iter_mut().find(|(own, ..)| own == name).unwrap());
+    written(path, &all)
+}
+
+/// A file with the keys of another and these tensors.
+fn written(path: &Path, all: &[Whole]) -> Vec<u8> {
+    let values: Vec<(String, Value)> = Gguf::open(path).unwrap().values.into_iter().collect();
+    let entries: Vec<file::Entry> =
+        all.iter().map(|(name, (kind, shape), _)| (name.clone(), shape.clone(), *kind)).collect();
+    let mut written = vec![];
+    file::write(&mut written, &values, &entries, |i, out| out.write_all(&all[i].2)).unwrap();
+    written
+}
+
+/// A file with other scales of its first matrix of `up`, by powers of two that are returned, and
+/// with a scale of what it multiplies.
+fn rescaled(path: &Path) -> (Vec<u8>, Vec<f32>) {
+    let mut all = tensors(path);
+    let of = |name: &str| name.starts_with("blk.0.ffn_up") && name.ends_with(".scale");
+    let at = all.iter().position(|(name, ..)| of(name)).unwrap();
+    let (name, kind, bytes) = &mut all[at];
+    let scales = bytes.as_chunks_mut::<4>().0;
+    let factors: Vec<f32> = (0..scales.len()).map(|i| 2f32.powi(i as i32 + 1)).collect();
+    for (scale, factor) in scales.iter_mut().zip(&factors) {
+        *scale = (f32::from_le_bytes(*scale) * factor).to_le_bytes();
+    }
+    let inputs = (name.replace(".scale", ".input_scale"), kind.clone(), bytes.clone());
+    all.push(inputs);
+    (written(path, &all), factors)
 }
 
 /// llama.cpp's logits for what leaves: those of the model where numbers are f32; where they are

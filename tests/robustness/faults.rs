@@ -8,6 +8,8 @@
 
 #[path = "faults/blocks.rs"]
 mod blocks;
+#[path = "faults/kernels.rs"]
+mod kernel_texts;
 #[path = "faults/preferences.rs"]
 mod preferences;
 #[path = "../support/mod.rs"]
@@ -2840,7 +2842,17 @@ fn main() -> ExitCode {
     let preferred = preferences::faults();
     let carried = transfer::faults();
     let packed = blocks::faults();
-    let number = number + moved.len() + taught.len() + preferred.len() + carried.len() + packed.len();
+    let texts = kernel_texts::faults();
+    let number =
+        number + moved.len() + taught.len() + preferred.len() + carried.len() + packed.len() + texts.len();
+    trials.extend(kernel_texts::all().into_iter().map(|(form, format)| {
+        Trial::test(kernel_texts::name(form, format), move || kernel_texts::sound(form, format))
+    }));
+    trials.extend(
+        texts
+            .into_iter()
+            .map(|fault| trial("kernels", fault.name, shown, move || kernel_texts::noticed(&fault))),
+    );
     trials.push(Trial::test("without a fault: preferences", preferences::sound));
     trials.push(Trial::test("without a fault: rates that carry", transfer::sound));
     trials.extend(

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unused_imports, reason = "each test uses a part")]
 
+pub mod launch;
 pub mod losses;
 pub mod minimise;
 pub mod ptrace;

@@ -2,8 +2,8 @@
 //! that unpacks them before the kernel of plain ones.
 //!
 //! *In*: a kernel whose weight is packed, and its variant. *Out*: a [`Source`]. *Promise*: a number
-//! of a block has the bits that [`Packed::unpack`] gives it; where results are bf16 it is rounded
-//! to bf16 for the tensor cores, as the weights of a plan in bf16 are.
+//! of a block has the bits that [`Packed::unpack`] gives it; where results or rows are bf16 it is
+//! rounded to bf16 for the tensor cores, as the weights of a plan in bf16 are.
 
 use super::text::{Builder, Geometry, Operands, Param, fits, per_thread, scratch, size, times};
 use super::{Argument, Base, CodegenError, Pass, Source, Variant, generate};
@@ -153,10 +153,11 @@ pub(crate) fn unpacked(of: &dyn KernelKind, plain: &Kernel, variant: Variant) ->
     let result = |(i, slot): (usize, &Slot)| {
         slot.role.writes() && matches!(slot.storage, Storage::Float(_)) && variant.is_narrow(i)
     };
-    let narrow = slots.iter().enumerate().any(result);
+    let narrow = variant.is_narrow(0) || slots.iter().enumerate().any(result);
     // Operands here are as they are in memory, and behind the passes all are of one type.
     let both = if narrow { 1 | 1 << weight } else { 0 };
-    let wide = variant.wide | 1 << weight | both;
+    let moves = narrow && !variant.is_narrow(0);
+    let wide = variant.wide | 1 << weight | u64::from(moves);
     let bits = variant.narrow | both as u32;
     let aligned = bits != 0 && u64::from(bits) & !wide == 0;
     let Some(inner) = generate(plain, Variant { packed: None, narrow: bits, wide, aligned, ..variant })?
@@ -184,7 +185,7 @@ pub(crate) fn unpacked(of: &dyn KernelKind, plain: &Kernel, variant: Variant) ->
         &format!("{}, {element}", block(packed)),
     );
     let mut moved = vec![(weight, to, None)];
-    if narrow && !variant.is_narrow(0) {
+    if moves {
         let numbers = slots[0].span(|_| 0);
         let to = builder.scratch(times(&[2, numbers]));
         let list = [

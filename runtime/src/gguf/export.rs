@@ -7,8 +7,9 @@
 
 use super::family::{self, EMBEDDING, FREQUENCIES, Family, HEAD};
 use super::file::{self, Entry, Kind};
+use super::scales::{self, Bare};
 use super::{fields, vocab};
-use crate::checkpoint::safetensors::{Dtype, encoded};
+use crate::checkpoint::safetensors::{Dtype, Stored, encoded};
 use crate::files;
 use crate::hf::config::{self, Config};
 use crate::hf::export::{Exported, Model};
@@ -19,7 +20,7 @@ use crate::quantise::is_matrix;
 use crate::train::prepare;
 use dreamc_compiler::compile;
 use dreamc_compiler::compiled::{Tensor, TensorKind};
-use dreamc_compiler::format::Packed;
+use dreamc_compiler::format::{NV, NV_HEAD, Unpackable};
 use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -38,6 +39,29 @@ struct Leaving {
     same: bool,
     /// A number that is added to each.
     add: f32,
+    /// The largest size of a number, where blocks that are made have a scale of their tensor.
+    largest: f32,
+}
+
+impl Leaving {
+    /// Bytes of a row of blocks that keep their bits, in the file that has them.
+    fn row(&self, numbers: u64) -> Option<u64> {
+        match self.kind {
+            Kind::Packed(_) | Kind::Nvfp4 if self.same => {
+                Some(self.kind.row(numbers)? + file::head(self.kind))
+            }
+            _ => None,
+        }
+    }
+
+    /// The numbers of such a row.
+    fn numbers(&self, bytes: u64) -> Option<u64> {
+        match self.kind {
+            Kind::Packed(packed) if self.same => Some(bytes / packed.bytes() as u64 * packed.unit() as u64),
+            Kind::Nvfp4 if self.same => Some(bytes.checked_sub(NV_HEAD as u64)? / NV.2 as u64 * NV.0 as u64),
+            _ => None,
+        }
+    }
 }
 
 /// Exports a model as the file `to`, its matrices in a format; as they are stored where absent.
@@ -62,8 +86,12 @@ pub fn export(model: &Model, to: &Path, format: Option<&str>) -> Result<Exported
     let layers = config::layers(&model.spec.model).map_err(HfError::Export)?;
     let tensors = compile(model.spec, &prepare::forward(1, 1))?.tensors;
     crate::hf::export::ours(model)?;
-    let (leaving, unfit) = kinds(model, &config, &tensors, asked)?;
+    let Kinds { leaving, unfit, unscaled } = kinds(model, (&config, family), &tensors, asked)?;
     let mut notes = vec![];
+    if unscaled {
+        notes
+            .push("the embedding leaves as f32: llama.cpp has no scale of its tensor, as nvfp4 needs".into());
+    }
     if let Some(name) = unfit.first() {
         notes.push(format!("{} matrices leave as f32: rows of {name} are no whole blocks", unfit.len()));
     }
@@ -77,10 +105,9 @@ pub fn export(model: &Model, to: &Path, format: Option<&str>) -> Result<Exported
     // Of tensors whose bits are kept the shape is that of bytes.
     let shape = |tensor: &Tensor| {
         let mut shape = tensor.shape.clone();
-        if let (Some(last), Some(Leaving { kind: Kind::Packed(packed), same: true, .. })) =
-            (shape.last_mut(), leaving.get(&tensor.name))
-        {
-            *last = *last / packed.unit() as u64 * packed.bytes() as u64;
+        let own = leaving.get(&tensor.name);
+        if let (Some(last), Some(own)) = (shape.last_mut(), own) {
+            *last = own.row(*last).unwrap_or(*last);
         }
         shape
     };
@@ -97,15 +124,23 @@ pub fn export(model: &Model, to: &Path, format: Option<&str>) -> Result<Exported
         theirs.extend(copy.map(|t| Theirs { name: HEAD.into(), ..t }));
     }
     let mut entries: Vec<Entry> = theirs.iter().map(|t| entry(t, &leaving)).collect();
-    if let Some(found) = &said.frequencies {
-        entries.push((FREQUENCIES.into(), vec![found.len() as u64], Kind::Plain(Dtype::F32)));
+    let mut vectors = vec![];
+    for (theirs, (_, shape, kind)) in theirs.iter().zip(&entries) {
+        if *kind == Kind::Nvfp4 {
+            vectors.extend(scales_of(model, theirs, shape, &leaving)?);
+        }
     }
+    vectors.extend(said.frequencies.take().map(|found| (FREQUENCIES.into(), found)));
+    let vector = |(name, found): &(String, Vec<f32>)| {
+        (name.clone(), vec![found.len() as u64], Kind::Plain(Dtype::F32))
+    };
+    entries.extend(vectors.iter().map(vector));
     let sizes: Result<Vec<u64>, _> = entries.iter().map(file::size).collect();
     let size = sizes.map_err(|error| HfError::Export(error.to_string()))?.iter().sum();
     files::write_new(to, |out| {
         file::write(out, &said.values, &entries, |i, out| match theirs.get(i) {
             Some(theirs) => fill(model, theirs, &leaving, out),
-            None => said.frequencies.iter().flatten().try_for_each(|x| out.write_all(&x.to_le_bytes())),
+            None => vectors[i - theirs.len()].1.iter().try_for_each(|x| out.write_all(&x.to_le_bytes())),
         })
     })
     .map_err(|error| HfError::Io { path: to.to_path_buf(), error })?;
@@ -140,25 +175,34 @@ fn recognised(model: &Model, kept: &Map<String, Json>) -> Result<(Config, &'stat
     Err(HfError::Export(format!("llama.cpp has no family that computes it: {why}")))
 }
 
-/// How each tensor leaves, and which matrices have no whole blocks.
+/// How each tensor leaves.
+#[derive(Default)]
+struct Kinds {
+    leaving: BTreeMap<String, Leaving>,
+    /// Matrices that have no whole blocks.
+    unfit: Vec<String>,
+    /// Whether the embedding would need a scale.
+    unscaled: bool,
+}
+
 fn kinds(
     model: &Model,
-    config: &Config,
+    (config, family): (&Config, &Family),
     tensors: &[Tensor],
     asked: Option<Kind>,
-) -> Result<(BTreeMap<String, Leaving>, Vec<String>), HfError> {
-    let (mut found, mut unfit) = (BTreeMap::new(), vec![]);
+) -> Result<Kinds, HfError> {
+    let mut found = Kinds::default();
     let wide = Kind::Plain(Dtype::F32);
     for tensor in tensors {
         let Some(stored) = model.weights.stored(&tensor.name) else { continue };
-        let own = stored.packed.map_or(Kind::Plain(stored.dtype), Kind::Packed);
+        let own = stored.packed.map_or(Kind::Plain(stored.dtype), Kind::of);
         let row = tensor.shape.last().copied().unwrap_or(0);
         let matrix = is_matrix(tensor) && tensor.kind != TensorKind::Router;
-        let kind = match (matrix, asked) {
+        let mut kind = match (matrix, asked) {
             (false, _) => wide,
             (true, None) if own.name().is_some() => own,
             (true, None) => {
-                let (name, format) = (&tensor.name, stored.packed.map_or("", Packed::name));
+                let (name, format) = (&tensor.name, stored.packed.map_or("", |packed| packed.name()));
                 return Err(HfError::Export(format!(
                     "tensor {name} is {format}, which GGUF has not; name a --format: {}",
                     formats().join(", ")
@@ -166,15 +210,69 @@ fn kinds(
             }
             (true, Some(asked)) if asked.row(row).is_some() => asked,
             (true, Some(_)) => {
-                unfit.push(tensor.name.clone());
+                found.unfit.push(tensor.name.clone());
                 wide
             }
         };
+        if kind == Kind::Nvfp4 && !family.scales {
+            return Err(HfError::Export(format!(
+                "llama.cpp's `{}` does not multiply by scales of tensors, which nvfp4 has; name another --format",
+                family.name
+            )));
+        }
+        if kind == Kind::Nvfp4 && tensor.kind == TensorKind::Embedding {
+            (kind, found.unscaled) = (wide, true);
+        }
         let offset = config.family.gemma && !matrix && tensor.name.contains("norm");
         let add = if offset { 1.0 } else { 0.0 };
-        found.insert(tensor.name.clone(), Leaving { kind, same: kind == own && add == 0.0, add });
+        let same = kind == own && add == 0.0;
+        let largest = match kind {
+            Kind::Nvfp4 if !same => largest(&stored).map_err(|error| {
+                HfError::Export(format!("tensor {} cannot be read: {error}", tensor.name))
+            })?,
+            _ => 0.0,
+        };
+        found.leaving.insert(tensor.name.clone(), Leaving { kind, same, add, largest });
     }
-    Ok((found, unfit))
+    Ok(found)
+}
+
+/// The largest size of a number of a tensor.
+fn largest(stored: &Stored<'_>) -> io::Result<f32> {
+    let (all, most) = (stored.shape.iter().product::<u64>(), 1 << 20);
+    let mut largest = 0f32;
+    for at in (0..all).step_by(most as usize) {
+        let mut bytes = vec![];
+        stored.convert(at, most.min(all - at), Dtype::F32, &mut bytes)?;
+        let sizes = bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x).abs());
+        largest = sizes.fold(largest, f32::max);
+    }
+    Ok(largest)
+}
+
+/// The tensor of scales of one of theirs, whose numbers have this shape.
+fn scales_of(
+    model: &Model,
+    theirs: &Theirs,
+    shape: &[u64],
+    leaving: &BTreeMap<String, Leaving>,
+) -> Result<Option<(String, Vec<f32>)>, HfError> {
+    let (own, count) = (theirs.runs.first().and_then(|run| leaving.get(&run.name)), scales::count(shape));
+    let (Some(own), Some(name)) = (own, scales::name(&theirs.name)) else { return Ok(None) };
+    if !own.same {
+        return Ok(Some((name, vec![scales::scale(own.largest); count as usize])));
+    }
+    let mut nothing = io::sink();
+    let mut bare = Bare::new(theirs.shape.last().copied().unwrap_or(0), &mut nothing);
+    kept(model, theirs, 1, &mut bare)
+        .map_err(|error| HfError::Export(format!("tensor {} cannot be read: {error}", theirs.name)))?;
+    match bare.scales(count) {
+        Some(found) => Ok(Some((name, found))),
+        None => Err(HfError::Export(format!(
+            "rows of one matrix of {} have several scales in nvfp4, and GGUF has one for all; name a --format",
+            theirs.name
+        ))),
+    }
 }
 
 /// The keys of the tokenizer.
@@ -216,10 +314,8 @@ fn entry(theirs: &Theirs, leaving: &BTreeMap<String, Leaving>) -> Entry {
     let own = theirs.runs.first().and_then(|run| leaving.get(&run.name));
     let mut shape = theirs.shape.clone();
     let kind = own.map_or(Kind::Plain(Dtype::F32), |own| own.kind);
-    if let (Some(last), Some(Leaving { kind: Kind::Packed(packed), same: true, .. })) =
-        (shape.last_mut(), own)
-    {
-        *last = *last / packed.bytes() as u64 * packed.unit() as u64;
+    if let (Some(last), Some(own)) = (shape.last_mut(), own) {
+        *last = own.numbers(*last).unwrap_or(*last);
     }
     (theirs.name.clone(), shape, kind)
 }
@@ -234,19 +330,17 @@ fn fill(
     let lost = |name: &str| io::Error::other(format!("tensor {name} is gone"));
     let Some(Run { name, .. }) = theirs.runs.first() else { return Ok(()) };
     let own = leaving.get(name).ok_or_else(|| lost(name))?;
-    let stored = |name: &str| model.weights.stored(name).ok_or_else(|| lost(name));
     if own.same {
-        let size = match own.kind {
-            Kind::Plain(dtype) => dtype.bitsize() / 8,
-            Kind::Packed(_) => 1,
+        return match own.kind {
+            Kind::Plain(dtype) => kept(model, theirs, dtype.bitsize() / 8, out),
+            Kind::Packed(_) => kept(model, theirs, 1, out),
+            Kind::Nvfp4 => {
+                let row = theirs.shape.last().copied().unwrap_or(0);
+                kept(model, theirs, 1, &mut Bare::new(row, out))
+            }
         };
-        let bytes = size as u64;
-        return theirs.write(
-            size,
-            |name, first, count, out| stored(name)?.copy_bytes(first * bytes, count * bytes, out),
-            out,
-        );
     }
+    let stored = |name: &str| model.weights.stored(name).ok_or_else(|| lost(name));
     let mut encoder = Encoder { name: &theirs.name, own: *own, pending: vec![], done: 0, out };
     theirs.write(
         4,
@@ -254,6 +348,17 @@ fn fill(
         &mut encoder,
     )?;
     encoder.finish()
+}
+
+/// Writes the elements of a tensor of theirs as the file has them, of so many bytes each.
+fn kept(model: &Model, theirs: &Theirs, size: usize, out: &mut dyn Write) -> io::Result<()> {
+    let bytes = size as u64;
+    let copy = |name: &str, first: u64, count: u64, out: &mut dyn Write| {
+        let stored = model.weights.stored(name);
+        let stored = stored.ok_or_else(|| io::Error::other(format!("tensor {name} is gone")))?;
+        stored.copy_bytes(first * bytes, count * bytes, out)
+    };
+    theirs.write(size, copy, out)
 }
 
 /// Takes f32 numbers and writes them as they leave.
@@ -272,6 +377,7 @@ impl Encoder<'_> {
         let unit = match self.own.kind {
             Kind::Plain(_) => 1,
             Kind::Packed(packed) => packed.unit(),
+            Kind::Nvfp4 => NV.0,
         };
         let count = self.pending.len() / 4 / unit * unit;
         let rest = self.pending.split_off(count * 4);
@@ -282,18 +388,19 @@ impl Encoder<'_> {
             Kind::Plain(dtype) => encoded(&values, dtype)?,
             Kind::Packed(packed) => {
                 let mut blocks = vec![];
-                packed.pack(&values, &mut blocks).map_err(|bad| {
-                    let (at, name) = (self.done + bad.at as u64, packed.name());
-                    io::Error::other(format!(
-                        "tensor {}: number {at} is {}, which {name} cannot hold",
-                        self.name, bad.value
-                    ))
-                })?;
+                packed.pack(&values, &mut blocks).map_err(|bad| self.unpackable(bad))?;
                 blocks
             }
+            Kind::Nvfp4 => scales::pack(&values, self.own.largest).map_err(|bad| self.unpackable(bad))?,
         };
         self.done += count as u64;
         self.out.write_all(&bytes)
+    }
+
+    fn unpackable(&self, bad: Unpackable) -> io::Error {
+        let (at, format) = (self.done + bad.at as u64, self.own.kind.name().unwrap_or_default());
+        let (name, value) = (self.name, bad.value);
+        io::Error::other(format!("tensor {name}: number {at} is {value}, which {format} cannot hold"))
     }
 
     fn finish(mut self) -> io::Result<()> {

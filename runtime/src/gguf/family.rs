@@ -28,6 +28,8 @@ pub struct Family {
     pub biases: bool,
     /// The number of layers of its size whose scores are divided by the root of another size.
     pub odd_scale: Option<u64>,
+    /// Whether llama.cpp multiplies every matmul by the scale of its tensor, where a file has one.
+    pub scales: bool,
 }
 
 const PLAIN: Family = Family {
@@ -40,17 +42,18 @@ const PLAIN: Family = Family {
     before_experts: "ffn_norm",
     biases: false,
     odd_scale: None,
+    scales: false,
 };
 
 /// The families; an architecture is that of the first with its name whose experts fit.
 pub static FAMILIES: [Family; 12] = [
-    Family { kind: "llama", name: "llama", pairs: true, biases: true, ..PLAIN },
-    Family { kind: "mixtral", name: "llama", pairs: true, ..PLAIN },
-    Family { kind: "mistral", name: "llama", pairs: true, ..PLAIN },
+    Family { kind: "llama", name: "llama", pairs: true, biases: true, scales: true, ..PLAIN },
+    Family { kind: "mixtral", name: "llama", pairs: true, scales: true, ..PLAIN },
+    Family { kind: "mistral", name: "llama", pairs: true, scales: true, ..PLAIN },
     Family { kind: "qwen2", name: "qwen2", biases: true, ..PLAIN },
     Family { kind: "qwen2_moe", name: "qwen2moe", head: true, normalise: Some(false), biases: true, ..PLAIN },
-    Family { kind: "qwen3", name: "qwen3", ..PLAIN },
-    Family { kind: "qwen3_moe", name: "qwen3moe", normalise: Some(true), ..PLAIN },
+    Family { kind: "qwen3", name: "qwen3", scales: true, ..PLAIN },
+    Family { kind: "qwen3_moe", name: "qwen3moe", normalise: Some(true), scales: true, ..PLAIN },
     Family { kind: "olmoe", name: "olmoe", head: true, normalise: Some(false), ..PLAIN },
     Family { kind: "olmo2", name: "olmo2", head: true, ..PLAIN },
     Family { kind: "gemma2", name: "gemma2", windows: Some(2), odd_scale: Some(46), ..PLAIN },

@@ -8,7 +8,7 @@ use super::value::{self, Value, code, width};
 use crate::checkpoint::safetensors::{Counted, Dtype, Ranged, Tensors};
 use crate::files;
 use crate::hf::HfError;
-use dreamc_compiler::format::Packed;
+use dreamc_compiler::format::{NV, NV_HEAD, Packed};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -33,10 +33,12 @@ pub enum Kind {
     Plain(Dtype),
     /// In blocks.
     Packed(Packed),
+    /// In blocks of `nvfp4`; the scale of their tensor is [another tensor](super::scales).
+    Nvfp4,
 }
 
 /// Kinds by the codes of the format, and their names there.
-pub const KINDS: [(u32, &str, Kind); 8] = [
+pub const KINDS: [(u32, &str, Kind); 9] = [
     (0, "f32", Kind::Plain(Dtype::F32)),
     (1, "f16", Kind::Plain(Dtype::F16)),
     (30, "bf16", Kind::Plain(Dtype::BF16)),
@@ -45,10 +47,11 @@ pub const KINDS: [(u32, &str, Kind); 8] = [
     (12, "q4_k", Kind::Packed(Packed::Q4K)),
     (14, "q6_k", Kind::Packed(Packed::Q6K)),
     (39, "mxfp4", Kind::Packed(Packed::Mxfp4)),
+    (40, "nvfp4", Kind::Nvfp4),
 ];
 
 /// Names of kinds that the format has and that are not read.
-const UNREAD: [(u32, &str); 14] = [
+const UNREAD: [(u32, &str); 13] = [
     (3, "q4_1"),
     (6, "q5_0"),
     (7, "q5_1"),
@@ -62,7 +65,6 @@ const UNREAD: [(u32, &str); 14] = [
     (21, "iq3_s"),
     (22, "iq2_s"),
     (23, "iq4_xs"),
-    (40, "nvfp4"),
 ];
 
 impl Kind {
@@ -71,7 +73,15 @@ impl Kind {
         KINDS.iter().find(|(_, known, _)| *known == name).map(|(.., kind)| *kind)
     }
 
-    /// Its name; blocks as long as a row have none in this format.
+    /// The kind of blocks of ours.
+    pub fn of(packed: Packed) -> Self {
+        match packed {
+            Packed::Nvfp4(_) => Kind::Nvfp4,
+            other => Kind::Packed(other),
+        }
+    }
+
+    /// Its name; `int8` has none in this format.
     pub fn name(self) -> Option<&'static str> {
         KINDS.iter().find(|(.., kind)| *kind == self).map(|(_, name, _)| *name)
     }
@@ -85,9 +95,15 @@ impl Kind {
         let (unit, bytes) = match self {
             Kind::Plain(dtype) => (1, dtype.bitsize() as u64 / 8),
             Kind::Packed(packed) => (packed.unit() as u64, packed.bytes() as u64),
+            Kind::Nvfp4 => (NV.0 as u64, NV.2 as u64),
         };
         numbers.is_multiple_of(unit).then(|| numbers / unit).and_then(|blocks| blocks.checked_mul(bytes))
     }
+}
+
+/// Bytes of a row of blocks in files of ours before those that it has in this format.
+pub fn head(kind: Kind) -> u64 {
+    if kind == Kind::Nvfp4 { NV_HEAD as u64 } else { 0 }
 }
 
 /// A GGUF file that was opened.
@@ -193,7 +209,7 @@ impl Gguf {
         let file = files::open(path).map_err(io)?;
         let length = file.metadata().map_err(io)?.len();
         let mut cursor = Cursor { path, inner: BufReader::new(&file), at: 0, length };
-        let (values, listed) = head(&mut cursor)?;
+        let (values, listed) = listed(&mut cursor)?;
         let (mut ranges, mut kinds) = (vec![], BTreeMap::new());
         let alignment = match values.get(ALIGNMENT_KEY) {
             None => ALIGNMENT,
@@ -224,7 +240,7 @@ impl Gguf {
             };
             let (dtype, stored) = match kind {
                 Kind::Plain(dtype) => (dtype, shape.clone()),
-                Kind::Packed(_) => (Dtype::U8, [rows, &[bytes]].concat()),
+                Kind::Packed(_) | Kind::Nvfp4 => (Dtype::U8, [rows, &[bytes]].concat()),
             };
             if kinds.insert(name.clone(), (kind, shape)).is_some() {
                 return Err(bad("is listed twice".into()));
@@ -255,7 +271,7 @@ struct Listed {
 }
 
 /// Reads the metadata and the list of tensors.
-fn head(cursor: &mut Cursor) -> Result<(BTreeMap<String, Value>, Vec<Listed>), HfError> {
+fn listed(cursor: &mut Cursor) -> Result<(BTreeMap<String, Value>, Vec<Listed>), HfError> {
     let magic = cursor.bytes(4, "its magic")?;
     if magic != MAGIC {
         return cursor

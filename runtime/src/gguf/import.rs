@@ -6,9 +6,10 @@
 
 use super::family::{self, FREQUENCIES, HEAD};
 use super::file::{Gguf, Kind};
+use super::scales::{self, Headed};
 use super::{fields, vocab};
 use crate::checkpoint::folder;
-use crate::checkpoint::safetensors::{Dtype, PACKED, write_stored};
+use crate::checkpoint::safetensors::{Dtype, PACKED, Stored, write_stored};
 use crate::data::{Tokenizer, sums};
 use crate::hf::config::{Config, layers};
 use crate::hf::family::Slot;
@@ -17,6 +18,7 @@ use crate::hf::{HfError, Imported};
 use crate::train::prepare;
 use dreamc_compiler::compile;
 use dreamc_compiler::compiled::Tensor;
+use dreamc_compiler::format::{NV, Packed};
 use dreamc_dsl::Spelling;
 use serde_json::{Map, Value as Json};
 use std::collections::BTreeSet;
@@ -74,7 +76,7 @@ pub fn import(from: &Path, to: &Path, name: &str, force: bool) -> Result<Importe
     }
     let shown = dreamc_dsl::show(&spec, Spelling::Yaml);
     let said = |m: &Made| match m.kind {
-        Some(Kind::Packed(packed)) => Some((m.name.clone(), Json::from(packed.name()))),
+        Some(kind @ (Kind::Packed(_) | Kind::Nvfp4)) => Some((m.name.clone(), Json::from(kind.name()))),
         _ => None,
     };
     let said: Map<String, Json> = made.iter().filter_map(said).collect();
@@ -122,7 +124,7 @@ fn assemble(
     parts: impl Fn(&str, &[u64]) -> Option<Vec<Part>>,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Made>, String> {
-    let (mut made, mut used, mut mixed) = (vec![], BTreeSet::new(), 0);
+    let (mut made, mut used, mut mixed, mut inputs) = (vec![], BTreeSet::new(), 0, 0);
     for tensor in wanted {
         let lost = || format!("nothing in such a model is called {}, which ours needs", tensor.name);
         let own = parts(&tensor.name, &tensor.shape).ok_or_else(lost)?;
@@ -136,6 +138,13 @@ fn assemble(
             }
             kinds.push(*kind);
             used.insert(name.clone());
+            if *kind == Kind::Nvfp4 {
+                scales::of(file, name)?;
+                used.extend(scales::name(name));
+                let of_inputs = scales::of_inputs(name).filter(|name| file.kinds.contains_key(name));
+                inputs += usize::from(of_inputs.is_some());
+                used.extend(of_inputs);
+            }
         }
         let one = kinds.first().copied().filter(|first| kinds.iter().all(|kind| kind == first));
         let offset = config.family.gemma && tensor.shape.len() == 1 && tensor.name.contains("norm");
@@ -143,12 +152,15 @@ fn assemble(
         let kind = one.filter(|_| !offset);
         mixed += usize::from(one.is_none());
         let (dtype, shape, parts) = match kind {
-            Some(Kind::Packed(packed)) => {
+            Some(kind @ (Kind::Packed(_) | Kind::Nvfp4)) => {
                 let mut shape = tensor.shape.clone();
                 if let Some(last) = shape.last_mut() {
-                    *last = *last / packed.unit() as u64 * packed.bytes() as u64;
+                    *last = kind.row(*last).ok_or_else(lost)?;
                 }
                 let parts = parts(&tensor.name, &shape).ok_or_else(lost)?;
+                if let Some(last) = shape.last_mut() {
+                    *last += super::file::head(kind);
+                }
                 (Dtype::U8, shape, parts)
             }
             Some(Kind::Plain(dtype)) => (dtype, tensor.shape.clone(), own),
@@ -160,6 +172,11 @@ fn assemble(
     if mixed > 0 {
         notes.push(format!(
             "{mixed} matrices are of parts in different formats (queries, keys and values of one) and are stored as f32"
+        ));
+    }
+    if inputs > 0 {
+        notes.push(format!(
+            "{inputs} scales of activations (`input_scale`) are left out: activations are not rounded here"
         ));
     }
     for name in file.kinds.keys().filter(|name| !used.contains(*name) && *name != FREQUENCIES) {
@@ -174,18 +191,25 @@ fn assemble(
 /// Refuses blocks whose scale is no number.
 fn finite(file: &Gguf, made: &[Made]) -> Result<(), String> {
     for part in made.iter().flat_map(|m| &m.parts) {
-        let (Some((Kind::Packed(packed), _)), Some(stored)) =
-            (file.kinds.get(&part.name), file.tensors.stored(&part.name))
+        let (Some((kind, _)), Some(stored)) = (file.kinds.get(&part.name), file.tensors.stored(&part.name))
         else {
             continue;
         };
-        let size = packed.bytes() as u64;
+        let size = match kind {
+            Kind::Plain(_) => continue,
+            Kind::Packed(packed) => packed.bytes() as u64,
+            Kind::Nvfp4 => NV.2 as u64,
+        };
         let (all, most) = (stored.shape.iter().product::<u64>(), (1 << 20) / size * size);
         for at in (0..all).step_by(most as usize) {
             let mut bytes = vec![];
             let count = most.min(all - at);
             stored.copy_elements(at, count, &mut bytes).map_err(|e| format!("tensor {}: {e}", part.name))?;
-            if let Some(block) = packed.bad(&bytes) {
+            let bad = match kind {
+                Kind::Packed(packed) => packed.bad(&bytes),
+                _ => scales::bad(&bytes),
+            };
+            if let Some(block) = bad {
                 let (name, block) = (&part.name, at / size + block as u64);
                 return Err(format!("tensor {name}: the scale of block {block} is not a finite number"));
             }
@@ -199,21 +223,15 @@ impl Made {
         for part in &self.parts {
             let lost = || io::Error::other(format!("tensor {} is gone", part.name));
             let stored = file.tensors.stored(&part.name).ok_or_else(lost)?;
-            match (self.kind, &part.order) {
-                (Some(_), None) => stored.copy_elements(part.range.0, part.range.1, out)?,
-                (Some(_), Some(order)) => {
-                    let size = stored.dtype.bitsize() / 8;
-                    let each = part.range.1 / order.blocks.max(1);
-                    let places = order.places();
-                    for block in 0..order.blocks {
-                        let mut theirs = vec![];
-                        stored.copy_elements(part.range.0 + block * each, each, &mut theirs)?;
-                        out.write_all(&picked(&theirs, size, &places))?;
-                    }
+            match self.kind {
+                Some(Kind::Nvfp4) => {
+                    let scales = scales::of(file, &part.name).map_err(io::Error::other)?;
+                    copy(&stored, part, &mut headed(&stored, &scales, out))?;
                 }
-                (None, order) => {
+                Some(_) => copy(&stored, part, out)?,
+                None => {
                     let numbers = numbers(file, &part.name, self.add).ok_or_else(lost)??;
-                    match order {
+                    match &part.order {
                         None => out.write_all(&numbers)?,
                         Some(order) => {
                             let each = numbers.len() / order.blocks.max(1) as usize;
@@ -228,6 +246,26 @@ impl Made {
         }
         Ok(())
     }
+}
+
+/// Writes a part as the file has it, its elements in our order.
+fn copy(stored: &Stored<'_>, part: &Part, out: &mut dyn Write) -> io::Result<()> {
+    let Some(order) = &part.order else { return stored.copy_elements(part.range.0, part.range.1, out) };
+    let size = stored.dtype.bitsize() / 8;
+    let each = part.range.1 / order.blocks.max(1);
+    let places = order.places();
+    for block in 0..order.blocks {
+        let mut theirs = vec![];
+        stored.copy_elements(part.range.0 + block * each, each, &mut theirs)?;
+        out.write_all(&picked(&theirs, size, &places))?;
+    }
+    Ok(())
+}
+
+/// Puts the scales of a tensor of blocks before their rows.
+fn headed<'a>(stored: &Stored<'_>, scales: &'a [f32], out: &'a mut dyn Write) -> Headed<'a> {
+    let (bytes, rows) = stored.shape.split_last().unwrap_or((&0, &[]));
+    Headed::new(scales, rows.iter().product(), *bytes, out)
 }
 
 /// Elements of `size` bytes at these places.
@@ -247,6 +285,16 @@ fn numbers(file: &Gguf, name: &str, add: f32) -> Option<io::Result<Vec<u8>>> {
                 stored.copy_elements(0, stored.shape.iter().product(), &mut blocks)?;
                 let mut values = vec![0.0; shape.iter().product::<u64>() as usize];
                 packed.unpack(&blocks, &mut values);
+                bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            }
+            Kind::Nvfp4 => {
+                let scales = scales::of(file, name).map_err(io::Error::other)?;
+                let mut rows = vec![];
+                let all = stored.shape.iter().product();
+                stored.copy_elements(0, all, &mut headed(&stored, &scales, &mut rows))?;
+                let row = shape.last().and_then(|row| u32::try_from(*row).ok()).unwrap_or(0);
+                let mut values = vec![0.0; shape.iter().product::<u64>() as usize];
+                Packed::Nvfp4(row).unpack(&rows, &mut values);
                 bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
             }
         }

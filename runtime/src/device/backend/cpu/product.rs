@@ -618,6 +618,35 @@ mod neon {
         }
     }
 
+    /// Four floats.
+    #[derive(Clone, Copy)]
+    pub(super) struct Quad(pub(super) float32x4_t);
+
+    impl Vector for Quad {
+        const LANES: usize = 4;
+        const ROWS: usize = 6;
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            unsafe { Quad(vld1q_f32(from)) }
+        }
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            unsafe { vst1q_f32(to, self.0) }
+        }
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            unsafe { Quad(vdupq_n_f32(x)) }
+        }
+        #[inline(always)]
+        unsafe fn fma(self, a: Self, b: Self) -> Self {
+            unsafe { Quad(vfmaq_f32(self.0, a.0, b.0)) }
+        }
+        #[inline(always)]
+        unsafe fn plus(self, other: Self) -> Self {
+            unsafe { Quad(vaddq_f32(self.0, other.0)) }
+        }
+    }
+
     /// The microkernel with sums of two rows and two columns in a register, two words a step. One
     /// instruction does as much as two of [`dot`].
     ///

@@ -118,22 +118,56 @@ impl Run for HeadLoss {
         let [rows, vocab, width] = sizes([self.rows, self.vocab, self.width]);
         let (rows, vocab) = (rows.min(HEAD.0), vocab.min(HEAD.1));
         let product = product::scratch(self.stored, (rows, vocab, width));
-        Scratch::local(rows * vocab + 2 * rows + product)
+        // Rows in bf16 beside packed weights are widened.
+        let wide = if self.stored { rows * width } else { 0 };
+        Scratch::local(rows * vocab + 2 * rows + wide + product)
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
+        let width = self.width as usize;
         match (self.stored, args.packed(cx, "w")) {
-            (_, Some(w)) => head_loss::<f32>(self, cx, args, w),
-            (false, None) => head_loss::<T>(self, cx, args, args.view::<T>("w").start),
-            (true, None) => head_loss::<f32>(self, cx, args, args.view::<Widened>("w").start),
+            (_, Some(w)) if T::NARROW => {
+                let x = args.view::<T>("x").rows_of(width);
+                let widened = |first: usize, count: usize, room: &mut [f32]| {
+                    for (i, room) in room.chunks_exact_mut(width.max(1)).enumerate().take(count) {
+                        T::wide(x.row(first + i), room);
+                    }
+                    Side::Strided { start: Pointer::to(room), line: width, step: 1 }
+                };
+                head_loss::<f32>(self, cx, args, (width, widened), w);
+            }
+            (_, Some(w)) => head_loss::<f32>(self, cx, args, (0, rows_in_memory(args, width)), w),
+            (false, None) => {
+                head_loss::<T>(self, cx, args, (0, rows_in_memory(args, width)), args.view::<T>("w").start)
+            }
+            (true, None) => {
+                let w = args.view::<Widened>("w").start;
+                head_loss::<f32>(self, cx, args, (0, rows_in_memory(args, width)), w);
+            }
         }
     }
 }
 
-/// A tile of logits at a time, with a running maximum and sum for each row; rows are of type `L`.
-fn head_loss<L: Stored>(kernel: &HeadLoss, cx: &Context, args: &Arguments, w: impl Matrices<L>) {
+/// Rows of `x` as they are.
+fn rows_in_memory<L: Stored>(
+    args: &Arguments,
+    width: usize,
+) -> impl Fn(usize, usize, &mut [f32]) -> Side<L> + Send + Sync {
+    let x = args.view::<L>("x").start;
+    move |first, _, _| Side::Strided { start: x.add(first * width), line: width, step: 1 }
+}
+
+/// A tile of logits at a time, with a running maximum and sum for each row; so many of `rows` from
+/// one on are of type `L`, in memory or in room for so many numbers each.
+fn head_loss<L: Stored>(
+    kernel: &HeadLoss,
+    cx: &Context,
+    args: &Arguments,
+    (room, rows_of): (usize, impl Fn(usize, usize, &mut [f32]) -> Side<L> + Send + Sync),
+    w: impl Matrices<L>,
+) {
     let [rows, vocab, width] = sizes([kernel.rows, kernel.vocab, kernel.width]);
-    let (x, targets) = (args.view::<L>("x").start, args.ints("targets").all());
+    let targets = args.ints("targets").all();
     let (nll, lse) = (args.floats("nll"), args.floats("lse"));
     if !targets_fit(cx, targets, vocab) {
         return;
@@ -147,12 +181,13 @@ fn head_loss<L: Stored>(kernel: &HeadLoss, cx: &Context, args: &Arguments, w: im
         let (tile, scratch) = scratch.split_at_mut(count * HEAD.1.min(vocab));
         let (most, scratch) = scratch.split_at_mut(count);
         let (sums, scratch) = scratch.split_at_mut(count);
+        let (room, scratch) = scratch.split_at_mut(count * room);
+        let a = rows_of(first, count, room);
         most.fill(f32::NEG_INFINITY);
         sums.fill(0.0);
         nll.fill(0.0);
         for class in (0..vocab).step_by(HEAD.1) {
             let classes = HEAD.1.min(vocab - class);
-            let a = Side::Strided { start: x.add(first * width), line: width, step: 1 };
             let b = w.matrix(class * width, width, 1);
             let logits = Pointer::to(tile);
             // SAFETY: the tile is this task's.

@@ -7,7 +7,8 @@
 //! Lanes are lines, as in [`super::few`]: words of blocks are transposed, then each code of them is
 //! looked up or converted, and multiplied by the scales of its lines. The numbers are exact, or
 //! rounded once as [`Packed::unpack`] rounds them. Two vectors of lines go side by side, since a
-//! sum waits four cycles for its last addition.
+//! sum waits four cycles for its last addition. On aarch64 the vectors are NEON's, which every
+//! processor has.
 
 use super::few::{FEW, PANEL, Turn};
 use super::packed::{endless, half, number};
@@ -277,6 +278,100 @@ mod x86 {
             let by = _mm256_castsi256_ps(_mm256_set1_epi32(239 << 23));
             let number = _mm256_mul_ps(_mm256_castsi256_ps(size), by);
             _mm256_or_ps(number, _mm256_castsi256_ps(_mm256_or_si256(ends, sign)))
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::super::neon::Quad;
+    use super::{Codes, FOURS, TWOS};
+    use std::arch::aarch64::*;
+
+    impl Codes for Quad {
+        type Table = uint8x16x4_t;
+        const SIGNED: (f32, f32) = (1.0, 0.0);
+        #[inline(always)]
+        unsafe fn table(of: &[f32; 16]) -> uint8x16x4_t {
+            let from = of.as_ptr().cast::<u8>();
+            // SAFETY: the instructions are part of the architecture; sixteen numbers are 64 bytes.
+            unsafe {
+                let [a, b, c, d] = [0, 16, 32, 48].map(|at| vld1q_u8(from.add(at)));
+                uint8x16x4_t(a, b, c, d)
+            }
+        }
+        #[inline(always)]
+        unsafe fn looked(self, at: u32, table: uint8x16x4_t) -> Self {
+            // SAFETY: likewise.
+            unsafe {
+                // The four bytes of a number by its code.
+                let codes = bits_of(self.0, at, 15);
+                let places = vmlaq_n_u32(vdupq_n_u32(0x0302_0100), codes, 0x0404_0404);
+                Quad(vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(places))))
+            }
+        }
+        #[inline(always)]
+        unsafe fn signed(self, byte: u32) -> Self {
+            // SAFETY: likewise.
+            unsafe {
+                let words = vreinterpretq_s32_f32(self.0);
+                let high = vshlq_s32(words, vdupq_n_s32(24 - 8 * byte as i32));
+                Quad(vcvtq_f32_s32(vshrq_n_s32::<24>(high)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn field(self, at: u32, count: u32) -> Self {
+            // SAFETY: likewise.
+            unsafe { Quad(vcvtq_f32_u32(bits_of(self.0, at, (1 << count) - 1))) }
+        }
+        const BYTE: (f32, f32) = (1.0, 0.0);
+        #[inline(always)]
+        unsafe fn byte(self, byte: u32) -> Self {
+            // SAFETY: likewise.
+            unsafe { self.field(8 * byte, 8) }
+        }
+        #[inline(always)]
+        unsafe fn sixes(self, above: Self, low: u32, high: u32) -> Self {
+            // SAFETY: likewise.
+            unsafe {
+                let (low, high) = (bits_of(self.0, low, FOURS), bits_of(above.0, high, TWOS));
+                Quad(vreinterpretq_f32_u32(vorrq_u32(low, vshlq_n_u32::<4>(high))))
+            }
+        }
+        #[inline(always)]
+        unsafe fn first_half(self) -> Self {
+            // SAFETY: likewise.
+            unsafe { Quad(numbers(vshlq_n_u32::<16>(vreinterpretq_u32_f32(self.0)))) }
+        }
+        #[inline(always)]
+        unsafe fn second_half(self) -> Self {
+            // SAFETY: likewise.
+            unsafe { Quad(numbers(vreinterpretq_u32_f32(self.0))) }
+        }
+    }
+
+    /// Bits of each word from bit `at` on, those of a mask.
+    #[inline(always)]
+    unsafe fn bits_of(x: float32x4_t, at: u32, mask: u32) -> uint32x4_t {
+        // SAFETY: the instructions are part of the architecture.
+        unsafe {
+            let words = vshlq_u32(vreinterpretq_u32_f32(x), vdupq_n_s32(-(at as i32)));
+            vandq_u32(words, vdupq_n_u32(mask))
+        }
+    }
+
+    /// Numbers in binary16 in the upper halves of words, as [`super::number`] has them.
+    #[inline(always)]
+    unsafe fn numbers(words: uint32x4_t) -> float32x4_t {
+        // SAFETY: likewise.
+        unsafe {
+            let size = vandq_u32(vshrq_n_u32::<3>(words), vdupq_n_u32(0x7fff << 13));
+            let ends = vandq_u32(vcgeq_u32(size, vdupq_n_u32(0x7c00 << 13)), vdupq_n_u32(0x7f80_0000));
+            let sign = vandq_u32(words, vdupq_n_u32(1 << 31));
+            // A product with a power of two is exact.
+            let by = vreinterpretq_f32_u32(vdupq_n_u32(239 << 23));
+            let number = vmulq_f32(vreinterpretq_f32_u32(size), by);
+            vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(number), vorrq_u32(ends, sign)))
         }
     }
 }
@@ -862,6 +957,9 @@ fn of<F: Layout>() -> Run {
         Level::Avx512 => (super::x86::Sixteen::LANES, avx512::<F>),
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => (super::x86::Eight::LANES, avx2::<F>),
+        #[cfg(target_arch = "aarch64")]
+        Level::Portable => (super::neon::Quad::LANES, sums::<super::neon::Quad, F>),
+        #[cfg(not(target_arch = "aarch64"))]
         Level::Portable => (Four::LANES, sums::<Four, F>),
     };
     Run { width: TWO * lanes, unit: F::UNIT, sums }
@@ -977,6 +1075,79 @@ fn ask(_lines: &[*const u8], at: usize, bytes: usize, row: usize, next: usize) {
             unsafe {
                 use std::arch::x86_64::*;
                 _mm_prefetch::<_MM_HINT_T0>(line.cast::<i8>().wrapping_add(_from));
+            }
+        }
+    }
+}
+
+#[cfg(all(test, target_arch = "aarch64"))]
+mod tests {
+    use super::*;
+
+    /// Sums of a format by vectors, their bits, and whether a scale is no number.
+    fn bits<V: Codes, F: Layout>(format: Packed, m: usize, k: usize, bytes: &[u8]) -> (Vec<u32>, bool) {
+        let values: Vec<f32> = (0..m * k).map(|i| ((i * 37 + 11) % 509) as f32 / 251.7 - 1.0).collect();
+        let mut left = [std::ptr::null(); FEW];
+        left.iter_mut().zip(values.chunks(k)).for_each(|(left, row)| *left = row.as_ptr());
+        let row = k / format.unit() * format.bytes();
+        let width = TWO * V::LANES;
+        let line = |i: usize| bytes[i.min(width - 1) * row..].as_ptr();
+        let blocks = Blocks { lines: std::array::from_fn(line), next: 0 };
+        let mut totals = [0.0; FEW * PANEL];
+        // SAFETY: left lines have `k` steps, and so have as many lines of blocks as two vectors.
+        let bad = unsafe { sums::<V, F>((m, k), &left, &blocks, true, &mut totals) };
+        let of = |row: &[f32]| row[..width].iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        (totals.chunks(PANEL).take(m).flat_map(of).collect(), bad)
+    }
+
+    fn agrees<F: Layout>(name: &str, k: usize) {
+        let format = Packed::named(name, k as u64).unwrap();
+        let values: Vec<f32> = (0..8 * k).map(|i| ((i * 97 + 5) % 1013) as f32 / 501.7 - 1.0).collect();
+        let (mut bytes, mut seen) = (vec![], 0);
+        format.pack(&values, &mut bytes).unwrap();
+        for m in [1, 3, 8] {
+            let (found, bad) = bits::<super::super::neon::Quad, F>(format, m, k, &bytes);
+            assert_eq!((&found, bad), (&bits::<Four, F>(format, m, k, &bytes).0, false), "{name}, {m} rows");
+            seen += found.iter().filter(|x| f32::from_bits(**x) != 0.0).count();
+        }
+        assert!(seen > 50, "{name}: most sums are zero");
+    }
+
+    /// Vectors of NEON have the bits of the portable ones, in every format.
+    #[test]
+    fn vectors_of_neon_have_the_portable_bits() {
+        agrees::<F16>("f16", 288);
+        agrees::<Int8>("int8", 288);
+        agrees::<Q8>("q8_0", 544);
+        agrees::<Q4>("q4_0", 544);
+        agrees::<Mxfp4>("mxfp4", 544);
+        agrees::<Nvfp4>("nvfp4", 320);
+        agrees::<Q4K>("q4_k", 512);
+        agrees::<Q6K>("q6_k", 512);
+    }
+
+    /// Every half and every signed byte, at every place of a word, is the number that it stands
+    /// for.
+    #[test]
+    fn words_are_their_numbers() {
+        use super::super::neon::Quad;
+        for bits in 0..=u16::MAX {
+            let word = f32::from_bits(u32::from(bits) << 16 | u32::from(bits ^ 0x5a5a));
+            // SAFETY: NEON is part of the architecture.
+            unsafe {
+                let both = |x: Quad, y: Four| {
+                    let (mut a, mut b) = ([0.0f32; 4], [0.0f32; 4]);
+                    x.store(a.as_mut_ptr());
+                    y.store(b.as_mut_ptr());
+                    assert_eq!(a.map(f32::to_bits), b.map(f32::to_bits), "{bits:#x}");
+                };
+                let (x, y) = (Quad::splat(word), Four::splat(word));
+                both(x.first_half(), y.first_half());
+                both(x.second_half(), y.second_half());
+                for byte in 0..4 {
+                    both(x.signed(byte), y.signed(byte));
+                    both(x.byte(byte), y.byte(byte));
+                }
             }
         }
     }

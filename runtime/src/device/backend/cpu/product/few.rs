@@ -223,51 +223,70 @@ mod x86 {
 
 #[cfg(target_arch = "aarch64")]
 mod neon {
-    use super::super::neon::Pairs;
+    use super::super::neon::{Pairs, Quad};
     use super::Turn;
     use std::arch::aarch64::*;
 
-    impl Turn for Pairs {
-        #[inline(always)]
-        unsafe fn turn_bytes(lines: *const *const f32, at: usize) -> [Self; 4] {
-            macro_rules! line {
-                ($j:literal) => {
-                    vld1q_f32((*lines.add($j)).byte_add(at))
-                };
-            }
-            // Two by two words, and then two by two of those.
-            macro_rules! pairs {
-                ($zip:ident $a:ident $b:ident) => {
-                    Pairs(vreinterpretq_f32_f64($zip(vreinterpretq_f64_f32($a), vreinterpretq_f64_f32($b))))
-                };
-            }
-            // SAFETY: the caller's; the instructions are part of the architecture.
-            unsafe {
-                let (a, b, c, d) = (line!(0), line!(1), line!(2), line!(3));
-                let (even, odd) = (vtrn1q_f32(a, b), vtrn2q_f32(a, b));
-                let (even_after, odd_after) = (vtrn1q_f32(c, d), vtrn2q_f32(c, d));
-                [
-                    pairs!(vzip1q_f64 even even_after),
-                    pairs!(vzip1q_f64 odd odd_after),
-                    pairs!(vzip2q_f64 even even_after),
-                    pairs!(vzip2q_f64 odd odd_after),
-                ]
-            }
+    /// # Safety
+    /// There are four lines, and they have the words.
+    #[inline(always)]
+    unsafe fn turn_four(lines: *const *const f32, at: usize) -> [float32x4_t; 4] {
+        macro_rules! line {
+            ($j:literal) => {
+                vld1q_f32((*lines.add($j)).byte_add(at))
+            };
         }
-        #[inline(always)]
-        unsafe fn low(self) -> Self {
-            // SAFETY: the instructions are part of the architecture.
-            unsafe { Pairs(vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(self.0)))) }
+        // Two by two words, and then two by two of those.
+        macro_rules! pairs {
+            ($zip:ident $a:ident $b:ident) => {
+                vreinterpretq_f32_f64($zip(vreinterpretq_f64_f32($a), vreinterpretq_f64_f32($b)))
+            };
         }
-        #[inline(always)]
-        unsafe fn high(self) -> Self {
-            // SAFETY: likewise.
-            unsafe {
-                let mask = vdupq_n_u32(0xffff_0000);
-                Pairs(vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(self.0), mask)))
-            }
+        // SAFETY: the caller's; the instructions are part of the architecture.
+        unsafe {
+            let (a, b, c, d) = (line!(0), line!(1), line!(2), line!(3));
+            let (even, odd) = (vtrn1q_f32(a, b), vtrn2q_f32(a, b));
+            let (even_after, odd_after) = (vtrn1q_f32(c, d), vtrn2q_f32(c, d));
+            [
+                pairs!(vzip1q_f64 even even_after),
+                pairs!(vzip1q_f64 odd odd_after),
+                pairs!(vzip2q_f64 even even_after),
+                pairs!(vzip2q_f64 odd odd_after),
+            ]
         }
     }
+
+    macro_rules! turn {
+        ($name:ident) => {
+            impl Turn for $name {
+                #[inline(always)]
+                unsafe fn turn_bytes(lines: *const *const f32, at: usize) -> [Self; 4] {
+                    // SAFETY: the caller's.
+                    let [a, b, c, d] = unsafe { turn_four(lines, at) };
+                    [$name(a), $name(b), $name(c), $name(d)]
+                }
+                #[inline(always)]
+                unsafe fn low(self) -> Self {
+                    // SAFETY: the instructions are part of the architecture.
+                    unsafe {
+                        let words = vreinterpretq_u32_f32(self.0);
+                        $name(vreinterpretq_f32_u32(vshlq_n_u32::<16>(words)))
+                    }
+                }
+                #[inline(always)]
+                unsafe fn high(self) -> Self {
+                    // SAFETY: likewise.
+                    unsafe {
+                        let mask = vdupq_n_u32(0xffff_0000);
+                        $name(vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(self.0), mask)))
+                    }
+                }
+            }
+        };
+    }
+
+    turn!(Pairs);
+    turn!(Quad);
 }
 
 /// The right operand: the first line, and elements from line to line.
