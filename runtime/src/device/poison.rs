@@ -192,7 +192,7 @@ fn unrolled(plan: &Plan, name: &str, program: &Program, single: &mut Plan) -> Un
                 Space::Weights | Space::Mapped | Space::Gradients | Space::Optimizer | Space::State => {
                     continue;
                 }
-                Space::Prepared | Space::Io | Space::Alias => continue,
+                Space::Prepared | Space::Io | Space::Alias | Space::Spread => continue,
             };
             if seen.insert((piece.buffer, piece.instance)) && fresh {
                 empty.push(Piece::whole(plan, piece.buffer, piece.instance));
