@@ -480,7 +480,8 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    /// Where the parameters of a call are. What the call itself prepares of weights comes first.
+    /// Where the parameters of a call are. Values that the call itself prepares of weights come
+    /// first.
     pub(crate) fn params(
         &mut self,
         module: &Module,

@@ -41,8 +41,8 @@ pub struct Compiled {
     pub probed: Vec<Probed>,
     /// Values that training pulls towards those of a teacher.
     pub taught: Vec<Taught>,
-    /// What is cut over ranks, where this plan is for the part of one: the optimizer's states are of
-    /// the use that trains, weights of all uses.
+    /// Tensors that are cut over ranks, where this plan is for the part of one: the optimizer's
+    /// states are of the use that trains, weights of all uses.
     pub cut: Shard,
     /// Seed of the recipe, of which the noise that streams start with is a function, and which
     /// weights attentions drop.

@@ -504,7 +504,7 @@ impl Assembly<'_> {
             let all = self.gradients.get(&(key.0, cotangent(&key.1))).copied();
             let gradient = all.filter(|_| trained);
             let instance = instance * w.instances();
-            // What is frozen among tensors that are trained is cut with them.
+            // Frozen tensors among trained ones are cut with them.
             let cut = self.is_cut(self.weights[&key]);
             let place = if cut { all } else { gradient };
             let (kept, first_kept) = self.kept(place, instance, size(w).iter().product());

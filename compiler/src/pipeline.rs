@@ -73,7 +73,7 @@ pub struct Options {
     pub ranks: u64,
     /// Whose plan it is: ranks look at the norm of a part of the gradients each.
     pub rank: u64,
-    /// What a rank keeps of its part alone. It moves that part alone, where anything is cut.
+    /// Tensors that a rank keeps of its part alone. It moves that part alone, where any are cut.
     pub shard: Shard,
     /// Of how many bodies, those that keep most first, the forward is computed again on the way
     /// back, so that one application's values are kept and not all.

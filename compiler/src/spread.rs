@@ -6,9 +6,10 @@
 //! numbers that a launch reads, and what it adds to a gradient, have the bits of a plan with whole
 //! weights, whose sums over ranks are taken in the same order.
 //!
-//! **Weights.** A call gathers each tensor before its first reader ([`Gathered`](kernel::Gathered));
-//! its window is free for others after its last. What is prepared of weights is made from such a
-//! window in each call. Where all rounds of a loop read the same, both are done once before it.
+//! **Weights.** A call gathers each tensor before its first reader
+//! ([`Gathered`](kernel::Gathered)); its window is free for others after its last. Values prepared
+//! of weights are made from such a window in each call. Where all rounds of a loop read the same,
+//! both are done once before it.
 //!
 //! **Gradients.** A window begins at zero, and what it has is summed over the ranks, each of which
 //! adds its part to its own, after the last launch that touches it
@@ -29,12 +30,12 @@ use crate::schedule::{Bind, schedule};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 
-/// What is cut over ranks in a plan.
+/// Tensors of a plan that are cut over ranks.
 pub(crate) struct Spread {
     /// This rank's part of weights and of gradients.
     weights: BufferId,
     gradients: BufferId,
-    /// What this rank has of each buffer of [`Space::Spread`].
+    /// This rank's numbers of each buffer of [`Space::Spread`].
     own: FxHashMap<BufferId, BufferId>,
     /// Buffers of gradients.
     summed: Vec<BufferId>,
@@ -74,7 +75,7 @@ impl Assembly<'_> {
         self.plan.buffer(id).space == Space::Spread
     }
 
-    /// What this rank has of a buffer.
+    /// This rank's numbers of a buffer.
     pub(crate) fn own(&self, id: BufferId) -> BufferId {
         self.spread.as_ref().and_then(|spread| spread.own.get(&id).copied()).unwrap_or(id)
     }
@@ -227,7 +228,7 @@ impl Assembly<'_> {
         self.spread.as_ref()?.makers.get(&(body, port.name.clone()))
     }
 
-    /// What a call reads of weights that are cut, made unless the call has it; `None` where it is
+    /// A value that a call reads of cut weights, made unless the call has it; `None` where it is
     /// not made in calls.
     pub(crate) fn make(
         &mut self,
@@ -388,7 +389,8 @@ impl Assembly<'_> {
         put(steps, puts);
     }
 
-    /// One window on instances of a gradient for steps that touch them: its first step and its last.
+    /// One window on instances of a gradient for steps that touch them: its first step and its
+    /// last.
     fn sum_window(
         &mut self,
         steps: &mut [Step],
@@ -421,7 +423,7 @@ impl Assembly<'_> {
         for (id, touched) in lives {
             let (Some(&first), Some(&last)) = (touched.first(), touched.last()) else { continue };
             let mut span = first..last + 1;
-            // What comes from outside of a loop is there in all of its rounds.
+            // A window that is filled outside of a loop is there in all of its rounds.
             loop {
                 let grown = loops.iter().fold(span.clone(), |span, l: &Range<usize>| {
                     let inside = l.start <= span.start && span.end <= l.end;

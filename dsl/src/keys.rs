@@ -1537,7 +1537,7 @@ pub static PARALLEL: Section = Section {
                 ),
             ]),
             Value("none"),
-            "What is cut over the ranks. Checkpoints say nothing of it.",
+            "Tensors that are cut over the ranks. Checkpoints say nothing of it.",
         ),
     ],
 };

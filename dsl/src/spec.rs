@@ -1154,11 +1154,11 @@ pub struct Train {
 pub struct Parallel {
     /// Ranks that share the micro-batches of a step; as many as there are where absent.
     pub data: Option<u64>,
-    /// What is cut over the ranks.
+    /// Tensors that are cut over the ranks.
     pub shard: Shard,
 }
 
-/// What is cut over the ranks of a training.
+/// Tensors of a training that are cut over its ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shard {

@@ -205,13 +205,13 @@ impl Model {
         Ok(Model { compiled, session, places, batch, sequence, weights, prepared, at, last, hands })
     }
 
-    /// What is cut over the ranks of a group.
+    /// Tensors that are cut over the ranks of a group.
     pub fn shard(&self) -> Shard {
         self.compiled.cut
     }
 
-    /// From now on [`Model::set_whole`] hands the numbers of tensors that are cut to the other ranks
-    /// of a group, which [take](Model::take_handed) them.
+    /// From now on [`Model::set_whole`] hands the numbers of tensors that are cut to the other
+    /// ranks of a group, which [take](Model::take_handed) them.
     pub fn hand_to(&mut self, group: &Group) {
         self.hands = Some(group.clone());
     }

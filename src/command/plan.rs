@@ -89,7 +89,7 @@ struct Report {
 
 /// Forms of other programs, which this one does not run.
 const NOT_BUILT: [&str; 4] = [
-    "gradients cut over ranks, weights whole (ZeRO-2)",
+    "gradients cut over ranks and weights whole (ZeRO-2)",
     "experts over ranks",
     "matrices over ranks (tensor parallel)",
     "layers over ranks (pipeline)",
@@ -100,7 +100,7 @@ const NOT_BUILT: [&str; 4] = [
 struct Offer {
     /// Ranks that share the batch.
     data: u64,
-    /// What is cut over them.
+    /// Tensors that are cut over them.
     shard: &'static str,
     /// Micro-batches of a step, and of a rank.
     accumulate: u64,
@@ -161,7 +161,7 @@ pub fn run(a: Arguments) -> Done {
     let ranks = a.ranks.unwrap_or(a.nodes * machine.cards);
     let sizes = sizes(&spec, &machine, (ranks, a.nodes))?;
     let (mut meshes, mut too_large) = (vec![], vec![]);
-    // Parts of weights pass through the host of a GPU, of which no table has a time.
+    // Cut weights pass through the memory of a GPU's host, of which no table has a time.
     let priced = |shard: &Shard| !shard.weights() || machine.device().is_none();
     for shard in Shard::ALL.into_iter().filter(priced) {
         for &accumulate in sizes.iter().filter(|_| ranks > 1 || !shard.states()) {
@@ -447,6 +447,11 @@ fn text(r: &Report) -> String {
         details(&mut t, r, best);
     }
     let _ = writeln!(t, "\nnot built, and not offered: {}", r.not_built.join("; "));
+    if r.machine.device().is_some() {
+        t.push_str(
+            "not priced: weights cut over ranks (ZeRO-3), which pass through the memory of the host\n",
+        );
+    }
     let _ = writeln!(
         t,
         "Prices of kernels, links and failures: docs/plan.md; `--json` has the sources of {}.",

@@ -12,9 +12,9 @@
 //!
 //! Where the states are cut over ranks (ZeRO-1: Rajbhandari et al., 2020, section 5.1), each rank
 //! gets its part of the sum of gradients, moves its part of the weights, and hands it to the
-//! others. Where the weights are cut too (ZeRO-3, section 5.3), a rank has its part of them alone, and
-//! programs gather what layers read ([`spread`](crate::spread)). In any plan of several ranks the norm is that of the norms of such parts, one of each
-//! rank.
+//! others. Where the weights are cut too (ZeRO-3, section 5.3), a rank has its part of them alone,
+//! and programs gather what layers read ([`spread`](crate::spread)). In any plan of several ranks
+//! the norm is that of the norms of such parts, one of each rank.
 
 mod adamw;
 mod lion;

@@ -184,7 +184,7 @@ impl<'p> Checker<'p> {
             let reach = self.operand(slot, places, &launch.operands, false);
             reaches.extend(reach.map_err(|problem| format!("places: {problem}"))?);
         }
-        // What the group does is done by the host, whose indices have 64 bits.
+        // The host does the group's part, and its indices have 64 bits.
         let wide = Collective::of(kernel).is_some();
         for (i, (slot, operand)) in slots.iter().zip(&launch.operands).enumerate() {
             let reach = self

@@ -741,7 +741,12 @@ impl<B: Backend> Run<'_, B> {
             self.backend.read(at, bytemuck::cast_slice_mut(&mut numbers))?;
             overlap.begin(Job { at, numbers, cut: collective.cut() });
         } else {
+            let begun = Instant::now();
             collective.run(self.backend, self.group, self.numbers, at)?;
+            // Nothing else is done meanwhile.
+            let seconds = begun.elapsed().as_secs_f64();
+            self.stats.exchanged += seconds;
+            self.stats.waited += seconds;
         }
         Ok(())
     }

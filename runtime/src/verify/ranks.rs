@@ -104,8 +104,8 @@ impl Proof for Ranks {
 
 /// Proves weights that are cut over the ranks, beside a team with whole ones and what it trained.
 ///
-/// A rank with cut weights adds the sum of each micro-batch to its part, one with whole weights sums
-/// what it added up: the bits of both are equal where there is one micro-batch.
+/// A rank with cut weights adds the sum of each micro-batch to its part, one with whole weights
+/// sums what it added up: the bits of both are equal where there is one micro-batch.
 fn spread(
     s: &Subject,
     checks: &mut Checks,
