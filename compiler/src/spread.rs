@@ -23,8 +23,8 @@ use crate::CompileError;
 use crate::assemble::{Assembly, Site};
 use crate::ir::{Binding, DType, Function, Module, Port};
 use crate::program::{
-    ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelKind, Launch, Operand, Program, Slot, Space, Step,
-    kernel,
+    ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelKind, Launch, Operand, Parts, Program, Slot, Space,
+    Step, kernel,
 };
 use crate::schedule::{Bind, schedule};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -32,6 +32,8 @@ use std::ops::Range;
 
 /// Tensors of a plan that are cut over ranks.
 pub(crate) struct Spread {
+    /// Which numbers are this rank's, in the programs of all uses.
+    parts: Parts,
     /// This rank's part of weights and of gradients.
     weights: BufferId,
     gradients: BufferId,
@@ -129,6 +131,7 @@ impl Assembly<'_> {
             own.insert(id, alias);
         }
         self.spread = Some(Spread {
+            parts: self.parts(&self.cuts),
             weights,
             gradients,
             own,
@@ -171,7 +174,7 @@ impl Assembly<'_> {
     /// call has them.
     pub(crate) fn gather(&mut self, launch: &mut Launch, steps: &mut Vec<Step>) {
         let Some(spread) = &self.spread else { return };
-        let (own, parts) = (spread.weights, self.parts(&self.cuts));
+        let (own, parts) = (spread.weights, spread.parts.clone());
         for operand in &mut launch.operands {
             let Operand::Tensor { buffer, instance, .. } = operand else { continue };
             let gradient = self.spread.as_ref().is_some_and(|spread| spread.summed.contains(buffer));
@@ -408,8 +411,9 @@ impl Assembly<'_> {
         let elements = each * instances;
         let zero = Kernel::Zero(kernel::Zero { elements });
         let zero = self.launch(zero, vec![at(window)], &name);
-        let kernel = kernel::Scattered { parts: self.parts(&self.cuts), elements };
-        let part = self.spread.as_ref().map_or(window, |spread| spread.gradients);
+        let whole = || (Parts { cuts: vec![], rank: 0 }, window);
+        let (parts, part) = self.spread.as_ref().map_or_else(whole, |s| (s.parts.clone(), s.gradients));
+        let kernel = kernel::Scattered { parts, elements };
         let operands = vec![at(window), at(part), self.first_of(id, &outside)];
         (zero, self.launch(Kernel::Scattered(kernel), operands, &name))
     }

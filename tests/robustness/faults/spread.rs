@@ -44,8 +44,8 @@ fn scatters(kernel: &Kernel) -> bool {
 /// The first round of a loop in place of the round.
 fn stands_still(c: &mut Compiled, is: fn(&Kernel) -> bool) -> bool {
     edited(c, &mut |launch, list| {
-        let first = first(launch).filter(|_| is(&list[launch.kernel.0 as usize]));
-        first.is_some_and(|first| !std::mem::take(&mut first.terms).is_empty())
+        let such = is(&list[launch.kernel.0 as usize]);
+        first(launch).filter(|_| such).is_some_and(|first| !std::mem::take(&mut first.terms).is_empty())
     })
 }
 
@@ -57,13 +57,14 @@ fn without(c: &mut Compiled, is: fn(&Kernel) -> bool, last: bool) -> bool {
             order.reverse();
         }
         for i in order {
-            match &mut steps[i] {
-                step if is(step) => {
-                    steps.remove(i);
-                    return true;
-                }
-                Step::Loop { steps, .. } if take(steps, is, last) => return true,
-                Step::Loop { .. } | Step::Launch(_) => {}
+            if is(&steps[i]) {
+                steps.remove(i);
+                return true;
+            }
+            if let Step::Loop { steps, .. } = &mut steps[i]
+                && take(steps, is, last)
+            {
+                return true;
             }
         }
         false
@@ -71,8 +72,9 @@ fn without(c: &mut Compiled, is: fn(&Kernel) -> bool, last: bool) -> bool {
     let programs = programs(c);
     let Plan { programs: all, kernels, .. } = &mut c.plan;
     let is = |step: &Step| matches!(step, Step::Launch(l) if is(&kernels[l.kernel.0 as usize]));
-    let mut each = programs.iter();
-    each.fold(false, |any, name| all.get_mut(name).is_some_and(|p| take(&mut p.steps, &is, last)) | any)
+    programs
+        .iter()
+        .fold(false, |any, name| all.get_mut(name).is_some_and(|p| take(&mut p.steps, &is, last)) | any)
 }
 
 fn window(launch: &Launch) -> Option<BufferId> {
