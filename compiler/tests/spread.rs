@@ -2,7 +2,7 @@
 
 use dreamc_compiler::program::kernel::{Gathered, Scattered};
 use dreamc_compiler::program::{BufferId, Kernel, KernelKind, Launch, Operand, Plan, Space, Step};
-use dreamc_compiler::{Compiled, LAST, Options, compile};
+use dreamc_compiler::{Compiled, LAST, Options, compile, compile_together};
 use dreamc_dsl::spec::Shard;
 use std::path::Path;
 
@@ -77,6 +77,26 @@ fn ranks_have_parts_that_are_all_of_the_weights() {
         for plan in &parts {
             assert!(plan.arena < whole.arena, "{name}: {} {}", plan.arena, whole.arena);
             assert!(!plan.programs.contains_key(LAST));
+        }
+    }
+}
+
+/// Uses that do not train gather the parts of the same ranks.
+#[test]
+fn all_uses_gather_by_the_rank_of_the_plan() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/quickstart.yaml");
+    let (spec, _) = dreamc_dsl::load(&path, &[]).unwrap();
+    let (ranks, rank, shard) = (RANKS, 2, Shard::Weights);
+    let train = Options { train: true, sequence: 8, ranks, rank, shard, ..Options::default() };
+    let score = Options { logits: true, sequence: 8, ..Options::default() };
+    let all = compile_together(&spec, &[("", train), ("score", score)]).unwrap().0;
+    let plan = &all[1].plan;
+    let score = list(plan, &all[1].program("evaluate"));
+    assert!(score.iter().any(|placed| exchanged(plan, placed).is_some()));
+    for kernel in &plan.kernels {
+        if let Kernel::Gathered(Gathered { parts, .. }) | Kernel::Scattered(Scattered { parts, .. }) = kernel
+        {
+            assert_eq!((parts.ranks(), parts.rank), (RANKS, 2));
         }
     }
 }
