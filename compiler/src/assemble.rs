@@ -21,9 +21,10 @@ use crate::program::{
     Affine, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step, kernel,
 };
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
+use crate::spread::Spread;
 use crate::teach::{Lesson, Taught};
 use crate::transfer::Rates;
-use dreamc_dsl::spec::Spec;
+use dreamc_dsl::spec::{Shard, Spec};
 use indexmap::IndexMap;
 use rustc_hash::FxHashSet;
 
@@ -88,6 +89,8 @@ pub(crate) struct Assembly<'a> {
     pub(crate) inserted: Vec<Inserted>,
     /// Values that a teacher teaches.
     pub(crate) lessons: Vec<Lesson>,
+    /// Weights that are cut over the ranks.
+    pub(crate) spread: Option<Spread>,
 }
 
 /// A use of the model that has been put together.
@@ -144,6 +147,7 @@ impl<'a> Assembly<'a> {
             kept: vec![],
             inserted: vec![],
             lessons: vec![],
+            spread: None,
         };
         a.know(lowered);
         for (body, w) in
@@ -466,19 +470,38 @@ impl<'a> Assembly<'a> {
         (f, s): &(Function, Scheduled),
         steps: &mut Vec<Step>,
     ) -> Result<(), CompileError> {
-        let mut params = vec![];
-        for (i, p) in f.params.iter().enumerate() {
-            params.push(match p.binding {
-                Binding::Index(index) => Operand::Index(self.index(site, p, index)?),
-                _ => self.place(module, site, f, p, crate::ir::Value(i as u32), false)?,
-            });
-        }
+        self.begin_call();
+        let params = self.params(module, site, f, steps)?;
         let mut results = vec![];
         for (port, v) in &f.results {
             results.push(self.place(module, site, f, port, *v, true)?);
         }
         self.emit(&f.name, s, &params, &results, steps);
         Ok(())
+    }
+
+    /// Where the parameters of a call are. Values that the call itself prepares of weights come
+    /// first.
+    pub(crate) fn params(
+        &mut self,
+        module: &Module,
+        site: &Site,
+        f: &Function,
+        steps: &mut Vec<Step>,
+    ) -> Result<Vec<Operand>, CompileError> {
+        let mut params = vec![];
+        for (i, p) in f.params.iter().enumerate() {
+            let made = match p.binding {
+                Binding::Prepared => self.make(module, site, p, steps)?,
+                _ => None,
+            };
+            params.push(match (made, p.binding) {
+                (Some(made), _) => made,
+                (None, Binding::Index(index)) => Operand::Index(self.index(site, p, index)?),
+                (None, _) => self.place(module, site, f, p, crate::ir::Value(i as u32), false)?,
+            });
+        }
+        Ok(params)
     }
 
     /// The launches of a scheduled function on these parameters and results.
@@ -491,6 +514,18 @@ impl<'a> Assembly<'a> {
         steps: &mut Vec<Step>,
     ) {
         let temps = self.place_temps(name, s);
+        self.emit_with(s, &temps, params, results, steps);
+    }
+
+    /// The same with these temporaries.
+    pub(crate) fn emit_with(
+        &mut self,
+        s: &Scheduled,
+        temps: &[BufferId],
+        params: &[Operand],
+        results: &[Operand],
+        steps: &mut Vec<Step>,
+    ) {
         let operand = |o: &LocalOperand| match o {
             LocalOperand::Index(p) => params[*p as usize].clone(),
             LocalOperand::View(view) => {
@@ -514,12 +549,14 @@ impl<'a> Assembly<'a> {
             }
         };
         for launch in &s.launches {
-            steps.push(Step::Launch(Launch {
+            let mut launch = Launch {
                 kernel: self.kernel(&launch.kernel),
                 operands: launch.operands.iter().map(operand).collect(),
                 places: launch.places.as_ref().map(operand),
                 origin: launch.origin.clone(),
-            }));
+            };
+            self.gather(&mut launch, steps);
+            steps.push(Step::Launch(launch));
         }
     }
 
@@ -912,7 +949,14 @@ impl<'a> Assembly<'a> {
                 None => [used(&forms.embed), used(&forms.head)].concat(),
             };
             let users: Vec<&Function> = of.iter().collect();
-            let functions = prepared.before(&users).filter(|f| made.insert(f.name.clone())).collect();
+            let mut functions = vec![];
+            for f in prepared.before(&users) {
+                if self.reads_cut(body, f) {
+                    self.make_in_calls(body, f);
+                } else if made.insert(f.name.clone()) {
+                    functions.push(f);
+                }
+            }
             steps.extend(self.for_each_set(module, body, functions)?);
         }
         Ok(steps)
@@ -980,6 +1024,7 @@ impl<'a> Assembly<'a> {
 
     /// Adds a program of the use.
     pub(crate) fn add(&mut self, name: &str, program: Program) {
+        let program = self.spread_out(program);
         self.plan.programs.insert(format!("{}{name}", self.scope.1), program);
     }
 
@@ -1005,7 +1050,8 @@ impl<'a> Assembly<'a> {
         for id in &self.temporaries {
             self.plan.buffers[id.0 as usize].offset += base;
         }
-        self.plan.arena = base.checked_add(self.temporary).ok_or(CompileError::Overflow("the memory"))?;
+        let end = base.checked_add(self.temporary).and_then(|end| self.end_windows(end));
+        self.plan.arena = end.ok_or(CompileError::Overflow("the memory"))?;
         let uses = std::mem::take(&mut self.uses);
         Ok(uses.into_iter().enumerate().map(|(number, u)| self.compiled(number, u)).collect())
     }
@@ -1038,9 +1084,17 @@ impl<'a> Assembly<'a> {
             }
         }
         // Gradients, states and counts are the first use's, which trains.
-        let tensor = |t: &Tensor| match u.trains {
-            true => t.clone(),
-            false => Tensor { gradient: None, states: vec![], counts: None, ..t.clone() },
+        let tensor = |t: &Tensor| {
+            let (weight, gradient) = (self.own(t.weight), t.gradient.map(|gradient| self.own(gradient)));
+            match u.trains {
+                true => Tensor { weight, gradient, ..t.clone() },
+                false => Tensor { weight, gradient: None, states: vec![], counts: None, ..t.clone() },
+            }
+        };
+        let cut = match self.trained_weights {
+            _ if self.is_spread() => Shard::Weights,
+            Some(_) if u.trains => Shard::Optimizer,
+            Some(_) | None => Shard::None,
         };
         Compiled {
             plan: self.plan.clone(),
@@ -1054,7 +1108,7 @@ impl<'a> Assembly<'a> {
             observed: u.observed,
             probed: u.probed,
             taught: u.taught,
-            cut: u.trains && self.trained_weights.is_some(),
+            cut,
             seed: self.spec.train.seed,
             draws: self.draws,
             places: u.places,

@@ -5,6 +5,7 @@ use crate::ir::DType;
 use crate::probe::Probed;
 use crate::program::{BufferId, Plan};
 use crate::teach::Taught;
+use dreamc_dsl::spec::Shard;
 
 /// A compiled model: the launch list, and the buffer of every tensor.
 ///
@@ -40,8 +41,9 @@ pub struct Compiled {
     pub probed: Vec<Probed>,
     /// Values that training pulls towards those of a teacher.
     pub taught: Vec<Taught>,
-    /// Whether the optimizer's states are cut over ranks, and this plan is for the part of one.
-    pub cut: bool,
+    /// Tensors that are cut over ranks, where this plan is for the part of one: the optimizer's
+    /// states are of the use that trains, weights of all uses.
+    pub cut: Shard,
     /// Seed of the recipe, of which the noise that streams start with is a function, and which
     /// weights attentions drop.
     pub seed: u64,
@@ -348,6 +350,9 @@ pub struct Tensor {
     pub kept: std::ops::Range<u64>,
     /// The place in the states' buffers of the first that is kept, in elements.
     pub first_kept: u64,
+    /// Whether the buffers of weight and gradient have the numbers that are kept alone, as those of
+    /// states have them.
+    pub cut: bool,
 }
 
 impl Tensor {

@@ -34,6 +34,7 @@ pub mod random;
 mod recipe;
 pub mod rewrite;
 pub mod schedule;
+mod spread;
 pub mod teach;
 pub mod transfer;
 pub mod wiring;

@@ -17,6 +17,7 @@ use crate::program::{ALIGNMENT, Buffer, BufferId, MAPPED, Space};
 use crate::recipe::recipe;
 use crate::schedule::Scheduled;
 use crate::transfer::Share;
+use dreamc_dsl::spec::Shard;
 use indexmap::{IndexMap, IndexSet};
 
 /// Selection counts, the bias that they move, and the law by which they do.
@@ -280,11 +281,15 @@ impl Assembly<'_> {
             None => key.1.clone(),
         };
         let stored = storage(&self.spec.train);
+        let spreads = self.options.train && self.options.steps && self.options.shard.weights();
+        let cut = |e: &Entry| spreads && e.recipes.iter().any(Option::is_some);
+        let mut flat = 0;
         // Offsets of states are in proportion to those of weights and gradients, and aligned.
         let wide = ALIGNMENT * DType::F32.bytes() / stored.bytes();
         for e in &entries {
             let dims = (e.shape.clone(), e.instances);
             let id = match e.stored.residence {
+                Residence::Owned if cut(e) => self.spread_buffer(name(&e.key), dims, wide, &mut flat)?,
                 Residence::Owned => {
                     self.buffer_at(name(&e.key), Space::Weights, e.stored.format.dtype, dims, wide)?
                 }
@@ -297,9 +302,13 @@ impl Assembly<'_> {
             let trained: Vec<&Entry> =
                 entries.iter().filter(|e| e.recipes.iter().any(Option::is_some)).collect();
             self.trained = trained.iter().map(|e| e.key.clone()).collect();
+            let mut flat = 0;
             for e in &trained {
                 let (name, dims) = (format!("d.{}", name(&e.key)), (e.shape.clone(), e.instances));
-                let id = self.buffer_at(name, Space::Gradients, DType::F32, dims, wide)?;
+                let id = match spreads {
+                    true => self.spread_buffer(name, dims, wide, &mut flat)?,
+                    false => self.buffer_at(name, Space::Gradients, DType::F32, dims, wide)?,
+                };
                 self.gradients.insert((e.key.0, cotangent(&e.key.1)), id);
             }
             let base = self.gradients.values().next().map(|id| self.plan.buffer(*id).offset);
@@ -332,7 +341,7 @@ impl Assembly<'_> {
             self.cuts = cuts(&runs, &number, self.options.ranks);
             let total = runs.last().map_or(0, |r| r.2);
             let kept = match self.part() {
-                _ if !self.options.shard => 0..total,
+                _ if !self.options.shard.states() => 0..total,
                 Some(part) => part.start * DType::F32.bytes()..part.end * DType::F32.bytes(),
                 None => return Err(CompileError::Unsupported("a part for a rank that there is not")),
             };
@@ -353,7 +362,7 @@ impl Assembly<'_> {
                 });
                 let spans: Vec<(u64, u64)> = spans.collect();
                 let mut of = IndexMap::new();
-                if !self.options.shard {
+                if !self.options.shard.states() {
                     for e in with {
                         let named = format!("{prefix}.{}", name(&e.key));
                         let dims = (e.shape.clone(), e.instances);
@@ -378,16 +387,22 @@ impl Assembly<'_> {
                 }
                 states.push(Kept { name: prefix, of, base });
             }
-            let weights = self.weights.get(&trained[0].key).map_or(0, |id| self.plan.buffer(*id).offset);
+            let mut weights = self.weights.get(&trained[0].key).map_or(0, |id| self.plan.buffer(*id).offset);
+            let (mut base, mut total) = (base, total);
+            if spreads {
+                (weights, base) = self.spread(kept.start / 4..kept.end / 4)?;
+                total = kept.end - kept.start;
+            }
             let all = self.alias("gradients".into(), base, total / 4);
             self.bound.insert(Key { slot: Slot::Gradients, scope: 0, entry: None, depth: None }, all);
-            if self.options.shard {
+            if self.options.shard == Shard::Optimizer {
                 self.trained_weights = Some(self.alias("weights.trained".into(), weights, total / 4));
             }
             let bases: Vec<(&str, u64)> = states.iter().map(|kept| (kept.name, kept.base)).collect();
             for (k, (recipe, from, to)) in runs.into_iter().enumerate() {
                 // Frozen gradients are zeroed on every rank, so that no norm has them.
-                let moved = |at: u64| if recipe.is_some() { at.clamp(kept.start, kept.end) } else { at };
+                let own = recipe.is_some() || spreads;
+                let moved = |at: u64| if own { at.clamp(kept.start, kept.end) } else { at };
                 let (from, to) = (moved(from), moved(to));
                 if from == to {
                     continue;
@@ -400,10 +415,11 @@ impl Assembly<'_> {
                     self.plan.buffers[id.0 as usize].dtype = dtype;
                     id
                 };
-                let weight = range("weights", weights, from, DType::F32);
-                let gradient = range("gradients", base, from, DType::F32);
-                let states = bases.iter().filter(|(name, _)| has.contains(name));
                 let inside = from.saturating_sub(kept.start);
+                let whole = if spreads { inside } else { from };
+                let weight = range("weights", weights, whole, DType::F32);
+                let gradient = range("gradients", base, whole, DType::F32);
+                let states = bases.iter().filter(|(name, _)| has.contains(name));
                 let states = states.map(|&(name, base)| range(name, base, inside, stored)).collect();
                 self.ranges.push(Range { weight, gradient, states, elements, recipe });
             }
@@ -428,7 +444,7 @@ impl Assembly<'_> {
         };
         let begins = (gradient.offset - base) / DType::F32.bytes();
         let own = begins + instance * gradient.elements();
-        let all = self.part().filter(|_| self.options.shard).unwrap_or(0..u64::MAX);
+        let all = self.part().filter(|_| self.options.shard.states()).unwrap_or(0..u64::MAX);
         let (from, to) = (all.start.clamp(own, own + elements), all.end.clamp(own, own + elements));
         let first = if from < to { from - begins.max(all.start) } else { 0 };
         (from - own..to - own, first)
@@ -485,9 +501,13 @@ impl Assembly<'_> {
                 let of = states.iter().filter(|_| trained);
                 of.filter_map(|kept| Some((kept.name, *kept.of.get(key)?))).collect()
             };
-            let gradient = self.gradients.get(&(key.0, cotangent(&key.1))).copied().filter(|_| trained);
+            let all = self.gradients.get(&(key.0, cotangent(&key.1))).copied();
+            let gradient = all.filter(|_| trained);
             let instance = instance * w.instances();
-            let (kept, first_kept) = self.kept(gradient, instance, size(w).iter().product());
+            // Frozen tensors among trained ones are cut with them.
+            let cut = self.is_cut(self.weights[&key]);
+            let place = if cut { all } else { gradient };
+            let (kept, first_kept) = self.kept(place, instance, size(w).iter().product());
             self.tensors.push(Tensor {
                 shape: size(w),
                 kind: w.kind,
@@ -499,6 +519,7 @@ impl Assembly<'_> {
                 instance,
                 kept,
                 first_kept,
+                cut,
                 name,
                 owner: w.owner,
                 part: w.part,

@@ -215,7 +215,7 @@ impl Assembly<'_> {
 
     fn sum(&mut self, buffer: BufferId, instance: Affine, elements: u64) -> Step {
         let operand = Operand::Tensor { buffer, instance: instance.clone(), offset: 0, stride: 0 };
-        if !self.options.shard {
+        if !self.options.shard.states() {
             let kernel = kernel::AllReduce { elements, ranks: self.options.ranks, overlap: true };
             return self.launch(Kernel::AllReduce(kernel), vec![operand], "gradients");
         }

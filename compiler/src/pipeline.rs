@@ -21,7 +21,7 @@ use crate::probe::{self, Probe};
 use crate::program::{Plan, Program};
 use crate::rewrite::{Optimiser, Report, Rewriting};
 use crate::teach;
-use dreamc_dsl::spec::Spec;
+use dreamc_dsl::spec::{Shard, Spec};
 use rustc_hash::FxHashSet;
 
 /// A use to compile a spec for.
@@ -73,9 +73,8 @@ pub struct Options {
     pub ranks: u64,
     /// Whose plan it is: ranks look at the norm of a part of the gradients each.
     pub rank: u64,
-    /// Whether a rank keeps the optimizer's states of its part of the weights alone, and moves that
-    /// part alone.
-    pub shard: bool,
+    /// Tensors that a rank keeps of its part alone. It moves that part alone, where any are cut.
+    pub shard: Shard,
     /// Of how many bodies, those that keep most first, the forward is computed again on the way
     /// back, so that one application's values are kept and not all.
     pub again: usize,
@@ -104,7 +103,7 @@ impl Default for Options {
             formats: Formats::default(),
             ranks: 1,
             rank: 0,
-            shard: false,
+            shard: Shard::None,
             again: 0,
         }
     }
@@ -133,7 +132,7 @@ impl Options {
         let training = [
             (!self.depths.is_empty(), "depths"),
             (self.again > 0, "again"),
-            (self.shard, "shard"),
+            (self.shard.states(), "shard"),
             (!self.steps, "steps: false"),
             (!self.taught.is_empty(), "a teacher"),
         ];
@@ -409,7 +408,8 @@ fn rows<'a>(
                 };
                 passes.run(Pass::Assemble, || assembly.backward(&other.module, &forms))?
             };
-            if options.ranks > 1 {
+            // Of weights that are cut, gradients are summed as soon as they are whole.
+            if options.ranks > 1 && !assembly.is_spread() {
                 let sending = passes.run(Pass::Assemble, || assembly.sending(&program));
                 assembly.add(&name.replacen("backward", LAST, 1), sending);
             }

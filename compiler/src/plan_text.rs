@@ -20,6 +20,7 @@ impl Display for Space {
             Space::Mapped => "mapped",
             Space::Gradients => "gradients",
             Space::Optimizer => "optimizer",
+            Space::Spread => "spread",
             Space::State => "state",
             Space::Saved => "saved",
             Space::Prepared => "prepared",

@@ -41,6 +41,10 @@ pub enum Space {
     Gradients,
     /// States of the optimizer.
     Optimizer,
+    /// Weights and gradients that are cut over ranks, as layers see them: nothing of the arena, and
+    /// no operand of a launch. A buffer begins with as many bytes as there are before it among all
+    /// that are cut.
+    Spread,
     /// Selection counts, and caches that outlive a program.
     State,
     /// Values that the forward keeps for the backward, an instance per application; depth caches.
@@ -69,7 +73,8 @@ pub struct Buffer {
     /// How many instances follow one another.
     pub instances: u64,
     /// First byte in the arena: a multiple of [`ALIGNMENT`], and of an element for
-    /// [`Space::Alias`]; for [`Space::Mapped`] as many bytes after [`MAPPED`].
+    /// [`Space::Alias`]; for [`Space::Mapped`] as many bytes after [`MAPPED`]; for
+    /// [`Space::Spread`] a place among all numbers that are cut.
     pub offset: u64,
 }
 

@@ -3,6 +3,7 @@
 
 use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelKind, Launch, Operand, Plan, Space, Step};
 use dreamc_compiler::{LAST, Options, compile};
+use dreamc_dsl::spec::Shard;
 use std::ops::Range;
 use std::path::Path;
 
@@ -63,10 +64,12 @@ fn touched(plan: &Plan, (launch, variables): &Placed) -> Vec<Range<u64>> {
 fn each_gradient_is_summed_once_behind_everything_that_touches_it() {
     let names = ["quickstart", "tiny-dr", "tiny-dr-da"];
     // Left on all ranks, and cut over them.
-    for (name, shard) in names.into_iter().flat_map(|name| [(name, false), (name, true)]) {
+    for (name, cut) in names.into_iter().flat_map(|name| [(name, Shard::None), (name, Shard::Optimizer)]) {
+        let shard = cut.states();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../examples/{name}.yaml"));
         let (spec, _) = dreamc_dsl::load(&path, &[]).unwrap();
-        let options = Options { train: true, sequence: 8, ranks: 4, rank: 1, shard, ..Options::default() };
+        let options =
+            Options { train: true, sequence: 8, ranks: 4, rank: 1, shard: cut, ..Options::default() };
         let plan = compile(&spec, &options).unwrap().plan;
         let is_sum = |launch: &Launch| match plan.kernel(launch.kernel) {
             Kernel::AllReduce(_) => !shard,

@@ -9,7 +9,7 @@ use dreamc_compiler::program::{Kernel, Plan, Space, Step};
 use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_compiler::{Cache, CompileError, Options, PREPARE, Pass, compile, compile_watched};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::Item;
+use dreamc_dsl::spec::{Item, Shard};
 use std::time::Duration;
 
 mod clock;
@@ -382,7 +382,7 @@ fn options_that_exclude_one_another_are_refused() {
         (Options { as_trained: true, cache, ..plain.clone() }, ("as_trained", "cache")),
         (Options { depths: vec![2], ..plain.clone() }, ("depths", "train: false")),
         (Options { again: 1, ..plain.clone() }, ("again", "train: false")),
-        (Options { shard: true, ..plain.clone() }, ("shard", "train: false")),
+        (Options { shard: Shard::Weights, ..plain.clone() }, ("shard", "train: false")),
     ] {
         assert_eq!(compile(&spec, &options).err(), Some(CompileError::Exclude(pair.0, pair.1)));
     }

@@ -1530,9 +1530,14 @@ pub static PARALLEL: Section = Section {
                     "each rank keeps the states of a part of the weights and moves that part (ZeRO-1, 1910.02054, section 5.1); \
                      matrices that `muon` and `muonh` orthogonalise stay whole",
                 ),
+                (
+                    "weights",
+                    "each rank keeps the weights, gradients and states of its part alone; weights are gathered for the layer that \
+                     uses them, and dropped after it (ZeRO-3, section 5.3)",
+                ),
             ]),
             Value("none"),
-            "States that are cut over the ranks. Neither losses nor checkpoints depend on it.",
+            "Tensors that are cut over the ranks. Checkpoints say nothing of it.",
         ),
     ],
 };

@@ -689,7 +689,7 @@ fn train(train: &Train) -> ValueKind {
         if let Some(data) = train.parallel.data {
             parallel.put("data", int(data));
         }
-        parallel.put("shard", word(if train.parallel.shard { "optimizer" } else { "none" }));
+        parallel.put("shard", word(train.parallel.shard.name()));
         fields.put("parallel", parallel.map());
     }
     let random_depth = |(min, max)| {

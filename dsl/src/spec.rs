@@ -1154,8 +1154,50 @@ pub struct Train {
 pub struct Parallel {
     /// Ranks that share the micro-batches of a step; as many as there are where absent.
     pub data: Option<u64>,
-    /// Whether each rank keeps the optimizer's states of a part of the weights alone.
-    pub shard: bool,
+    /// Tensors that are cut over the ranks.
+    pub shard: Shard,
+}
+
+/// Tensors of a training that are cut over its ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shard {
+    /// Nothing: every rank keeps all of it.
+    #[default]
+    None,
+    /// The optimizer's states.
+    Optimizer,
+    /// Weights that are trained, their gradients and the optimizer's states.
+    Weights,
+}
+
+impl Shard {
+    /// All of them, the least that is cut first.
+    pub const ALL: [Shard; 3] = [Shard::None, Shard::Optimizer, Shard::Weights];
+
+    /// The word of the language.
+    pub fn name(self) -> &'static str {
+        match self {
+            Shard::None => "none",
+            Shard::Optimizer => "optimizer",
+            Shard::Weights => "weights",
+        }
+    }
+
+    /// That of a word; `None` for one that the language does not have.
+    pub fn of(word: &str) -> Option<Self> {
+        Shard::ALL.into_iter().find(|shard| shard.name() == word)
+    }
+
+    /// Whether a rank keeps the optimizer's states of its part of the weights alone.
+    pub fn states(self) -> bool {
+        self != Shard::None
+    }
+
+    /// Whether a rank keeps its part of the weights and of their gradients alone.
+    pub fn weights(self) -> bool {
+        self == Shard::Weights
+    }
 }
 
 impl Parallel {

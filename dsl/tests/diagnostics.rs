@@ -2,6 +2,7 @@
 
 mod common;
 
+use dreamc_dsl::spec::Shard;
 use dreamc_dsl::{Ast, Diagnostics, Spelling, check, load, parse, parse_file};
 
 fn file(name: &str) -> Ast {
@@ -305,11 +306,11 @@ fn ranks_that_cannot_share_a_step_are_refused() {
     let parts = ["train.batch=8", "train.accumulate=4"];
     let error = set(&[&parts[..], &["train.parallel.data=3"]].concat()).unwrap_err().to_string();
     assert!(error.contains("3 ranks cannot share 4 micro-batches equally"), "{error}");
-    let error = set(&[&parts[..], &["train.parallel.shard=weights"]].concat()).unwrap_err().to_string();
+    let error = set(&[&parts[..], &["train.parallel.shard=gradients"]].concat()).unwrap_err().to_string();
     assert!(error.contains("optimizer"), "{error}");
     let whole = set(&parts).unwrap().0;
     let (cut, _) = set(&[&parts[..], &["train.parallel={data: 4, shard: optimizer}"]].concat()).unwrap();
-    assert_eq!((cut.train.parallel.data, cut.train.parallel.shard), (Some(4), true));
+    assert_eq!((cut.train.parallel.data, cut.train.parallel.shard), (Some(4), Shard::Optimizer));
     // Specifications of before keep their text.
     let shown = |spec| dreamc_dsl::show(spec, Spelling::Yaml);
     assert!(!shown(&whole).contains("parallel") && shown(&cut).contains("shard: optimizer"));

@@ -50,7 +50,7 @@ impl Memory {
                 Space::State | Space::Prepared => memory.states += b.bytes(),
                 Space::Io => memory.inputs += b.bytes(),
                 // Temporaries share memory, and aliases are counted where they point.
-                Space::Temporary | Space::Alias => {}
+                Space::Temporary | Space::Alias | Space::Spread => {}
             }
         }
         let named = memory.weights

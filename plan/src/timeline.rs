@@ -7,7 +7,7 @@
 use crate::exchange::{Exchange, What};
 use dreamc_compiler::LAST;
 use dreamc_compiler::compiled::Entry;
-use dreamc_compiler::program::{Affine, Kernel, Launch, Operand, Plan, Step};
+use dreamc_compiler::program::{Affine, Kernel, Launch, Operand, Parts, Plan, Step};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -103,18 +103,28 @@ impl Walk<'_> {
             Some(Operand::Index(index)) => self.at(index),
             Some(Operand::Tensor { .. }) | None => 0,
         };
+        let lengths = |parts: &Parts| (0..parts.ranks()).map(|rank| parts.of(rank).1).collect();
         let kernel = self.plan.kernel(launch.kernel);
         let (exchange, overlaps) = if let Kernel::AllReduce(sum) = kernel {
             let what = What::Sum { elements: sum.elements };
             (Exchange { what, ranks: sum.ranks }, sum.overlap)
         } else if let Kernel::ReduceScatter(scatter) = kernel {
             let parts = scatter.parts.within(index(launch.operands.get(1)), scatter.elements);
-            let lengths = (0..parts.ranks()).map(|rank| parts.of(rank).1).collect();
-            (Exchange { what: What::Scatter { lengths }, ranks: parts.ranks() }, true)
+            (Exchange { what: What::Scatter { lengths: lengths(&parts) }, ranks: parts.ranks() }, true)
         } else if let Kernel::AllGather(gather) = kernel {
-            let parts = &gather.parts;
-            let lengths = (0..parts.ranks()).map(|rank| parts.of(rank).1).collect();
-            (Exchange { what: What::Gather { lengths }, ranks: parts.ranks() }, false)
+            (
+                Exchange {
+                    what: What::Gather { lengths: lengths(&gather.parts) },
+                    ranks: gather.parts.ranks(),
+                },
+                false,
+            )
+        } else if let Kernel::Gathered(gathered) = kernel {
+            let parts = gathered.parts.within(index(launch.operands.get(2)), gathered.elements);
+            (Exchange { what: What::Gather { lengths: lengths(&parts) }, ranks: parts.ranks() }, false)
+        } else if let Kernel::Scattered(scattered) = kernel {
+            let parts = scattered.parts.within(index(launch.operands.get(2)), scattered.elements);
+            (Exchange { what: What::Scatter { lengths: lengths(&parts) }, ranks: parts.ranks() }, false)
         } else {
             self.work.push(Work::Launch(self.prices.get(number).copied().unwrap_or(0.0)));
             return;

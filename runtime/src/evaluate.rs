@@ -99,13 +99,20 @@ pub fn shared(
     group: &Group,
 ) -> Result<Option<Loss>, EvaluateError> {
     let Some(mut held) = dataset.drawn(rows)? else { return Ok(None) };
-    let (mut own, mut number) = (Loss::default(), 0);
+    let (mut own, mut number, mut shown) = (Loss::default(), 0, None);
     while let Some(batch) = held.take(model.batch())? {
         if number % group.size() == group.rank() {
             let nll = model.evaluate(&batch)?;
             own.add(&batch, &nll);
         }
+        shown = Some(batch);
         number += 1;
+    }
+    // Where layers gather their weights all ranks run as often: those without a batch in the last
+    // round run one of another rank.
+    let (rest, rank) = (number % group.size(), group.rank());
+    if let Some(batch) = shown.filter(|_| model.shard().weights() && rest > 0 && rank >= rest) {
+        model.evaluate(&batch)?;
     }
     let mut all = Loss::default();
     for part in group.gather(&[own.nats.to_bits(), own.targets, own.bytes].map(u64::to_le_bytes).concat())? {

@@ -10,6 +10,7 @@ use crate::checkpoint::safetensors::{Entry, Tensors, View};
 use crate::checkpoint::{CheckpointError, Weights};
 use crate::data::Batch;
 use crate::device::{Device, DeviceError, Element, Group, RunStats, Session};
+use crate::group::GroupError;
 use crate::init;
 use crate::noise;
 use dreamc_compiler::bind::{Factor, Input, Output, Part};
@@ -18,6 +19,7 @@ use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::attention::drawn;
 use dreamc_compiler::program::{BufferId, Plan, Space};
 use dreamc_compiler::{Compiled, LAST, PREPARE};
+use dreamc_dsl::spec::Shard;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -76,6 +78,8 @@ pub struct Model {
     at: Option<(u64, u64)>,
     /// Whether the next micro-batch is the last of a step.
     last: bool,
+    /// The ranks that are handed what is cut over them.
+    hands: Option<Group>,
 }
 
 #[derive(Clone, Copy)]
@@ -84,6 +88,21 @@ struct Place {
     instance: u64,
     first: u64,
     elements: u64,
+}
+
+/// The place of all numbers of a tensor.
+fn whole(t: &Tensor, buffer: BufferId) -> Place {
+    Place { buffer, instance: t.instance, first: 0, elements: t.elements() }
+}
+
+/// The place of those that are kept.
+fn part(t: &Tensor, buffer: BufferId) -> Place {
+    Place { buffer, instance: 0, first: t.first_kept, elements: t.kept.end - t.kept.start }
+}
+
+/// The place of a weight or a gradient.
+fn place(t: &Tensor, buffer: BufferId) -> Place {
+    if t.cut { part(t, buffer) } else { whole(t, buffer) }
 }
 
 /// Bytes of the device's memory by purpose.
@@ -174,21 +193,48 @@ impl Model {
         };
         let mut places = HashMap::new();
         for t in &compiled.tensors {
-            let mut add = |name: String, buffer: Option<BufferId>| {
-                if let Some(buffer) = buffer {
-                    let place = Place { buffer, instance: t.instance, first: 0, elements: t.elements() };
-                    places.insert(name, place);
-                }
-            };
-            add(t.name.clone(), Some(t.weight));
-            add(format!("{}.counts", t.name), t.counts);
+            places.insert(t.name.clone(), place(t, t.weight));
+            if let Some(counts) = t.counts {
+                places.insert(format!("{}.counts", t.name), whole(t, counts));
+            }
             for &(state, buffer) in &t.states {
-                let elements = t.kept.end - t.kept.start;
-                let place = Place { buffer, instance: 0, first: t.first_kept, elements };
-                places.insert(format!("{}.{state}", t.name), place);
+                places.insert(format!("{}.{state}", t.name), part(t, buffer));
             }
         }
-        Ok(Model { compiled, session, places, batch, sequence, weights, prepared: 0, at: None, last: false })
+        let (prepared, at, last, hands) = (0, None, false, None);
+        Ok(Model { compiled, session, places, batch, sequence, weights, prepared, at, last, hands })
+    }
+
+    /// Tensors that are cut over the ranks of a group.
+    pub fn shard(&self) -> Shard {
+        self.compiled.cut
+    }
+
+    /// From now on [`Model::set_whole`] hands the numbers of tensors that are cut to the other
+    /// ranks of a group, which [take](Model::take_handed) them.
+    pub fn hand_to(&mut self, group: &Group) {
+        self.hands = Some(group.clone());
+    }
+
+    /// Ends what [`Model::hand_to`] began.
+    pub fn handed(&mut self) -> Result<(), ModelError> {
+        match self.hands.take() {
+            Some(group) => Ok(group.broadcast(0, &[]).map(drop).map_err(DeviceError::from)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes what rank 0 hands, until it [ends](Model::handed).
+    pub fn take_handed(&mut self, group: &Group) -> Result<(), ModelError> {
+        loop {
+            let name = group.broadcast(0, &[]).map_err(DeviceError::from)?;
+            if name.is_empty() {
+                return Ok(());
+            }
+            let values = group.broadcast(0, &[]).map_err(DeviceError::from)?;
+            let name = String::from_utf8_lossy(&name).into_owned();
+            self.set_whole(&name, &bytemuck::pod_collect_to_vec::<u8, f32>(&values))?;
+        }
     }
 
     /// The compiled program.
@@ -237,7 +283,7 @@ impl Model {
             let elements = t.shape.iter().product::<u64>() as usize;
             let values = init::values(seed, &t.name, t.init, elements);
             let name = t.name.clone();
-            self.set(&name, &values)?;
+            self.set_whole(&name, &values)?;
         }
         self.measure(false, |_| true)
     }
@@ -262,7 +308,7 @@ impl Model {
             }
             let place = [adapt::first(matrix, *high, rows), rows];
             let norms = adapt::norms(&self.get(&w.name)?, [*high, *wide], place);
-            names.iter().try_for_each(|name| self.set(name, &norms))?;
+            names.iter().try_for_each(|name| self.set_whole(name, &norms))?;
         }
         Ok(())
     }
@@ -346,7 +392,7 @@ impl Model {
         if found != shape {
             return Err(other_shape(path, name, found, shape));
         }
-        self.set(name, &values)
+        self.set_whole(name, &values)
     }
 
     /// Whether training changes a tensor.
@@ -366,13 +412,15 @@ impl Model {
         self.compiled.tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect()
     }
 
-    /// Which numbers of a state are here, where it is cut over ranks; nothing for all else.
+    /// Which numbers of a tensor or a state are here, where it is cut over ranks; nothing for all
+    /// else.
     pub fn part(&self, name: &str) -> Option<std::ops::Range<usize>> {
         let of = |t: &Tensor| {
             let is = |state: &str| {
                 name.strip_prefix(&t.name).and_then(|rest| rest.strip_prefix('.')) == Some(state)
             };
-            let own = t.states.iter().any(|(state, _)| is(state)) && self.compiled.cut;
+            let state = t.states.iter().any(|(state, _)| is(state)) && self.compiled.cut.states();
+            let own = state || t.cut && name == t.name;
             own.then_some(t.kept.start as usize..t.kept.end as usize)
         };
         self.compiled.tensors.iter().find_map(of)
@@ -390,13 +438,34 @@ impl Model {
         self.compiled.tensors.iter().flat_map(of).collect()
     }
 
-    /// Values of a tensor, its moments or counts; of moments that are cut over ranks, this rank's.
+    /// Values of a tensor, its moments or counts; of what is cut over ranks, this rank's.
     pub fn get(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let place = *self.places.get(name).ok_or_else(|| ModelError::NoBuffer(name.into()))?;
         self.read(place)
     }
 
-    /// Sets a tensor, its moments or counts; of moments that are cut over ranks, this rank's.
+    /// Sets a tensor, its moments or counts, of which all numbers are given; of what is cut over
+    /// ranks, this rank takes its own.
+    pub fn set_whole(&mut self, name: &str, values: &[f32]) -> Result<(), ModelError> {
+        let Some(part) = self.part(name) else { return self.set(name, values) };
+        if let Some(group) = &self.hands {
+            let bytes: [&[u8]; 2] = [name.as_bytes(), bytemuck::cast_slice(values)];
+            bytes
+                .iter()
+                .try_for_each(|bytes| group.broadcast(0, bytes).map(drop))
+                .map_err(DeviceError::from)?;
+        }
+        match values.get(part) {
+            Some([]) => Ok(()),
+            Some(own) => self.set(name, own),
+            None => {
+                let problem = format!("rank 0 has {name} of another length");
+                Err(DeviceError::from(GroupError::Meeting(problem)).into())
+            }
+        }
+    }
+
+    /// Sets a tensor, its moments or counts; of what is cut over ranks, this rank's.
     pub fn set(&mut self, name: &str, values: &[f32]) -> Result<(), ModelError> {
         let place = *self.places.get(name).ok_or_else(|| ModelError::NoBuffer(name.into()))?;
         let b = self.compiled.plan.buffer(place.buffer);
@@ -413,11 +482,10 @@ impl Model {
         }
     }
 
-    /// Gradient of a tensor, where one is computed.
+    /// Gradient of a tensor, where one is computed; where it is cut over ranks, this rank's part.
     pub fn gradient(&self, tensor: &Tensor) -> Result<Option<Vec<f32>>, ModelError> {
         let Some(buffer) = tensor.gradient else { return Ok(None) };
-        let elements = tensor.elements();
-        self.read(Place { buffer, instance: tensor.instance, first: 0, elements }).map(Some)
+        self.read(place(tensor, buffer)).map(Some)
     }
 
     fn read(&self, place: Place) -> Result<Vec<f32>, ModelError> {
@@ -584,14 +652,13 @@ impl Model {
     pub fn drop_step(&mut self) -> Result<(), ModelError> {
         let mut places = vec![];
         for t in &self.compiled.tensors {
-            let elements = t.shape.iter().product::<u64>();
-            let own = [t.gradient, t.counts].into_iter().flatten();
-            places.extend(own.map(|buffer| (buffer, t.instance, elements)));
+            places.extend(t.gradient.map(|buffer| place(t, buffer)));
+            places.extend(t.counts.map(|buffer| whole(t, buffer)));
         }
-        for (buffer, instance, elements) in places {
+        for Place { buffer, instance, first, elements } in places {
             let b = self.compiled.plan.buffer(buffer);
             let zeros = vec![0u8; b.dtype.room(elements) as usize];
-            self.session().write(buffer, instance, 0, &zeros)?;
+            self.session().write(buffer, instance, first, &zeros)?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use dreamc_compiler::program::Plan;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{LAST, Options, compile, compile_timed};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::Precision;
+use dreamc_dsl::spec::{Precision, Shard};
 use dreamc_runtime::device::gpu::{Table, Target, codes, distinct, registers, sources, table};
 use dreamc_runtime::train::prepare;
 use std::collections::HashMap;
@@ -172,7 +172,7 @@ pub fn run(a: Arguments) -> Done {
         Some(Arithmetic::F32) | None => Narrow::Nothing,
     };
     let (ranks, forward) = (a.gpus, prepare::forward(batch, sequence));
-    let shard = spec.train.parallel.shard && ranks > 1;
+    let shard = if ranks > 1 { spec.train.parallel.shard } else { Shard::None };
     let options = Options { train: true, segments, rewrite, narrow, ranks, shard, ..forward };
     if a.emit == Emit::Ir {
         let architecture = Architecture::new(&spec.model, None)?;

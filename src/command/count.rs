@@ -408,10 +408,17 @@ fn many(t: &mut String, s: &Scaling, m: &Memory) {
             grouped(s.rows.into())
         );
     }
-    let part = m.training - m.states + m.states.div_ceil(s.gpus.max(1).into());
+    let gpus = u128::from(s.gpus.max(1));
+    let part = m.training - m.states + m.states.div_ceil(gpus);
+    let least = m.activations + (m.training - m.activations).div_ceil(gpus);
     for (name, bytes, note) in [
         ("memory, states whole", m.training, "of each GPU"),
         ("memory, states cut", part, "with `train.parallel: {shard: optimizer}`, as fast"),
+        (
+            "memory, weights cut",
+            least,
+            "with `{shard: weights}`, and the layers in use; it waits for their weights",
+        ),
     ] {
         let _ = writeln!(t, "    {name:<24}{:>18}   {note}", decimal_bytes(bytes));
     }

@@ -10,6 +10,7 @@ use dreamc_compiler::format::Formats;
 use dreamc_compiler::program::{Kernel, Plan, Step};
 use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_dsl::Spec;
+use dreamc_dsl::spec::Shard;
 use dreamc_plan::exchange::What;
 use dreamc_plan::failure::{Job, Losses};
 use dreamc_plan::machine;
@@ -88,7 +89,7 @@ struct Report {
 
 /// Forms of other programs, which this one does not run.
 const NOT_BUILT: [&str; 4] = [
-    "weights or gradients cut over ranks (ZeRO-2, ZeRO-3)",
+    "gradients cut over ranks and weights whole (ZeRO-2)",
     "experts over ranks",
     "matrices over ranks (tensor parallel)",
     "layers over ranks (pipeline)",
@@ -99,7 +100,7 @@ const NOT_BUILT: [&str; 4] = [
 struct Offer {
     /// Ranks that share the batch.
     data: u64,
-    /// Whether the optimizer's states are cut over them.
+    /// Tensors that are cut over them.
     shard: &'static str,
     /// Micro-batches of a step, and of a rank.
     accumulate: u64,
@@ -138,7 +139,7 @@ struct TooLarge {
 #[derive(Clone, Copy)]
 struct Asked {
     ranks: u64,
-    shard: bool,
+    shard: Shard,
     accumulate: u64,
 }
 
@@ -160,8 +161,10 @@ pub fn run(a: Arguments) -> Done {
     let ranks = a.ranks.unwrap_or(a.nodes * machine.cards);
     let sizes = sizes(&spec, &machine, (ranks, a.nodes))?;
     let (mut meshes, mut too_large) = (vec![], vec![]);
-    for shard in [false, true] {
-        for &accumulate in sizes.iter().filter(|_| ranks > 1 || !shard) {
+    // Cut weights pass through the memory of a GPU's host, of which no table has a time.
+    let priced = |shard: &Shard| !shard.weights() || machine.device().is_none();
+    for shard in Shard::ALL.into_iter().filter(priced) {
+        for &accumulate in sizes.iter().filter(|_| ranks > 1 || !shard.states()) {
             match offer(&spec, &machine, Asked { ranks, shard, accumulate }, &a)? {
                 Ok(offer) => meshes.push(offer),
                 Err(large) => too_large.push(large),
@@ -283,8 +286,14 @@ fn longest(steps: &[Step], plan: &Plan) -> Option<u64> {
     steps.iter().find_map(|step| match step {
         Step::Loop { steps, .. } => longest(steps, plan),
         Step::Launch(launch) => {
-            let Kernel::AllGather(gather) = plan.kernel(launch.kernel) else { return None };
-            (0..gather.parts.ranks()).rev().max_by_key(|&rank| gather.parts.of(rank).1)
+            let parts = if let Kernel::AllGather(gather) = plan.kernel(launch.kernel) {
+                &gather.parts
+            } else if let Kernel::Gathered(gathered) = plan.kernel(launch.kernel) {
+                &gathered.parts
+            } else {
+                return None;
+            };
+            (0..parts.ranks()).rev().max_by_key(|&rank| parts.of(rank).1)
         }
     })
 }
@@ -297,7 +306,7 @@ fn offer(
 ) -> Result<Result<Offer, TooLarge>, Failure> {
     let spec = with(spec, asked);
     let Asked { ranks, shard, accumulate } = asked;
-    let (shard_name, rows) = (if shard { "optimizer" } else { "none" }, spec.train.batch / accumulate);
+    let (shard_name, rows) = (shard.name(), spec.train.batch / accumulate);
     let large = |memory| TooLarge { shard: shard_name, rows, memory };
     let (prepared, mut memory) = match self::prepared(&spec, machine, asked, 0) {
         Err(Failure::Error(e)) if matches!(e.downcast_ref(), Some(TrainError::Memory(_))) => {
@@ -306,7 +315,8 @@ fn offer(
         found => found?,
     };
     let plan = &prepared.compiled.plan;
-    let most = plan.programs.get("update").and_then(|update| longest(&update.steps, plan));
+    let cut = if shard.weights() { "backward" } else { "update" };
+    let most = plan.programs.get(cut).and_then(|program| longest(&program.steps, plan));
     if let Some(rank) = most.filter(|&rank| rank > 0) {
         let other = self::prepared(&spec, machine, asked, rank)?.1;
         if other.total > memory.total {
@@ -365,12 +375,13 @@ fn failing(prepared: &Prepared, mesh: &Mesh, hours: Option<f64>) -> (u64, Losses
         let elements = t.shape.iter().product::<u64>();
         let states = t.states.len() as u64;
         bytes += 4 * elements * (1 + states);
-        if prepared.compiled.cut {
-            // Rank 0 brings the states together, tensor by tensor, by its own connections.
+        // Rank 0 brings what is cut together, tensor by tensor, by its own connections.
+        let cut = if prepared.compiled.cut.states() { states } else { 0 } + u64::from(t.cut);
+        if cut > 0 {
             let each = vec![elements / mesh.ranks; mesh.ranks as usize];
             let gather = Exchange { what: What::Gather { lengths: each }, ranks: mesh.ranks };
             let host = Mesh { at_once: u64::MAX, ..*mesh };
-            together += states as f64 * host.by_host(&gather);
+            together += cut as f64 * host.by_host(&gather);
         }
     }
     let between = hours.map_or(machine.failure_hours / mesh.ranks as f64, |hours| hours) * 3600.0;
@@ -436,6 +447,11 @@ fn text(r: &Report) -> String {
         details(&mut t, r, best);
     }
     let _ = writeln!(t, "\nnot built, and not offered: {}", r.not_built.join("; "));
+    if r.machine.device().is_some() {
+        t.push_str(
+            "not priced: weights cut over ranks (ZeRO-3), which pass through the memory of the host\n",
+        );
+    }
     let _ = writeln!(
         t,
         "Prices of kernels, links and failures: docs/plan.md; `--json` has the sources of {}.",
@@ -445,7 +461,8 @@ fn text(r: &Report) -> String {
 }
 
 fn mesh_name(o: &Offer) -> String {
-    format!("data {}{}", o.data, if o.shard == "none" { "" } else { ", shard optimizer" })
+    let shard = Some(o.shard).filter(|shard| *shard != Shard::None.name());
+    format!("data {}{}", o.data, shard.map_or(String::new(), |shard| format!(", shard {shard}")))
 }
 
 fn batches(n: u64) -> String {

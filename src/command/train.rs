@@ -19,7 +19,7 @@ use dreamc_compiler::looks_ahead;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::Precision;
+use dreamc_dsl::spec::{Precision, Shard};
 use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::data::Dataset;
 use dreamc_runtime::device::Device;
@@ -255,7 +255,9 @@ impl Job<'_> {
         let prepared = prepare(spec, self.device, rewriting, self.group, formats)?;
         let (memory, scoring) = prepared.memory(self.device)?;
         let taught_by = prepared.teacher_memory(self.device)?;
-        let kept = self.group.gather(&memory.optimizer.to_le_bytes())?;
+        let shard = prepared.compiled.cut;
+        let own = memory.optimizer + if shard.weights() { memory.weights + memory.gradients } else { 0 };
+        let kept = self.group.gather(&own.to_le_bytes())?;
         let tokens = t.batch * prepared.sequence;
         let micro = if t.accumulate > 1 { format!(" in {} parts", t.accumulate) } else { String::new() };
         let (all, moved) = (prepared.parameters(), prepared.trained());
@@ -295,7 +297,7 @@ impl Job<'_> {
                 "ranks".into(),
                 format!("{}, {} of a step each", self.group.size(), parts(t.accumulate / self.group.size())),
             ],
-            vec!["states".into(), cut(&kept)],
+            vec![if shard.weights() { "weights" } else { "states" }.into(), cut(shard, &kept)],
             vec![
                 "memory".into(),
                 format!(
@@ -323,7 +325,7 @@ impl Job<'_> {
         let shown = |row: &Vec<String>| match row[0].as_str() {
             "ranks" => self.group.size() > 1,
             "teacher" | "teacher's memory" => prepared.teacher.is_some(),
-            "states" => prepared.compiled.cut,
+            "states" | "weights" => shard.states(),
             "in its file" => memory.mapped > 0,
             "computed again" => t.memory.is_some(),
             _ => true,
@@ -454,13 +456,14 @@ fn held(memory: &Memory) -> String {
     }
 }
 
-/// Memory of the optimizer's states on each rank, where they are cut.
-fn cut(kept: &[Vec<u8>]) -> String {
+/// Memory on each rank of what is cut.
+fn cut(shard: Shard, kept: &[Vec<u8>]) -> String {
     let of = |bytes: &Vec<u8>| bytes.first_chunk().map_or(0, |n| u64::from_le_bytes(*n));
     let each: Vec<u64> = kept.iter().map(of).collect();
     let (least, most) = (each.iter().min().copied(), each.iter().max().copied());
     format!(
-        "cut over the ranks: {} to {} on each, {} in all",
+        "{}cut over the ranks: {} to {} on each, {} in all",
+        if shard.weights() { "with gradients and states " } else { "" },
         bytes(least.unwrap_or(0)),
         bytes(most.unwrap_or(0)),
         bytes(each.iter().sum())

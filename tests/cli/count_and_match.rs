@@ -36,6 +36,7 @@ fn a_step_on_many_gpus_is_predicted_from_its_gradients() {
     let text = dreamc(&["count", "dr-da-16.yaml", "--target", "h200", "--gpus", "64"], 0);
     assert!(text.contains("a step on 64 GPUs, at best") && text.contains("NVLink 4"), "{text}");
     assert!(text.contains("memory, states whole") && text.contains("memory, states cut"), "{text}");
+    assert!(text.contains("memory, weights cut"), "{text}");
 }
 
 /// By the same table as `count`.

@@ -128,16 +128,25 @@ fn ranks_train_what_one_trains_and_any_number_goes_on() {
     }
 }
 
-/// Muon moves whole matrices, so that parts of ranks have two kinds of cuts.
-const CUT: [&str; 4] = ["--set", "train.parallel.shard=optimizer", "--set", "train.optimizer=muon"];
-
 #[test]
 fn states_that_are_cut_over_ranks_give_the_bits_of_whole_ones() {
+    cut_over_ranks("optimizer");
+}
+
+#[test]
+fn weights_that_are_cut_over_ranks_give_the_bits_of_whole_ones() {
+    cut_over_ranks("weights");
+}
+
+fn cut_over_ranks(shard: &str) {
     let s = sandbox();
     let four = ["launch", "-n", "4", "train", "ranked.yaml", "--out"];
-    let out = s.good(&[&four[..], &["cut"], &CUT].concat());
+    let shard = format!("train.parallel.shard={shard}");
+    // Muon moves whole matrices, so that parts of ranks have two kinds of cuts.
+    let set = ["--set", "train.optimizer=muon", "--set", &shard];
+    let out = s.good(&[&four[..], &["cut"], &set].concat());
     assert!(out.contains("cut over the ranks: "), "{out}");
-    s.good(&[&four[..], &["whole"], &CUT[2..]].concat());
+    s.good(&[&four[..], &["whole"], &set[..2]].concat());
     let (cut, whole) = (s.path("cut"), s.path("whole"));
     // The specification says so; tensors, states and losses are the same.
     assert_eq!(numbers(&cut), numbers(&whole));

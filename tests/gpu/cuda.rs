@@ -822,7 +822,7 @@ fn with_nccl() -> Option<Card> {
 }
 
 /// Two cards over NCCL train what one does, to the bits of two that sum through the host, and with
-/// states cut over them to the same.
+/// states or weights cut over them to the same.
 #[test]
 fn two_cards_train_what_one_trains() {
     let Some(card) = with_nccl() else { return };
@@ -844,6 +844,9 @@ fn two_cards_train_what_one_trains() {
     assert!(log.contains("ncclReduce=") && log.contains("ncclBroadcast="), "{log}");
     assert!(result(&sandbox, "nccl") == result(&sandbox, "host"), "sums of two are of any order");
     assert_eq!(result(&sandbox, "cut").1, result(&sandbox, "nccl").1);
+    // Weights that are cut pass through the host, beside sums of NCCL.
+    two("spread", &nccl, &["--set", "train.parallel.shard=weights"]);
+    assert_eq!(result(&sandbox, "spread").1, result(&sandbox, "nccl").1);
     for (a, b) in losses(&sandbox, "nccl").iter().zip(losses(&sandbox, "one")) {
         assert!((a - b).abs() <= 1e-3 * b.abs(), "{a} and {b}");
     }

@@ -67,6 +67,16 @@ fn random_definitions_keep_every_promise() {
     random_ones(specs, first, 0, &random::definition::spec, &|_| vec![]);
 }
 
+/// The same specifications, and those with a random definition, trained by four ranks with all of
+/// the model, with a part of the states, and with a part of the weights:
+/// `DREAMC_SPECS=99 cargo test --test numerics verify::random_specifications_train`.
+#[test]
+fn random_specifications_train_over_ranks() {
+    let (specs, first) = (from_environment("DREAMC_SPECS", 4), from_environment("DREAMC_SEED", 0));
+    random_ones(specs, first, 0, &random::spec, &|_| vec!["ranks"]);
+    random_ones(specs, first, 0, &random::definition::spec, &|_| vec!["ranks"]);
+}
+
 /// A hundred random definitions. Of each one proof, by turns, so that every proof sees as many of
 /// every kind; the proof of the formulas, which is dearest, sees every twelfth.
 #[test]
@@ -106,8 +116,9 @@ fn random_ones(
         let spec = draw(seed);
         let only = |names: &[&str], spec: &Spec| {
             let only: Vec<String> = names.iter().map(|s| s.to_string()).collect();
-            let task =
-                Task { spec, weights: None, seed, only: &only, devices: &[], pipeline: &Compiler, ranks: 1 };
+            let ranks = if names.contains(&"ranks") { 4 } else { 1 };
+            let pipeline = &Compiler;
+            let task = Task { spec, weights: None, seed, only: &only, devices: &[], pipeline, ranks };
             verify(&task, &mut |_| {})
         };
         match only(&proofs(seed), &spec) {

@@ -123,7 +123,7 @@ fn step(spec: &Spec, group: &Group) -> (Traffic, Memory, u64) {
 #[test]
 fn bytes_and_memory_are_those_of_ranks_that_train() {
     for ranks in [2, 4] {
-        for shard in ["none", "optimizer"] {
+        for shard in ["none", "optimizer", "weights"] {
             let spec = spec(&[&format!("train.parallel.shard={shard}")]);
             let groups = over_tcp(ranks);
             let found: Vec<(Traffic, Memory, u64)> = thread::scope(|scope| {
@@ -349,7 +349,7 @@ fn a_plan_is_printed_and_refuses_what_no_program_runs() {
         "step, simulated",
         "best distance",
         "card-hours",
-        "not built, and not offered: weights or gradients cut over ranks",
+        "not built, and not offered: gradients cut over ranks and weights whole (ZeRO-2)",
     ] {
         assert!(out.contains(words), "{words}: {out}");
     }

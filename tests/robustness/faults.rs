@@ -12,6 +12,8 @@ mod blocks;
 mod kernel_texts;
 #[path = "faults/preferences.rs"]
 mod preferences;
+#[path = "faults/spread.rs"]
+mod spread;
 #[path = "../support/mod.rs"]
 mod support;
 #[path = "faults/teacher.rs"]
@@ -1113,7 +1115,8 @@ fn faults() -> Vec<Fault> {
         plan(
             "a rank goes on with the states of another's part of a tensor",
             |c| {
-                let cut = c.tensors.iter_mut().filter(|t| c.cut && t.kept.start > 0 && !t.kept.is_empty());
+                let cut =
+                    c.tensors.iter_mut().filter(|t| c.cut.states() && t.kept.start > 0 && !t.kept.is_empty());
                 cut.map(|t| t.kept = 0..t.kept.end - t.kept.start).count() > 0
             },
             "ranks",
@@ -2835,7 +2838,7 @@ fn main() -> ExitCode {
         Trial::test("the divergence of a teacher is that of PyTorch", teacher::agrees_with_pytorch),
         Trial::test("without a fault: golden files", files),
     ];
-    let faults = faults();
+    let faults: Vec<Fault> = faults().into_iter().chain(spread::faults()).collect();
     let number = faults.len();
     let moved = transplant::faults();
     let taught = teacher::faults();

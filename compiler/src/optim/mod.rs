@@ -12,8 +12,9 @@
 //!
 //! Where the states are cut over ranks (ZeRO-1: Rajbhandari et al., 2020, section 5.1), each rank
 //! gets its part of the sum of gradients, moves its part of the weights, and hands it to the
-//! others. In any plan of several ranks the norm is that of the norms of such parts, one of each
-//! rank.
+//! others. Where the weights are cut too (ZeRO-3, section 5.3), a rank has its part of them alone,
+//! and programs gather what layers read ([`spread`](crate::spread)). In any plan of several ranks
+//! the norm is that of the norms of such parts, one of each rank.
 
 mod adamw;
 mod lion;
@@ -336,7 +337,8 @@ impl Assembly<'_> {
         let part = self.part().unwrap_or(0..0);
         if !part.is_empty() {
             let own = Kernel::Norm(kernel::Norm { elements: part.end - part.start });
-            let operands = vec![from(gradients, part.start), from(norms, rank)];
+            let first = if self.is_spread() { 0 } else { part.start };
+            let operands = vec![from(gradients, first), from(norms, rank)];
             steps.push(self.launch(own, operands, "norm of a part"));
         }
         let parts = self.parts(&(0..=ranks).collect::<Vec<_>>());
@@ -391,7 +393,10 @@ impl Assembly<'_> {
             steps.push(self.launch(gather, vec![at(weights)], "weights"));
         }
         let elements = self.plan.buffer(gradients).elements();
-        steps.push(self.launch(Kernel::Zero(kernel::Zero { elements }), vec![at(gradients)], "gradients"));
+        if elements > 0 {
+            let zero = Kernel::Zero(kernel::Zero { elements });
+            steps.push(self.launch(zero, vec![at(gradients)], "gradients"));
+        }
         let balanced = if self.balances() { self.counts.values().copied().collect() } else { vec![] };
         for Counted { counts, bias, law } in balanced {
             let sets = self.plan.buffer(counts).instances;

@@ -347,7 +347,7 @@ impl Checker {
             only: only?,
             freeze: freeze?,
             groups: groups?,
-            parallel: Parallel { data: shared.0?, shard: shared.1? == "optimizer" },
+            parallel: Parallel { data: shared.0?, shard: Shard::of(shared.1?).unwrap_or_default() },
             random_depth: random_depth?,
             evaluate: Evaluate { every: evaluate.0?, batches: evaluate.1? },
             checkpoint: Checkpoint {

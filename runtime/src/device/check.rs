@@ -8,6 +8,7 @@
 //!
 //! The operands of a kernel are those of its [`signature`](KernelKind::signature).
 
+use super::executor::Collective;
 use dreamc_compiler::format::Format;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::{ints, times};
@@ -104,6 +105,9 @@ fn check_buffer(plan: &Plan, buffer: &Buffer) -> Result<(), &'static str> {
     if !buffer.offset.is_multiple_of(alignment) {
         return Err("it is not aligned");
     }
+    if buffer.space == Space::Spread {
+        return Ok(());
+    }
     let (first, end) = match buffer.space {
         Space::Mapped => (MAPPED, MAPPED.saturating_add(plan.mapped)),
         _ => (0, plan.arena.min(MAPPED)),
@@ -177,12 +181,14 @@ impl<'p> Checker<'p> {
         let rows = kernel.rows().map(|rows| ints("places", &[rows]));
         if let Some(places) = &launch.places {
             let slot = rows.as_ref().ok_or("a kernel without rows has places")?;
-            let reach = self.operand(slot, places, &launch.operands);
+            let reach = self.operand(slot, places, &launch.operands, false);
             reaches.extend(reach.map_err(|problem| format!("places: {problem}"))?);
         }
+        // The host does the group's part, and its indices have 64 bits.
+        let wide = Collective::of(kernel).is_some();
         for (i, (slot, operand)) in slots.iter().zip(&launch.operands).enumerate() {
             let reach = self
-                .operand(slot, operand, &launch.operands)
+                .operand(slot, operand, &launch.operands, wide)
                 .map_err(|problem| format!("operand {i} (`{}`): {problem}", slot.name))?;
             reaches.extend(reach);
         }
@@ -245,6 +251,7 @@ impl<'p> Checker<'p> {
         slot: &'s Slot,
         operand: &'s Operand,
         all: &[Operand],
+        wide: bool,
     ) -> Result<Option<Reach<'s>>, String> {
         let (buffer, instance, offset, stride) = match (operand, slot.layout) {
             (Operand::Index(affine), Layout::Index(below)) => {
@@ -253,6 +260,7 @@ impl<'p> Checker<'p> {
                     Some(bound) if largest >= bound => {
                         Err(format!("reaches {largest}, must stay below {bound}"))
                     }
+                    _ if wide => Ok(None),
                     _ if largest > i32::MAX as u64 => Err("does not fit in 32 bits".into()),
                     _ => Ok(None),
                 };
@@ -264,6 +272,9 @@ impl<'p> Checker<'p> {
             }
         };
         let b = self.plan.buffers.get(buffer.0 as usize).ok_or("no such buffer")?;
+        if b.space == Space::Spread {
+            return Err(format!("`{}` is cut over ranks, and whole in no memory", b.name));
+        }
         if b.space == Space::Mapped && slot.role.writes() {
             return Err("is written, and holds weights in their file".into());
         }

@@ -24,7 +24,7 @@ use crate::group::GroupError;
 use crate::mapped::Mapped;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::ints;
-use dreamc_compiler::program::kernel::{AllReduce, ReduceScatter};
+use dreamc_compiler::program::kernel::{AllReduce, Gathered, ReduceScatter, Scattered};
 use dreamc_compiler::program::{
     Affine, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Parts, Plan, Slot, Space, Step,
 };
@@ -282,7 +282,8 @@ impl<B: Backend> Executor<B> {
 
     /// Where a range of a buffer begins, in bytes from the arena's beginning.
     fn range(&self, id: BufferId, instance: u64, element: u64, bytes: u64) -> Result<u64, DeviceError> {
-        let b = self.plan.buffers.get(id.0 as usize).ok_or(DeviceError::NoBuffer(id))?;
+        let b = self.plan.buffers.get(id.0 as usize).filter(|b| b.space != Space::Spread);
+        let b = b.ok_or(DeviceError::NoBuffer(id))?;
         let (unit, size) = (b.dtype.unit(), b.dtype.bytes());
         let start = instance.checked_mul(b.elements()).and_then(|i| i.checked_add(element));
         let start = start.filter(|start| start.is_multiple_of(unit)).map(|start| start / unit);
@@ -308,6 +309,30 @@ pub(crate) enum Collective<'p> {
     /// Of the numbers from this one on.
     Scatter(&'p ReduceScatter, u64),
     Gather(&'p Parts),
+    /// Of numbers whose parts are elsewhere.
+    Gathered(&'p Gathered, Away),
+    Scattered(&'p Scattered, Away),
+}
+
+/// Where the part of a rank is, and the first of the numbers that take part.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Away {
+    own: u64,
+    first: u64,
+}
+
+impl Away {
+    fn of(values: &[Value]) -> Self {
+        Away { own: values.get(1).map_or(0, Value::at), first: values.get(2).map_or(0, Value::index) }
+    }
+
+    /// Where the numbers of a rank's part are that it has in this range: `parts` are all of them,
+    /// `within` those of the range.
+    fn place(self, parts: &Parts, within: &Parts, number: u64) -> u64 {
+        // A rank may have none.
+        let inside = (self.first + within.of(parts.rank).0 + number).saturating_sub(parts.of(parts.rank).0);
+        self.own + inside * size_of::<f32>() as u64
+    }
 }
 
 impl<'p> Collective<'p> {
@@ -319,6 +344,10 @@ impl<'p> Collective<'p> {
             Some(Collective::Scatter(scatter, 0))
         } else if let Kernel::AllGather(gather) = kernel {
             Some(Collective::Gather(&gather.parts))
+        } else if let Kernel::Gathered(gathered) = kernel {
+            Some(Collective::Gathered(gathered, Away::default()))
+        } else if let Kernel::Scattered(scattered) = kernel {
+            Some(Collective::Scattered(scattered, Away::default()))
         } else {
             None
         }
@@ -330,6 +359,8 @@ impl<'p> Collective<'p> {
             Collective::Scatter(scatter, _) => {
                 Collective::Scatter(scatter, values.get(1).map_or(0, Value::index))
             }
+            Collective::Gathered(gathered, _) => Collective::Gathered(gathered, Away::of(values)),
+            Collective::Scattered(scattered, _) => Collective::Scattered(scattered, Away::of(values)),
             Collective::Sum(_) | Collective::Gather(_) => self,
         }
     }
@@ -339,7 +370,7 @@ impl<'p> Collective<'p> {
         match self {
             Collective::Sum(sum) => sum.overlap,
             Collective::Scatter(..) => true,
-            Collective::Gather(_) => false,
+            Collective::Gather(_) | Collective::Gathered(..) | Collective::Scattered(..) => false,
         }
     }
 
@@ -349,6 +380,19 @@ impl<'p> Collective<'p> {
             Collective::Sum(sum) => sum.elements,
             Collective::Scatter(scatter, _) => scatter.elements,
             Collective::Gather(parts) => parts.elements(),
+            Collective::Gathered(gathered, _) => gathered.elements,
+            Collective::Scattered(scattered, _) => scattered.elements,
+        }
+    }
+
+    /// The parts of all ranks.
+    pub(crate) fn parts(self) -> Option<&'p Parts> {
+        match self {
+            Collective::Sum(_) => None,
+            Collective::Gather(parts)
+            | Collective::Scatter(ReduceScatter { parts, .. }, _)
+            | Collective::Gathered(Gathered { parts, .. }, _)
+            | Collective::Scattered(Scattered { parts, .. }, _) => Some(parts),
         }
     }
 
@@ -356,17 +400,18 @@ impl<'p> Collective<'p> {
     fn cut(self) -> Option<Parts> {
         match self {
             Collective::Scatter(scatter, first) => Some(scatter.parts.within(first, scatter.elements)),
-            Collective::Sum(_) | Collective::Gather(_) => None,
+            Collective::Scattered(scattered, away) => {
+                Some(scattered.parts.within(away.first, scattered.elements))
+            }
+            Collective::Sum(_) | Collective::Gather(_) | Collective::Gathered(..) => None,
         }
     }
 
     /// Whether the group is the one that the plan was compiled for.
     fn check(self, group: &Group, origin: &str) -> Result<(), DeviceError> {
-        let (ranks, rank) = match self {
-            Collective::Sum(sum) => (sum.ranks, group.rank()),
-            Collective::Scatter(ReduceScatter { parts, .. }, _) | Collective::Gather(parts) => {
-                (parts.ranks(), parts.rank)
-            }
+        let (ranks, rank) = match (self, self.parts()) {
+            (Collective::Sum(sum), _) => (sum.ranks, group.rank()),
+            (_, parts) => parts.map_or((1, 0), |parts| (parts.ranks(), parts.rank)),
         };
         let origin = origin.to_string();
         if ranks != group.size() {
@@ -382,7 +427,12 @@ impl<'p> Collective<'p> {
     /// host has room for them meanwhile.
     fn at_once(self) -> u64 {
         match self {
-            Collective::Sum(_) | Collective::Scatter(..) => self.elements().min(AT_ONCE),
+            Collective::Sum(_) | Collective::Scatter(..) | Collective::Scattered(..) => {
+                self.elements().min(AT_ONCE)
+            }
+            Collective::Gathered(gathered, _) => {
+                gathered.elements.min((AT_ONCE / gathered.parts.ranks().max(1)).max(1))
+            }
             Collective::Gather(parts) => {
                 let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max();
                 longest.unwrap_or(0).min((AT_ONCE / parts.ranks().max(1)).max(1))
@@ -414,33 +464,70 @@ impl<'p> Collective<'p> {
                 }
             }
             Collective::Gather(parts) => {
-                // The piece of a rank's part from a number on: where it begins, and its length.
-                let piece = |rank: u64, first: u64| {
-                    let (begins, count) = parts.of(rank);
-                    (place(begins + first.min(count)), count.saturating_sub(first).min(each) as usize)
-                };
-                let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max().unwrap_or(0);
-                for first in (0..longest).step_by(each.max(1) as usize) {
-                    let (from, count) = piece(parts.rank, first);
-                    let own: &mut [u8] = bytemuck::cast_slice_mut(&mut numbers[..count]);
-                    if count > 0 {
-                        backend.read(from, own)?;
+                let from = place(parts.of(parts.rank).0);
+                gather(backend, group, numbers, (parts, each), (from, at))?;
+            }
+            Collective::Gathered(gathered, away) => {
+                let parts = gathered.parts.within(away.first, gathered.elements);
+                let from = away.place(&gathered.parts, &parts, 0);
+                gather(backend, group, numbers, (&parts, each), (from, at))?;
+            }
+            Collective::Scattered(scattered, away) => {
+                let parts = scattered.parts.within(away.first, scattered.elements);
+                for first in (0..scattered.elements).step_by(each.max(1) as usize) {
+                    let piece = &mut numbers[..(scattered.elements - first).min(each) as usize];
+                    backend.read(place(first), bytemuck::cast_slice_mut(piece))?;
+                    let (to, sum) = summed(group, Some(&parts), first, piece)?;
+                    if sum.is_empty() {
+                        continue;
                     }
-                    for (rank, bytes) in (0..).zip(group.gather(own)?) {
-                        let (to, count) = piece(rank, first);
-                        if bytes.len() != count * size_of::<f32>() {
-                            let words = format!("rank {rank} brought other numbers than its part has");
-                            return Err(GroupError::Meeting(words).into());
-                        }
-                        if rank != parts.rank && count > 0 {
-                            backend.write(to, &bytes)?;
-                        }
-                    }
+                    let own = away.place(&scattered.parts, &parts, to - parts.of(parts.rank).0);
+                    let mut before = vec![0.0f32; sum.len()];
+                    backend.read(own, bytemuck::cast_slice_mut(&mut before))?;
+                    before.iter_mut().zip(sum.iter()).for_each(|(own, x)| *own += x);
+                    backend.write(own, bytemuck::cast_slice(&before))?;
                 }
             }
         }
         Ok(())
     }
+}
+
+/// Brings parts together, so many numbers of each at once: this rank's is read at `from`, and all
+/// are written from `to` on.
+fn gather<B: Backend>(
+    backend: &mut B,
+    group: &Group,
+    numbers: &mut [f32],
+    (parts, each): (&Parts, u64),
+    (from, to): (u64, u64),
+) -> Result<(), DeviceError> {
+    let size = size_of::<f32>() as u64;
+    // The piece of a rank's part from a number on: where it begins, and its length.
+    let piece = |rank: u64, first: u64| {
+        let (begins, count) = parts.of(rank);
+        (begins + first.min(count), count.saturating_sub(first).min(each) as usize)
+    };
+    let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max().unwrap_or(0);
+    for first in (0..longest).step_by(each.max(1) as usize) {
+        let (begins, count) = piece(parts.rank, first);
+        let (at, place) = (from + (begins - parts.of(parts.rank).0) * size, to + begins * size);
+        let own: &mut [u8] = bytemuck::cast_slice_mut(&mut numbers[..count]);
+        if count > 0 {
+            backend.read(at, own)?;
+        }
+        for (rank, bytes) in (0..).zip(group.gather(own)?) {
+            let (begins, count) = piece(rank, first);
+            if bytes.len() != count * size_of::<f32>() {
+                let words = format!("rank {rank} brought other numbers than its part has");
+                return Err(GroupError::Meeting(words).into());
+            }
+            if count > 0 && (rank != parts.rank || at != place) {
+                backend.write(to + begins * size, &bytes)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The sum over the ranks of a piece of numbers, whole or this rank's part of it, and the number
@@ -654,7 +741,12 @@ impl<B: Backend> Run<'_, B> {
             self.backend.read(at, bytemuck::cast_slice_mut(&mut numbers))?;
             overlap.begin(Job { at, numbers, cut: collective.cut() });
         } else {
+            let begun = Instant::now();
             collective.run(self.backend, self.group, self.numbers, at)?;
+            // Nothing else is done meanwhile.
+            let seconds = begun.elapsed().as_secs_f64();
+            self.stats.exchanged += seconds;
+            self.stats.waited += seconds;
         }
         Ok(())
     }

@@ -192,7 +192,7 @@ fn unrolled(plan: &Plan, name: &str, program: &Program, single: &mut Plan) -> Un
                 Space::Weights | Space::Mapped | Space::Gradients | Space::Optimizer | Space::State => {
                     continue;
                 }
-                Space::Prepared | Space::Io | Space::Alias => continue,
+                Space::Prepared | Space::Io | Space::Alias | Space::Spread => continue,
             };
             if seen.insert((piece.buffer, piece.instance)) && fresh {
                 empty.push(Piece::whole(plan, piece.buffer, piece.instance));
@@ -272,7 +272,11 @@ fn touched(plan: &Plan, launch: &Launch) -> Vec<(Piece, Role)> {
                 let (rows, length) = slot.in_rows().unwrap_or((1, slot.elements()));
                 piece(rows, length, if *stride == 0 { length } else { *stride })
             }
-            Layout::Dense => piece(1, slot.elements(), slot.elements()),
+            Layout::Dense => {
+                let pieces = across(plan, piece(1, slot.elements(), slot.elements()));
+                all.extend(pieces.map(|piece| (piece, slot.role)));
+                continue;
+            }
             // No kernel overwrites such an extent, so its bounds are enough.
             Layout::Matrix(_) | Layout::UpTo(_) => {
                 let rest = plan.buffer(*buffer).elements() - offset;
@@ -286,6 +290,18 @@ fn touched(plan: &Plan, launch: &Launch) -> Vec<(Piece, Role)> {
         all.push((Piece::whole(plan, *buffer, instance.at(&[])), Role::Input));
     }
     all
+}
+
+/// A piece by the instances of its buffer that it goes through.
+fn across(plan: &Plan, piece: Piece) -> impl Iterator<Item = Piece> {
+    let each = plan.buffer(piece.buffer).elements().max(1);
+    let (begin, end) = (piece.first, piece.first + piece.length);
+    (begin / each..end.div_ceil(each).max(begin / each + 1)).map(move |more| {
+        let (first, last) = (begin.max(more * each), end.min((more + 1) * each));
+        let length = last.saturating_sub(first);
+        let (instance, first) = (piece.instance + more, first - more * each);
+        Piece { instance, first, length, stride: length, ..piece.clone() }
+    })
 }
 
 /// The launches of a list, with measurements of 0.

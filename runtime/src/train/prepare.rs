@@ -15,7 +15,7 @@ use dreamc_compiler::{
     CompileError, Compiled, Options, compile, compile_together, compile_within, looks_ahead,
 };
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::Source;
+use dreamc_dsl::spec::{Shard, Source};
 
 /// Logits kept at once by the model that scores answers.
 const MOST_LOGITS: u64 = 64 << 20;
@@ -282,7 +282,8 @@ pub fn prepare(
     let narrow = device.narrow(train.precision);
     let rewrite = rewriting.clone();
     let storing = || Storing { narrow, formats: formats.clone() };
-    let (rank, shard) = (group.rank(), train.parallel.shard && ranks > 1);
+    let shard = if ranks > 1 { train.parallel.shard } else { Shard::None };
+    let rank = group.rank();
     let teacher = teacher::Plan::of(spec, rows, device, rewriting)?;
     let taught = teacher.as_ref().map_or(vec![], teacher::Plan::taught);
     let with = Options { ranks, rank, shard, taught, ..forward(rows, sequence) };

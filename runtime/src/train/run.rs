@@ -268,6 +268,9 @@ impl<'a> Runner<'a> {
         let mut kept = model.entries();
         let (mut bound, mut states, mut donor_flops) = (None, None, None);
         let begins = setup.from.is_none();
+        if group.leads() && model.shard().weights() {
+            model.hand_to(group);
+        }
         let mut state = match setup.from.take() {
             // Rank 0 has what the run begins with.
             _ if !group.leads() => State::default(),
@@ -309,7 +312,7 @@ impl<'a> Runner<'a> {
                 State { spec_hash, data_hash, changes: all, ..from.state }
             }
         };
-        share(group, &mut model, &mut state, states.as_ref())?;
+        share(group, &mut model, (&mut state, &mut kept), states.as_ref())?;
         let batches = setup.dataset.train(state.cursor.clone())?;
         let reference = train.dpo.map(|_| reference(&setup, &mut model, begins, watcher)).transpose()?;
         let record = setup.folder.map(|folder| open(folder, &state, setup.spec, &model)).transpose()?;
@@ -631,6 +634,12 @@ impl<'a> Runner<'a> {
                 tensor = Some(format!("the gradient of {}", t.name));
             }
         }
+        // A rank sees its own part of what is cut: the first that found something names it.
+        if self.model.shard().weights() {
+            let all = self.setup.group.gather(tensor.unwrap_or_default().as_bytes())?;
+            let found = all.iter().find(|name| !name.is_empty());
+            tensor = found.map(|name| String::from_utf8_lossy(name).into_owned());
+        }
         Ok(TrainError::NotFinite { step, what, value, tensor })
     }
 
@@ -702,7 +711,9 @@ impl<'a> Runner<'a> {
             line.preferred = reference.measure(&mut self.model, dataset, dpo, rows)?;
         }
         // Rank 0 asks the problems and looks at the routers; the others hear how many were asked.
-        if let (Some(scorer), true) = (&mut self.scorer, group.leads()) {
+        // Where layers gather their weights all of them do.
+        let looks = group.leads() || self.model.shard().weights();
+        if let (Some(scorer), true) = (&mut self.scorer, looks) {
             let mut found = vec![];
             for task in dataset.tasks() {
                 let mask = spec.data.as_ref().is_some_and(|d| d.document_mask);
@@ -717,7 +728,7 @@ impl<'a> Runner<'a> {
                 .map(|d| (d.steps, d.right as f64 / d.asked as f64))
                 .collect();
         }
-        if let (Some(observer), true) = (&mut self.observer, group.leads()) {
+        if let (Some(observer), true) = (&mut self.observer, looks) {
             let rows = (health::TOKENS / observer.sequence().max(1) as u64).max(1);
             let held = match dataset.drawn(rows)? {
                 Some(held) => held,
@@ -789,7 +800,8 @@ impl<'a> Runner<'a> {
     /// Lets the model write, for people to look at.
     fn samples(&mut self) -> Result<(), TrainError> {
         let Setup { spec, dataset, .. } = self.setup;
-        let (Some(writer), Some(_)) = (&mut self.writer, &self.record) else { return Ok(()) };
+        let looks = self.record.is_some() || self.model.shard().weights();
+        let (Some(writer), true) = (&mut self.writer, looks) else { return Ok(()) };
         let step = self.state.step;
         for (i, sample) in sample::write(writer, dataset, spec)?.iter().enumerate() {
             if let Some(record) = &mut self.record {
@@ -823,9 +835,7 @@ impl<'a> Runner<'a> {
         }
         let mut hasher = blake3::Hasher::new();
         let whole = |(name, _): &&Entry| self.model.part(name).is_none();
-        for (name, _) in
-            self.model.entries().iter().chain(self.model.optimizer_entries().iter().filter(whole))
-        {
+        for (name, _) in self.model.entries().iter().chain(&self.model.optimizer_entries()).filter(whole) {
             hasher.update(bytemuck::cast_slice(&self.model.get(name)?));
         }
         Ok(self.setup.group.agree(&[("model after the step", hasher.finalize().to_hex().to_string())])?)
@@ -840,10 +850,10 @@ impl<'a> Runner<'a> {
         // The one before is whole, or the run ends with its error.
         self.written(true)?;
         if self.record.is_none() {
-            // Rank 0 writes the states of all.
-            for (name, _) in self.model.optimizer_entries() {
-                if self.model.part(&name).is_some() {
-                    whole(&self.model, &self.setup.group, &name)?;
+            // Rank 0 writes the parts of all.
+            for (name, _) in self.kept.iter().chain(&self.model.optimizer_entries()) {
+                if self.model.part(name).is_some() {
+                    whole(&self.model, &self.setup.group, name)?;
                 }
             }
             self.saved = self.state.step;
@@ -1009,21 +1019,34 @@ fn whole(model: &Model, group: &Group, name: &str) -> Result<Vec<f32>, TrainErro
     Ok(bytemuck::pod_collect_to_vec(&group.gather(bytemuck::cast_slice(&own))?.concat()))
 }
 
-/// Gives all ranks the tensors and the state that rank 0 begins with, and the optimizer's states
-/// that it continues; those of a new run are zero.
+/// Gives all ranks the tensors and the state that rank 0 begins with, the names of the tensors that
+/// it saves, and the optimizer's states that it continues; those of a new run are zero.
 fn share(
     group: &Group,
     model: &mut Model,
-    state: &mut State,
+    (state, kept): (&mut State, &mut Vec<Entry>),
     states: Option<&Tensors>,
 ) -> Result<(), TrainError> {
     if group.size() == 1 {
         return Ok(states.map_or(Ok(()), |states| model.restore_optimizer(states))?);
     }
+    // Rank 0 handed what is cut as it got it: it has its part of that alone.
+    match (model.shard().weights(), group.leads()) {
+        (true, true) => model.handed()?,
+        (true, false) => model.take_handed(group)?,
+        (false, _) => {}
+    }
     let unread = |error: serde_json::Error| GroupError::Meeting(format!("the state of rank 0: {error}"));
     let text = serde_json::to_vec(state).map_err(unread)?;
     *state = serde_json::from_slice(&group.broadcast(0, &text)?).map_err(unread)?;
+    if model.shard().weights() {
+        let text = serde_json::to_vec(kept).map_err(unread)?;
+        *kept = serde_json::from_slice(&group.broadcast(0, &text)?).map_err(unread)?;
+    }
     for (name, _) in model.entries() {
+        if model.part(&name).is_some() {
+            continue;
+        }
         let own = if group.leads() { model.get(&name)? } else { vec![] };
         let values = group.broadcast(0, bytemuck::cast_slice(&own))?;
         if !group.leads() {
@@ -1037,10 +1060,7 @@ fn share(
         let found = states.map(|states| states.get(&name)).transpose()?.flatten();
         let own = found.as_ref().map_or(&[][..], |(_, values)| values.as_slice());
         let values = group.broadcast(0, bytemuck::cast_slice(own))?;
-        let values: Vec<f32> = bytemuck::pod_collect_to_vec(&values);
-        let part = model.part(&name).unwrap_or(0..values.len());
-        let other = || GroupError::Meeting(format!("rank 0 has {name} of another length"));
-        model.set(&name, values.get(part).ok_or_else(other)?)?;
+        model.set_whole(&name, &bytemuck::pod_collect_to_vec::<u8, f32>(&values))?;
     }
     Ok(())
 }

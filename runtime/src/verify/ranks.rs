@@ -9,6 +9,7 @@ use crate::group::{Group, local};
 use crate::model::{Model, Scale};
 use crate::train::folder::RunFolder;
 use crate::train::{Prepared, TrainError};
+use dreamc_dsl::spec::Shard;
 use indexmap::IndexMap;
 use std::thread;
 use std::time::Duration;
@@ -41,7 +42,8 @@ impl Proof for Ranks {
         "six steps on a generated task, of two micro-batches a rank, in threads: gradients, counts and losses against those \
          of one rank; the bits of every rank, and of three and three steps; checkpoints of several ranks continued by one, \
          and of one by several; the same bits with the optimizer's states cut over the ranks, from the first step and from \
-         checkpoints with whole ones"
+         checkpoints with whole ones; with weights cut the same bits where a rank has one micro-batch, and gradients that \
+         are the sums of such where it has two"
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
@@ -50,13 +52,13 @@ impl Proof for Ranks {
             return Ok(Some("one rank: `--ranks 4` compares four with it".into()));
         }
         let trial = Trial::new(s, 2 * n)?;
-        let (one, many) = (trial.team(s, 1, false)?, trial.team(s, n, false)?);
-        let cut = trial.team(s, n, true)?;
+        let (one, many) = (trial.team(s, 1, Shard::None)?, trial.team(s, n, Shard::None)?);
+        let cut = trial.team(s, n, Shard::Optimizer)?;
         let batch = trial.dataset.train(Cursor::default())?.take((ROWS * 2 * n) as usize)?;
         if let Some(batch) = batch {
-            let found = step(s, &trial, &many, &batch)?;
-            compare(checks, &found, &step(s, &trial, &one, &batch)?);
-            let part = step(s, &trial, &cut, &batch)?;
+            let found = step(s, &trial, &many, (&batch, None))?;
+            compare(checks, &found, &step(s, &trial, &one, (&batch, None))?);
+            let part = step(s, &trial, &cut, (&batch, None))?;
             let off = [(part.norm, found.norm), (part.loss, found.loss)].map(|(a, b)| (a - b).abs());
             checks.check("norm and loss, states cut over ranks", off[0].max(off[1]), 0.0, Place::default());
         }
@@ -95,7 +97,69 @@ impl Proof for Ranks {
             &alone,
             CUT + 1,
         )?;
+        spread(s, checks, (&trial, &many, &together))?;
         Ok(None)
+    }
+}
+
+/// Proves weights that are cut over the ranks, beside a team with whole ones and what it trained.
+///
+/// A rank with cut weights adds the sum of each micro-batch to its part, one with whole weights
+/// sums what it added up: the bits of both are equal where there is one micro-batch.
+fn spread(
+    s: &Subject,
+    checks: &mut Checks,
+    (trial, many, together): (&Trial, &[Prepared], &RunFolder),
+) -> Result<(), VerifyError> {
+    let n = s.ranks;
+    let cut = trial.team(s, n, Shard::Weights)?;
+    held(checks, &many[0], &cut);
+    if let Some(batch) = trial.dataset.train(Cursor::default())?.take((ROWS * 2 * n) as usize)? {
+        let of = |team: &[Prepared], which| step(s, trial, team, (&batch, which));
+        let (first, second) = (of(many, Some(0))?, of(many, Some(1))?);
+        same(checks, "one micro-batch", &of(&cut, Some(0))?, &first);
+        let mut sum = of(&cut, None)?;
+        // The order of losses and norms is another.
+        (sum.loss, sum.auxiliary, sum.norm) = (first.loss, first.auxiliary, first.norm);
+        same(checks, "two micro-batches", &sum, &first.plus(&second));
+    }
+    let folder = trial.folder("spread")?;
+    go(s, trial, &cut, &folder, None)?;
+    losses(checks, "weights cut over ranks: ", &folder, together, 1)?;
+    let single = Trial::new(s, n)?;
+    let (many, cut) = (single.team(s, n, Shard::None)?, single.team(s, n, Shard::Weights)?);
+    let run = |name: &str, team: &[Prepared], from: Option<&RunFolder>| -> Result<RunFolder, VerifyError> {
+        let folder = single.folder(name)?;
+        go(s, &single, team, &folder, from.map(|from| checkpoint(from, CUT)).transpose()?)?;
+        Ok(folder)
+    };
+    let (whole, parted) = (run("many", &many, None)?, run("spread", &cut, None)?);
+    let expected = checkpoint(&whole, STEPS)?;
+    same_bits(checks, &expected, &checkpoint(&parted, STEPS)?)?;
+    let after = [("spread after many", &cut, &whole), ("many after spread", &many, &parted)];
+    for (name, team, from) in after {
+        same_bits(checks, &expected, &checkpoint(&run(name, team, Some(from))?, STEPS)?)?;
+    }
+    Ok(())
+}
+
+/// Compares the sums of a step, which are the same numbers.
+fn same(checks: &mut Checks, of: &str, found: &Summed, expected: &Summed) {
+    let off =
+        [(found.loss, expected.loss), (found.auxiliary, expected.auxiliary), (found.norm, expected.norm)];
+    let off = off.map(|(a, b)| (a - b).abs()).into_iter().fold(0.0, f64::max);
+    checks.check(format!("norm and losses of {of}, weights cut over ranks"), off, 0.0, Place::default());
+    for (name, expected) in &expected.gradients {
+        let found = found.gradients.get(name).map_or(&[][..], Vec::as_slice);
+        let other = found.iter().zip(expected).filter(|(a, b)| a != b).count();
+        let other = other + found.len().abs_diff(expected.len());
+        let what = format!("gradient of {name} of {of}, weights cut over ranks");
+        checks.check(what, other as f64, 0.0, Place::of_tensor(name));
+    }
+    for (name, expected) in &expected.counts {
+        let other = f64::from(u8::from(found.counts.get(name) != Some(expected)));
+        let what = format!("selection counts of {name} of {of}, weights cut over ranks");
+        checks.check(what, other, 0.0, Place::of_tensor(name));
     }
 }
 
@@ -177,8 +241,29 @@ struct Summed {
     counts: IndexMap<String, Vec<f32>>,
 }
 
-/// One step up to its norm, as rank 0 has it.
-fn step(s: &Subject, trial: &Trial, team: &[Prepared], batch: &Batch) -> Result<Summed, VerifyError> {
+impl Summed {
+    /// These gradients and counts with others added to them.
+    fn plus(mut self, other: &Summed) -> Self {
+        for (name, own) in &mut self.gradients {
+            let more = other.gradients.get(name).map_or(&[][..], Vec::as_slice);
+            own.iter_mut().zip(more).for_each(|(a, b)| *a = f64::from(*a as f32 + *b as f32));
+        }
+        for (name, own) in &mut self.counts {
+            let more = other.counts.get(name).map_or(&[][..], Vec::as_slice);
+            own.iter_mut().zip(more).for_each(|(a, b)| *a += b);
+        }
+        self
+    }
+}
+
+/// One step up to its norm, as rank 0 has it; of one of each rank's micro-batches alone where that
+/// is asked for.
+fn step(
+    s: &Subject,
+    trial: &Trial,
+    team: &[Prepared],
+    (batch, which): (&Batch, Option<usize>),
+) -> Result<Summed, VerifyError> {
     let all = on(s, team[0].ranks, |group| {
         let mut model = Model::of_rank(&poisoned(1), own(team, &group).compiled.clone(), &group)?;
         model.initialise(trial.spec.train.seed)?;
@@ -186,6 +271,10 @@ fn step(s: &Subject, trial: &Trial, team: &[Prepared], batch: &Batch) -> Result<
         let scale = Scale { loss: 1.0 / batch.learned().max(1) as f32, auxiliary: 1.0 / parts as f32 };
         model.begin_step()?;
         let own = group.share(parts).unwrap_or_default();
+        let own = match which {
+            Some(which) => own.start + which..own.start + which + 1,
+            None => own,
+        };
         for part in own.clone() {
             if part + 1 == own.end {
                 model.last();
@@ -199,7 +288,11 @@ fn step(s: &Subject, trial: &Trial, team: &[Prepared], batch: &Batch) -> Result<
         let norm = f64::from(model.norm()?);
         let (mut gradients, mut counts) = (IndexMap::new(), IndexMap::new());
         for tensor in model.compiled().tensors.clone() {
-            if let Some(gradient) = model.gradient(&tensor)? {
+            if let Some(mut gradient) = model.gradient(&tensor)? {
+                if tensor.cut {
+                    let all = group.gather(bytemuck::cast_slice(&gradient))?;
+                    gradient = bytemuck::pod_collect_to_vec(&all.concat());
+                }
                 gradients.insert(tensor.name.clone(), widen(&gradient));
             }
             if tensor.counts.is_some() {

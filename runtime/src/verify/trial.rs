@@ -14,7 +14,7 @@ use dreamc_compiler::Options;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{BadRows, Data, Item, Source, Task, TaskKind, Tokenizer};
+use dreamc_dsl::spec::{BadRows, Data, Item, Shard, Source, Task, TaskKind, Tokenizer};
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -83,8 +83,8 @@ impl Trial {
         Ok(Trial { spec, text, dataset, home })
     }
 
-    /// Its programs for each of so many ranks, with states whole or cut over them.
-    pub fn team(&self, s: &Subject, ranks: u64, shard: bool) -> Result<Vec<Prepared>, VerifyError> {
+    /// Its programs for each of so many ranks, with this cut over them.
+    pub fn team(&self, s: &Subject, ranks: u64, shard: Shard) -> Result<Vec<Prepared>, VerifyError> {
         let one = |rank| self.compiled(s, Options { ranks, rank, shard, ..Options::default() });
         (0..ranks).map(one).collect()
     }

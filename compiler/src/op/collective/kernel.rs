@@ -1,7 +1,7 @@
 //! Exchanges of the ranks of a group.
 
 use crate::codegen::{CodegenError, Source, Variant};
-use crate::op::kernel::{KernelKind, Slot, Work, index, updated};
+use crate::op::kernel::{KernelKind, Slot, Work, index, input, result, updated};
 
 /// The sum over the ranks of a group, left on all of them. A plan for one rank has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +31,26 @@ pub struct ReduceScatter {
 pub struct AllGather {
     /// Whose part is which.
     pub parts: Parts,
+}
+
+/// Some of the numbers that are cut over the ranks of a group, from the one on that the third
+/// operand names, brought together from the parts of all ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Gathered {
+    /// Whose part is which, of all numbers that are cut.
+    pub parts: Parts,
+    /// How many of them are brought together.
+    pub elements: u64,
+}
+
+/// The sum over the ranks of a group of some of the numbers that are cut over them, from the one on
+/// that the third operand names. Each rank adds what is of its part to its part.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Scattered {
+    /// Whose part is which, of all numbers that are cut.
+    pub parts: Parts,
+    /// How many of them are summed.
+    pub elements: u64,
 }
 
 /// Numbers that are cut over the ranks of a group.
@@ -77,6 +97,19 @@ impl Parts {
         }
     }
 
+    /// The check of a kernel of so many of the numbers.
+    fn check_some(&self, elements: u64) -> Result<(), String> {
+        match elements <= self.elements() {
+            true => self.check(),
+            false => Err("more numbers than are cut".into()),
+        }
+    }
+
+    /// The operand that names the first of so many of the numbers.
+    fn first(&self, elements: u64) -> Slot {
+        index("first", Some(self.elements().saturating_sub(elements) + 1))
+    }
+
     fn summary(&self) -> String {
         let (first, count) = self.of(self.rank);
         format!("{}, {first}..{} of rank {} of {}", self.elements(), first + count, self.rank, self.ranks())
@@ -119,19 +152,49 @@ impl KernelKind for AllReduce {
 
 impl KernelKind for ReduceScatter {
     fn signature(&self) -> Vec<Slot> {
-        let last = self.parts.elements().saturating_sub(self.elements);
-        vec![updated("x", &[self.elements]), index("first", Some(last + 1))]
+        vec![updated("x", &[self.elements]), self.parts.first(self.elements)]
     }
 
     fn check(&self) -> Result<(), String> {
-        match self.elements <= self.parts.elements() {
-            true => self.parts.check(),
-            false => Err("a sum of more numbers than are cut".into()),
-        }
+        self.parts.check_some(self.elements)
     }
 
     fn summary(&self) -> String {
         format!("reduce_scatter {} of {}, overlapping what follows", self.elements, self.parts.summary())
+    }
+
+    by_the_group!();
+}
+
+impl KernelKind for Gathered {
+    fn signature(&self) -> Vec<Slot> {
+        let (_, own) = self.parts.of(self.parts.rank);
+        vec![result("x", &[self.elements]), input("own", &[own]), self.parts.first(self.elements)]
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.parts.check_some(self.elements)
+    }
+
+    fn summary(&self) -> String {
+        format!("gathered {} of {}", self.elements, self.parts.summary())
+    }
+
+    by_the_group!();
+}
+
+impl KernelKind for Scattered {
+    fn signature(&self) -> Vec<Slot> {
+        let (_, own) = self.parts.of(self.parts.rank);
+        vec![input("x", &[self.elements]), updated("own", &[own]), self.parts.first(self.elements)]
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.parts.check_some(self.elements)
+    }
+
+    fn summary(&self) -> String {
+        format!("scattered {} of {}", self.elements, self.parts.summary())
     }
 
     by_the_group!();

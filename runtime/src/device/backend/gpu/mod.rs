@@ -698,6 +698,8 @@ impl<G: Gpu> Backend for Generated<G> {
                 of(&scatter.parts.within(first, scatter.elements), Exchanged::SumOn)
             }
             Collective::Gather(parts) => of(parts, Exchanged::From),
+            // Parts that are elsewhere go through the host.
+            Collective::Gathered(..) | Collective::Scattered(..) => return Ok(false),
         };
         self.loaded.gpu.exchange(list)
     }

@@ -18,8 +18,7 @@ use dreamc_compiler::count::executed::{Launched, executed};
 use dreamc_compiler::count::network::Network;
 use dreamc_compiler::count::roofline::{Bound, Demand, Rates};
 use dreamc_compiler::ir::{DType, Extents};
-use dreamc_compiler::program::kernel::ReduceScatter;
-use dreamc_compiler::program::{KernelKind, Launch, Operand, Plan, Role, Step, Touches};
+use dreamc_compiler::program::{KernelKind, Launch, Operand, Parts, Plan, Role, Step, Touches};
 use dreamc_compiler::rewrite::Target;
 use std::collections::HashMap;
 use std::fmt;
@@ -221,11 +220,9 @@ fn exchanged(collective: Collective, kernel: String, launches: u128, device: &De
     let network = Network::of(device);
     let bytes = |elements: u64| (elements * DType::F32.bytes()) as f64;
     let bytes = bytes(collective.elements());
-    let once = match collective {
-        Collective::Sum(sum) => network.all_reduce(sum.ranks, bytes),
-        Collective::Scatter(ReduceScatter { parts, .. }, _) | Collective::Gather(parts) => {
-            network.half(parts.ranks(), bytes)
-        }
+    let once = match (collective, collective.parts()) {
+        (Collective::Sum(sum), _) => network.all_reduce(sum.ranks, bytes),
+        (_, parts) => network.half(parts.map_or(1, Parts::ranks), bytes),
     };
     let times = launches as f64;
     KernelLine {
