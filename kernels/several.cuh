@@ -327,9 +327,9 @@ DEVICE void rows_of(Row x, int m, const F *matrix, const F *past, i64 far, int n
     }
 }
 
-// Whether somebody needs one of the rows. Blocks without one read no matrix; among others a row that
-// is left out is read and multiplied, and not written: the bytes of the matrix, which bound the
-// kernel, are the same with it.
+// Whether somebody needs one of the rows. Blocks without one read no matrix; among others a row
+// that is left out is read and multiplied, and not written: the bytes of the matrix, which bound
+// the kernel, are the same with it.
 template <bool SOME> DEVICE bool needed(const int *places, int rows) {
     bool any = !SOME;
     for (int i = 0; SOME && i < rows; ++i) any |= places[i] >= 0;

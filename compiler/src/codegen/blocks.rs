@@ -72,7 +72,7 @@ impl Chunks {
             Packed::Q4 | Packed::Mxfp4 | Packed::Nvfp4(_) | Packed::Q4K => 512,
         };
         // An odd number of pieces of 16 bytes.
-        Chunks { own: 16, numbers, room: ((bytes(packed, numbers) + 34) / 16 | 1) * 16, stages: 2 }
+        Chunks { own: 16, numbers, room: (((bytes(packed, numbers) + 34) / 16) | 1) * 16, stages: 2 }
     }
 
     fn shared(&self) -> u64 {

@@ -105,7 +105,7 @@ impl Rank {
         // Ordered as `f32::total_cmp` does it.
         let bits = score.to_bits();
         let ordered = bits ^ if bits >> 31 == 0 { 1 << 31 } else { u32::MAX };
-        Rank(u64::from(ordered) << 32 | u64::from(!(number as u32)))
+        Rank((u64::from(ordered) << 32) | u64::from(!(number as u32)))
     }
 }
 
@@ -366,7 +366,8 @@ impl Counted for ChooseKeys {
 mod tests {
     use super::*;
 
-    /// Scores in f32 choose as those in f64 do: zeros of both signs, equal ones, infinite ones, NaN.
+    /// Scores in f32 choose as those in f64 do: zeros of both signs, equal ones, infinite ones,
+    /// NaN.
     #[test]
     fn ranks_choose_as_scores_do() {
         let scores = [0.5, -0.0, 0.0, 0.5, -3.0, f32::INFINITY, f32::NAN, f32::NEG_INFINITY, 1e-40, -1e-40];

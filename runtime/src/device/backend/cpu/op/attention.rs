@@ -7,8 +7,9 @@
 //! of size `queries · keys` exists, and blocks that the mask hides altogether are not computed, nor
 //! half blocks along the diagonal of a causal one.
 //!
-//! Few queries over the places of a cache are another matter ([`few`]), and so are queries that read
-//! few of many keys ([`listed`]); where they read enough of them, tiles hide the others ([`picked`]).
+//! Few queries over the places of a cache are another matter ([`few`]), and so are queries that
+//! read few of many keys ([`listed`]); where they read enough of them, tiles hide the others
+//! ([`picked`]).
 //!
 //! Operands are f32 or bf16 ([`Stored`]), results what operands are. Scores, probabilities and sums
 //! are f32; where operands are bf16, what a product reads of them is rounded to bf16, as its other

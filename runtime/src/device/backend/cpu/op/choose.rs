@@ -1,8 +1,9 @@
 //! The blocks of keys that queries read.
 //!
-//! A task takes some queries of one list of one sequence: products of [`TOGETHER`] at a time with the
-//! keys that have a score, whose rows it widens once, then the largest scores of each. A product has
-//! one order of its sums however many there are, so that a token alone chooses as one among others.
+//! A task takes some queries of one list of one sequence: products of [`TOGETHER`] at a time with
+//! the keys that have a score, whose rows it widens once, then the largest scores of each. A
+//! product has one order of its sums however many there are, so that a token alone chooses as one
+//! among others.
 
 use super::attention::listed::{Order, exponentials, widen_head};
 use super::{Run, sizes};

@@ -2,8 +2,9 @@
 //! faster than rows one by one.
 //!
 //! *In*: the lists of some queries of a sequence. *Out*: for a tile of keys, how much of it a block
-//! of queries reads, and `-inf` where they do not. *Promise*: bits have all that hides a key: lists,
-//! positions, the window and segments; a tile that no query of a block reads is not computed.
+//! of queries reads, and `-inf` where they do not. *Promise*: bits have all that hides a key:
+//! lists, positions, the window and segments; a tile that no query of a block reads is not
+//! computed.
 
 use super::{BLOCK, Sizes, Visible};
 use crate::device::backend::cpu::Arguments;
@@ -146,7 +147,7 @@ impl Picked {
                             break;
                         }
                         let at = low - run.position + run.first as u64;
-                        *bits |= u64::MAX >> (BLOCK as u64 - (high - low)) << at;
+                        *bits |= (u64::MAX >> (BLOCK as u64 - (high - low))) << at;
                     }
                 }
             }
@@ -185,7 +186,7 @@ kernel_fn! {
             for (part, row) in row.chunks_mut(TOGETHER).enumerate() {
                 let bits = (bits >> (TOGETHER * part)) as u32;
                 for (j, x) in row.iter_mut().enumerate() {
-                    *x = if bits & 1 << j != 0 { *x } else { f32::NEG_INFINITY };
+                    *x = if bits & (1 << j) != 0 { *x } else { f32::NEG_INFINITY };
                 }
             }
         }
