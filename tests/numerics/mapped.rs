@@ -5,9 +5,9 @@ use crate::support::{Golden, every_golden, golden};
 use dreamc_compiler::format::{Formats, Packed};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
-use dreamc_compiler::program::Space;
+use dreamc_compiler::program::{Kernel, Launch, Operand, Plan, Space, Step};
 use dreamc_compiler::rewrite::{RULES, Rewriting};
-use dreamc_compiler::{Options, compile};
+use dreamc_compiler::{Compiled, Options, compile};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::checkpoint::Weights;
 use dreamc_runtime::checkpoint::safetensors::{Dtype, write_stored};
@@ -389,7 +389,12 @@ fn losses(golden: &Golden, weights: &Weights, formats: Formats, sequence: u64) -
     spec.train.sequence = Some(sequence);
     let storing = prepare::Storing { formats, ..prepare::Storing::default() };
     let compiled = prepare::measurer(&spec, None, &Rewriting::default(), storing).unwrap();
-    let mut model = Model::load(&device(), compiled).unwrap();
+    losses_of(&device(), &spec, compiled, weights).iter().map(|x| x.to_bits()).collect()
+}
+
+fn losses_of(device: &dyn Device, spec: &Spec, compiled: Compiled, weights: &Weights) -> Vec<f32> {
+    let sequence = spec.train.sequence.unwrap();
+    let mut model = Model::load(device, compiled).unwrap();
     model.restore(weights).unwrap();
     let mut batch = dreamc_runtime::data::Batch::new(sequence as usize);
     let all = model.batch() * sequence as usize;
@@ -398,7 +403,48 @@ fn losses(golden: &Golden, weights: &Weights, formats: Formats, sequence: u64) -
     batch.targets = (0..all).map(|i| ((5 * i + 1) % vocab) as i32).collect();
     batch.positions = (0..all).map(|i| (i % sequence as usize) as i32).collect();
     batch.segments = vec![0; all];
-    model.evaluate(&batch).unwrap().iter().map(|x| x.to_bits()).collect()
+    model.evaluate(&batch).unwrap()
+}
+
+/// The loss of a packed head reads rows in bf16 where activations are, and is near that of f32.
+#[test]
+fn losses_of_packed_heads_read_rows_in_bf16() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut spec, weights) = blocks(folder.path());
+    spec.train.sequence = Some(8);
+    let packed = packed(folder.path(), &spec, &weights, "q8_0");
+    let compiled = |formats: Formats, narrow: Narrow| {
+        let storing = prepare::Storing { formats, narrow };
+        prepare::measurer(&spec, None, &Rewriting::default(), storing).unwrap()
+    };
+    let cpu = device();
+    let exact = losses_of(&cpu, &spec, compiled(packed.formats(), Narrow::Nothing), &packed);
+    let gpu = dreamc_skip::need(PtxDevice::fast());
+    let devices = [Some(&cpu as &dyn Device), gpu.as_ref().map(|gpu| gpu as &dyn Device)];
+    for device in devices.into_iter().flatten() {
+        let compiled = compiled(packed.formats_on(device), Narrow::Storage);
+        let heads = compiled.plan.kernels.iter().filter(|kernel| matches!(kernel, Kernel::HeadLoss(_)));
+        assert_eq!(heads.count(), 1);
+        assert_eq!(read_by_heads(&compiled.plan), [DType::Bf16, DType::Packed(Packed::Q8)]);
+        let found = losses_of(device, &spec, compiled, &packed);
+        let apart = exact.iter().zip(&found).fold(0f32, |most, (x, y)| most.max((x - y).abs()));
+        assert!(apart > 0.0 && apart < 0.1, "{}: {apart}", device.name());
+    }
+}
+
+/// Types of the first two operands of the head's loss.
+fn read_by_heads(plan: &Plan) -> Vec<DType> {
+    let launches = plan.programs.values().flat_map(|program| &program.steps).filter_map(|step| match step {
+        Step::Launch(launch) => Some(launch),
+        Step::Loop { .. } => None,
+    });
+    let of = |launch: &&Launch| matches!(plan.kernel(launch.kernel), Kernel::HeadLoss(_));
+    let launch = launches.into_iter().find(of).unwrap();
+    let dtype = |operand: &Operand| match operand {
+        Operand::Tensor { buffer, .. } => Some(plan.buffer(*buffer).dtype),
+        Operand::Index(_) => None,
+    };
+    launch.operands.iter().take(2).filter_map(dtype).collect()
 }
 
 #[test]

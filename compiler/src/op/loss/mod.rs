@@ -44,7 +44,10 @@ fn check_head(x: &Operands) -> Result<(), TypeError> {
     let fits = rows.dims.split_last().is_some_and(|(h, r)| w.dims.last() == Some(h) && *r == *targets.dims);
     let types = rows.dtype.is_float() && targets.dtype == DType::I32;
     x.check(w.dims.len() == 2 && fits && types, "takes x[.., h], w[V, h] of x's dtype, targets i32[..]")?;
-    x.matmul(0, 1)
+    match (rows.dtype, w.dtype) {
+        (DType::Bf16, DType::Packed(_)) => Ok(()),
+        _ => x.matmul(0, 1),
+    }
 }
 
 /// Statistics and cotangents of a loss, operands `k` and the next: f32, one a row.
