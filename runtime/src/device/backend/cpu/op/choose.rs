@@ -66,8 +66,9 @@ impl<'a, T: Stored> List<'a, T> {
             let rows = order.all().iter().map(|&(_, _, j)| sequence * keys + j as usize);
             widen_head(k, rows, g * size, size, wide);
         }
-        let lengths = [TOGETHER * n, TOGETHER * size, block_scratch(TOGETHER, n, size)];
-        let (scores, room) = (vec![0.0; TOGETHER * n], lengths.map(|n| vec![0.0; n]));
+        let rows = TOGETHER.min(queries);
+        let lengths = [rows * n, rows * size, block_scratch(rows, n, size)];
+        let (scores, room) = (vec![0.0; rows * n], lengths.map(|n| vec![0.0; n]));
         List { of, q, weights, sequence, heads, order, wide, scores, room }
     }
 
