@@ -598,30 +598,9 @@ impl Assembly<'_> {
 
     /// Temporaries of a scheduled function, placed where their lifetimes do not overlap.
     pub(crate) fn place_temps(&mut self, name: &str, s: &Scheduled) -> Vec<BufferId> {
-        let mut order: Vec<usize> = (0..s.temps.len()).collect();
-        order.sort_by_key(|&i| (std::cmp::Reverse(s.temps[i].bytes), i));
-        let mut offsets = vec![0u64; s.temps.len()];
-        let mut placed: Vec<usize> = vec![];
-        for &i in &order {
-            let t = s.temps[i];
-            let size = t.bytes.next_multiple_of(ALIGNMENT);
-            let mut taken: Vec<(u64, u64)> = placed
-                .iter()
-                .filter(|&&j| s.temps[j].first <= t.last && t.first <= s.temps[j].last)
-                .map(|&j| (offsets[j], offsets[j] + s.temps[j].bytes.next_multiple_of(ALIGNMENT)))
-                .collect();
-            taken.sort();
-            let mut at = 0;
-            for (from, to) in taken {
-                if at + size <= from {
-                    break;
-                }
-                at = at.max(to);
-            }
-            offsets[i] = at;
-            self.temporary = self.temporary.max(at + size);
-            placed.push(i);
-        }
+        let values = s.temps.iter().map(|t| (t.bytes, t.first..t.last + 1));
+        let (offsets, end) = share(&values.collect::<Vec<_>>());
+        self.temporary = self.temporary.max(end);
         s.temps
             .iter()
             .enumerate()
@@ -640,6 +619,34 @@ impl Assembly<'_> {
             })
             .collect()
     }
+}
+
+/// Where values begin that share memory, in bytes, and where it ends: each has a size and a
+/// lifetime, and those that live together do not overlap. The largest find their places first.
+pub(crate) fn share(values: &[(u64, std::ops::Range<usize>)]) -> (Vec<u64>, u64) {
+    let size = |i: usize| values[i].0.next_multiple_of(ALIGNMENT);
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by_key(|&i| (std::cmp::Reverse(values[i].0), i));
+    let (mut offsets, mut end) = (vec![0u64; values.len()], 0);
+    for (placed, &i) in order.iter().enumerate() {
+        let own = &values[i].1;
+        let mut taken: Vec<(u64, u64)> = order[..placed]
+            .iter()
+            .filter(|&&j| values[j].1.start < own.end && own.start < values[j].1.end)
+            .map(|&j| (offsets[j], offsets[j] + size(j)))
+            .collect();
+        taken.sort();
+        let mut at = 0;
+        for (from, to) in taken {
+            if at + size(i) <= from {
+                break;
+            }
+            at = at.max(to);
+        }
+        offsets[i] = at;
+        end = end.max(at + size(i));
+    }
+    (offsets, end)
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@
 use crate::CompileError;
 use crate::assemble::{Assembly, Site};
 use crate::ir::{Binding, DType, Function, Module, Port};
+use crate::memory::share;
 use crate::program::{
     ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelKind, Launch, Operand, Parts, Program, Slot, Space,
     Step, kernel,
@@ -441,29 +442,12 @@ impl Assembly<'_> {
             }
             spans.push((id, span));
         }
+        spans.sort_by_key(|(id, _)| *id);
         let size = |id: BufferId| self.plan.buffer(id).bytes().next_multiple_of(ALIGNMENT);
-        spans.sort_by_key(|(id, _)| (std::cmp::Reverse(size(*id)), *id));
-        let mut placed: Vec<(BufferId, Range<usize>, Range<u64>)> = vec![];
-        for (id, span) in spans {
-            let meets = |other: &Range<usize>| other.start < span.end && span.start < other.end;
-            let mut taken: Vec<Range<u64>> = placed
-                .iter()
-                .filter(|(_, other, _)| meets(other))
-                .map(|(_, _, bytes)| bytes.clone())
-                .collect();
-            taken.sort_by_key(|bytes| (bytes.start, bytes.end));
-            let mut from = 0;
-            for bytes in taken {
-                if from + size(id) <= bytes.start {
-                    break;
-                }
-                from = from.max(bytes.end);
-            }
-            placed.push((id, span, from..from + size(id)));
-        }
-        let end = placed.iter().map(|(_, _, bytes)| bytes.end).max().unwrap_or(0);
-        for (id, _, bytes) in placed {
-            self.plan.buffers[id.0 as usize].offset = bytes.start;
+        let values = spans.iter().map(|(id, span)| (size(*id), span.clone()));
+        let (offsets, end) = share(&values.collect::<Vec<_>>());
+        for ((id, _), offset) in spans.into_iter().zip(offsets) {
+            self.plan.buffers[id.0 as usize].offset = offset;
         }
         if let Some(spread) = &mut self.spread {
             spread.bytes = spread.bytes.max(end);

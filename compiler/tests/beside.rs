@@ -1,35 +1,14 @@
 //! Sums over ranks that begin while the backward goes on: of each gradient once, behind everything
 //! that touches it, and nothing else changed.
 
-use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelKind, Launch, Operand, Plan, Space, Step};
+mod unrolled;
+
+use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelKind, Launch, Operand, Plan, Space};
 use dreamc_compiler::{LAST, Options, compile};
 use dreamc_dsl::spec::Shard;
 use std::ops::Range;
 use std::path::Path;
-
-/// A launch at values of the loop variables.
-type Placed<'p> = (&'p Launch, Vec<u64>);
-
-fn unroll<'p>(steps: &'p [Step], variables: &mut Vec<u64>, list: &mut Vec<Placed<'p>>) {
-    for step in steps {
-        match step {
-            Step::Launch(launch) => list.push((launch, variables.clone())),
-            Step::Loop { variable, count, reverse, steps } => {
-                for i in 0..*count {
-                    variables[*variable as usize] = if *reverse { count - 1 - i } else { i };
-                    unroll(steps, variables, list);
-                }
-            }
-        }
-    }
-}
-
-fn list<'p>(plan: &'p Plan, program: &str) -> Vec<Placed<'p>> {
-    let program = &plan.programs[program];
-    let mut all = vec![];
-    unroll(&program.steps, &mut vec![0; program.variables as usize], &mut all);
-    all
-}
+use unrolled::{Placed, list};
 
 /// Operands with their instances worked out.
 fn placed(launch: &Launch, variables: &[u64]) -> Vec<(Option<BufferId>, [u64; 3])> {

@@ -1,36 +1,15 @@
 //! Weights that are cut over ranks: what a rank has, what its programs gather, and what they sum.
 
+mod unrolled;
+
 use dreamc_compiler::program::kernel::{Gathered, Scattered};
-use dreamc_compiler::program::{BufferId, Kernel, KernelKind, Launch, Operand, Plan, Space, Step};
+use dreamc_compiler::program::{BufferId, Kernel, KernelKind, Operand, Plan, Space};
 use dreamc_compiler::{Compiled, LAST, Options, compile, compile_together};
 use dreamc_dsl::spec::Shard;
 use std::path::Path;
+use unrolled::{Placed, list};
 
 const RANKS: u64 = 4;
-
-/// A launch at values of the loop variables.
-type Placed<'p> = (&'p Launch, Vec<u64>);
-
-fn unroll<'p>(steps: &'p [Step], variables: &mut Vec<u64>, list: &mut Vec<Placed<'p>>) {
-    for step in steps {
-        match step {
-            Step::Launch(launch) => list.push((launch, variables.clone())),
-            Step::Loop { variable, count, reverse, steps } => {
-                for i in 0..*count {
-                    variables[*variable as usize] = if *reverse { count - 1 - i } else { i };
-                    unroll(steps, variables, list);
-                }
-            }
-        }
-    }
-}
-
-fn list<'p>(plan: &'p Plan, program: &str) -> Vec<Placed<'p>> {
-    let program = &plan.programs[program];
-    let mut all = vec![];
-    unroll(&program.steps, &mut vec![0; program.variables as usize], &mut all);
-    all
-}
 
 fn compiled(name: &str, shard: Shard, rank: u64) -> Compiled {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../examples/{name}.yaml"));

@@ -118,7 +118,7 @@ impl Run for HeadLoss {
         let [rows, vocab, width] = sizes([self.rows, self.vocab, self.width]);
         let (rows, vocab) = (rows.min(HEAD.0), vocab.min(HEAD.1));
         let product = product::scratch(self.stored, (rows, vocab, width));
-        // Rows in bf16 beside packed weights are widened.
+        // Rows in bf16 are widened where weights are packed.
         let wide = if self.stored { rows * width } else { 0 };
         Scratch::local(rows * vocab + 2 * rows + wide + product)
     }
@@ -157,8 +157,8 @@ fn rows_in_memory<L: Stored>(
     move |first, _, _| Side::Strided { start: x.add(first * width), line: width, step: 1 }
 }
 
-/// A tile of logits at a time, with a running maximum and sum for each row; so many of `rows` from
-/// one on are of type `L`, in memory or in room for so many numbers each.
+/// A tile of logits at a time, with a running maximum and sum for each row. `rows_of` gives a
+/// number of rows from one on as `L`: as they are in memory, or in scratch, `room` numbers each.
 fn head_loss<L: Stored>(
     kernel: &HeadLoss,
     cx: &Context,
