@@ -104,6 +104,7 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
         Op::CacheTake if !at.is_read(1) => one(arg(0).index(x[1].text())),
         Op::Admit | Op::Append | Op::CacheTake | Op::ShiftState => refused("a cache"),
         Op::HeadLoss(_) => refused("a loss that holds the head"),
+        Op::Fp8(_) => refused("numbers rounded to e4m3"),
         Op::PickGrad(p) => one(Expr::call("scatter", vec![arg(0), arg(1), size(body, p.experts)])),
         Op::RmsGrad(_)
         | Op::SoftmaxGrad

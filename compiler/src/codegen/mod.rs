@@ -46,6 +46,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("sources.cuh", include_str!("../../../kernels/sources.cuh")),
     ("conv.cuh", include_str!("../../../kernels/conv.cuh")),
     ("running.cuh", include_str!("../../../kernels/running.cuh")),
+    ("fp8.cuh", include_str!("../../../kernels/fp8.cuh")),
     ("linear.cuh", include_str!("../../../kernels/linear.cuh")),
     ("route.cuh", include_str!("../../../kernels/route.cuh")),
     ("move.cuh", include_str!("../../../kernels/move.cuh")),

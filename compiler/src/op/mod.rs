@@ -23,6 +23,7 @@ pub mod counts;
 pub mod depth;
 pub mod elementwise;
 pub mod embed;
+pub mod fp8;
 pub mod gather;
 pub mod group;
 pub mod grouped;
@@ -58,6 +59,7 @@ pub use conv::{Conv, ConvGrad, Sequence, Tokens};
 pub use depth::{ABSENT, DepthAttention, DepthAttentionGrad};
 pub use elementwise::{Binary, Cast, Constant, Unary};
 pub use embed::EmbedGrad;
+pub use fp8::Fp8;
 pub use group::{Group, RoundGroups};
 pub use grouped::{Grouped, GroupedOuter};
 pub use linear_attention::{Decay, Delta, LinearAttention, LinearAttentionGrad};
@@ -446,6 +448,7 @@ operations! {
     Binary(Binary) in elementwise,
     StopGradient in elementwise,
     Cast(Cast) in elementwise,
+    Fp8(Fp8) in fp8,
 
     Reduce(Reduction) in reduce,
     Rms(Rms) in norm,
@@ -593,6 +596,7 @@ kernels! { $
     cache { CacheWrite, Append, CacheTake }
     shift { Shift, ShiftState }
     embed { Embed, EmbedGrad }
+    fp8 { Fp8 }
     loss { CrossEntropy, CrossEntropyGrad, HeadLoss, HeadLossGrad }
     memory { Zero, Copy }
     update { Norm, Balance }

@@ -128,6 +128,7 @@ impl Back<'_> {
             | Op::ReadSourcesGrad(_)
             | Op::CacheWrite
             | Op::ShiftState
+            | Op::Fp8(_)
             | Op::DepthAttentionGrad(_)
             | Op::EmbedGrad(_)
             | Op::CrossEntropy

@@ -174,6 +174,7 @@ impl Walk<'_> {
             | Op::Append
             | Op::CacheTake
             | Op::ShiftState
+            | Op::Fp8(_)
             | Op::DepthAttentionGrad(_)
             | Op::EmbedGrad(_)
             | Op::CrossEntropy

@@ -1063,6 +1063,85 @@ fn operations_over_the_sequence() {
     }
 }
 
+/// Tiles of every shape, of rows that end inside one, and of groups, in f32 and bf16: the bits of the
+/// definition. Numbers are of every size, some are infinite or none.
+#[test]
+fn tiles_of_e4m3() {
+    use dreamc_compiler::ir::interpret::evaluate;
+    use dreamc_compiler::ir::{Module, Tensor, Type};
+    use dreamc_compiler::op::Fp8;
+    use half::bf16;
+    let mut r = Random(11);
+    let offsets = vec![0, 100, 100, 240];
+    let shapes = [
+        ([1, 37, 300], [1, 128], false),
+        ([2, 150, 260], [128, 1], false),
+        ([3, 130, 140], [128, 128], false),
+        ([1, 300, 70], [128, 1], true),
+        ([1, 300, 1030], [3, 5], true),
+        ([2, 5, 1], [2, 128], false),
+    ];
+    for ([matrices, rows, columns], tile, groups) in shapes {
+        let mut x = r.floats(matrices * rows * columns);
+        x.iter_mut().for_each(|x| *x *= [1e-30, 1e-6, 1e-2, 1.0, 1e4][r.below(5)]);
+        let count = x.len();
+        if count > 1000 {
+            (x[3], x[count / 2], x[count - 1]) = (f32::NAN, f32::INFINITY, 0.0);
+        }
+        let mut module = Module::default();
+        let sizes = [("m", matrices), ("r", rows), ("c", columns), ("e1", offsets.len())];
+        let [m, down, c, ends] = sizes.map(|(name, size)| module.dim(name, size as u64));
+        let all = if groups { vec![down, c] } else { vec![m, down, c] };
+        let op = Fp8 { outer: all.len() as u64 - 2, down: 1, tile, groups };
+        let kernel = kernel::Fp8 {
+            matrices: matrices as u64,
+            rows: rows as u64,
+            columns: columns as u64,
+            tile,
+            groups: groups.then_some(offsets.len() as u64 - 1),
+        };
+        for narrow in [false, true] {
+            let x: Vec<f32> =
+                x.iter().map(|x| if narrow { bf16::from_f32(*x).to_f32() } else { *x }).collect();
+            let dims: Vec<usize> = all.iter().map(|d| module.size(*d) as usize).collect();
+            let mut args = vec![Tensor::float(&dims, wide(&x))];
+            let mut types = vec![Type::f32(&all)];
+            let mut operands = vec![F(x.clone())];
+            if groups {
+                args.push(Tensor::int(&[offsets.len()], offsets.clone()));
+                types.push(Type::i32(&[ends]));
+                operands.push(I(offsets.clone()));
+            }
+            operands.push(F(vec![f32::NAN; count]));
+            let of = types.iter().collect::<Vec<_>>();
+            let expected = evaluate(&module, &op.into(), &of, &args).unwrap().0.remove(0);
+            let mut plan = plan_of(&kernel.into(), &operands);
+            plan.buffers.last_mut().unwrap().dtype = DType::Bf16;
+            if narrow {
+                plan.buffers[0].dtype = DType::Bf16;
+            }
+            let mut session = session(&plan, 2);
+            match narrow {
+                false => session.write_at(BufferId(0), 0, 0, &x),
+                true => {
+                    let x: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+                    session.write_at(BufferId(0), 0, 0, &x)
+                }
+            }
+            .unwrap();
+            if groups {
+                session.write_at(BufferId(1), 0, 0, &offsets).unwrap();
+            }
+            session.run("main").unwrap();
+            let found = session.read_all::<bf16>(BufferId(1 + u32::from(groups))).unwrap();
+            for (at, (found, expected)) in found.iter().zip(expected.floats()).enumerate() {
+                let same = found.to_f64() == *expected || (found.is_nan() && expected.is_nan());
+                assert!(same, "{kernel:?} {narrow}: {found} for {expected} at {at}, of {}", x[at]);
+            }
+        }
+    }
+}
+
 #[test]
 fn caches() {
     let mut r = Random(8);

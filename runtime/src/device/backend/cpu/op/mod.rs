@@ -16,6 +16,7 @@ mod conv;
 mod counts;
 mod depth;
 mod embed;
+mod fp8;
 mod gather;
 mod group;
 mod grouped;
