@@ -15,6 +15,7 @@ use crate::architecture::Architecture;
 use crate::autodiff::{
     Seed, body_seeds, differentiate, has_derivative, head_seeds, partition, prune, without_training,
 };
+use crate::compiled::TensorKind;
 use crate::ir::{Binding, DType, Function, Lifetime, Module, Of, Output, Port};
 use crate::lower::{EMBED, HEAD, Lowered, POOL, Weight};
 use crate::passes::{Pass, Passes};
@@ -75,6 +76,7 @@ impl ModelForms {
         let outside = |name: &str| Task {
             function: lowered.module.functions[name].clone(),
             weights: globals.clone(),
+            routers: FxHashSet::default(),
             site: site.clone(),
         };
         let (embed, head) = (outside(EMBED), outside(HEAD));
@@ -116,6 +118,8 @@ struct Task {
     function: Function,
     /// Names of the weights whose gradients are wanted.
     weights: FxHashSet<String>,
+    /// Names of the weights of its routers.
+    routers: FxHashSet<String>,
     site: Site,
 }
 
@@ -128,11 +132,14 @@ impl Task {
         options: &Options,
     ) -> Task {
         let leader = architecture.leader(i);
+        let all = || lowered.weights[leader].iter().chain(&lowered.foreign[i]);
+        let routers = all().filter(|w| w.kind == TensorKind::Router).map(|w| w.name.clone()).collect();
         let own = lowered.weights[leader].iter().filter(|w| trained(w, Some(leader)));
         let others = lowered.foreign[i].iter().filter(|w| trained(w, None));
         Task {
             function: lowered.module.functions[&architecture.bodies[i].name].clone(),
             weights: own.chain(others).map(|w| w.name.clone()).collect(),
+            routers,
             site: Site::new(architecture, Some(i), options),
         }
     }
@@ -239,7 +246,13 @@ fn narrowed(
     passes: &Passes,
 ) -> Result<Function, CompileError> {
     let stored = |port: &Port| stored(task.site.body, port);
-    passes.function(Pass::Narrow, module, |m| precision::narrow(m, &f, options.narrow, &stored))
+    let outside = task.site.body.is_none() || options.cache.is_some();
+    let narrow = if outside { options.narrow.outside() } else { options.narrow };
+    let mut f = passes.function(Pass::Narrow, module, |m| {
+        precision::narrow(m, &f, narrow, &stored, &|port| task.routers.contains(&port.name))
+    })?;
+    passes.watch(Pass::Narrow, module, &mut f);
+    Ok(f)
 }
 
 /// Rewrites, differentiates and narrows a function.

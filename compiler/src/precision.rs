@@ -13,15 +13,22 @@
 //! bf16, too, and the head's loss packed ones beside bf16); whatever else reads them reads casts,
 //! which are exact.
 //!
+//! With fp8 ([`Narrow::Fp8`]) matmuls of layers read [`Fp8`] of what they read else: the forward's,
+//! and both of the backward. Activations and cotangents have tiles of 128 numbers along the sum,
+//! weights of 128 by 128, which are the same forward and back. Logits that choices are made from,
+//! weights of a base that are stored in few bits, heads and embeddings stay in bf16 (DeepSeek-AI,
+//! *DeepSeek-V3 Technical Report*, 2024, section 3.3).
+//!
 //! A cast rounds to nearest even where its value goes to memory. Within a kernel it rounds nothing:
 //! there numbers are f32.
 
 use crate::CompileError;
 use crate::ir::{Binding, DType, Dim, Function, Lifetime, Module, Node, Op, PerToken, Port, Value};
-use crate::op::{Bf16, Cast, Class};
+use crate::op::{Bf16, Cast, Class, Fp8};
 use crate::rewrite::hoist::sources;
 use crate::rewrite::language::Source;
-use std::collections::HashMap;
+use dreamc_dsl::spec::Precision;
+use std::collections::{HashMap, HashSet};
 
 /// How much is stored in bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,7 +38,23 @@ pub enum Narrow {
     Nothing,
     /// Operands of products and attention, and activations that they give.
     Storage,
+    /// The same, and matmuls of layers read operands rounded to e4m3.
+    Fp8,
 }
+
+/// On a device that has them all.
+impl From<Precision> for Narrow {
+    fn from(asked: Precision) -> Narrow {
+        match asked {
+            Precision::F32 => Narrow::Nothing,
+            Precision::Bf16 => Narrow::Storage,
+            Precision::Fp8 => Narrow::Fp8,
+        }
+    }
+}
+
+/// Numbers of a tile along the sum, and rows of one of weights.
+const TILE: u64 = 128;
 
 impl Narrow {
     /// The type that a step computes in, in words.
@@ -39,16 +62,25 @@ impl Narrow {
         match self {
             Narrow::Nothing => "f32",
             Narrow::Storage => "bf16",
+            Narrow::Fp8 => "fp8",
         }
+    }
+
+    /// How functions outside the layers are stored, and those that write: their matmuls stay in
+    /// bf16.
+    pub fn outside(self) -> Narrow {
+        if self == Narrow::Fp8 { Narrow::Storage } else { self }
     }
 }
 
-/// Puts bf16 where it belongs. `stored` is the type that a weight is stored in.
+/// Puts bf16 where it belongs. `stored` is the type that a weight is stored in, `router` whether it
+/// is one of a router.
 pub fn narrow(
     module: &Module,
     f: &Function,
     how: Narrow,
     stored: &dyn Fn(&Port) -> DType,
+    router: &dyn Fn(&Port) -> bool,
 ) -> Result<Function, CompileError> {
     let mut g = Function::new(f.name.clone());
     let params = (0..f.params.len() as u32).map(Value);
@@ -70,7 +102,7 @@ pub fn narrow(
         let mut ty = ty.clone();
         if let Some(&dtype) = weights.get(&v) {
             ty.dtype = dtype;
-        } else if how == Narrow::Storage && cache(v) {
+        } else if how != Narrow::Nothing && cache(v) {
             ty.dtype = DType::Bf16;
         }
         if ty.dtype == DType::Bf16 {
@@ -78,17 +110,20 @@ pub fn narrow(
         }
         g.param(p.name.clone(), p.binding, ty);
     }
+    let (source, logits) = (sources(f), logits(f));
     let mut pass = Pass {
         how,
         module,
         f,
         g,
         defined: f.definitions(),
-        source: sources(f),
-        logits: logits(f),
+        routers: routers(f, &source, &logits, router),
+        source,
+        logits,
         wide: (0..f.params.len() as u32).map(Value).collect(),
         narrow,
         packed: HashMap::new(),
+        rounded: HashMap::new(),
         weights,
     };
     let stored = (0..f.params.len() as u32).map(Value).filter(|v| pass.weights.contains_key(v));
@@ -113,7 +148,9 @@ fn logits(f: &Function) -> Vec<bool> {
     let mut found = vec![false; f.nodes.len()];
     let chosen = f.nodes.iter().filter(|n| matches!(n.op, Op::Route(_)));
     let mut stack: Vec<Value> = chosen.flat_map(|n| n.inputs.clone()).collect();
-    while let Some(n) = stack.pop().and_then(|v| defined[v.index()]) {
+    while let Some(v) = stack.pop() {
+        // A parameter: a bias.
+        let Some(n) = defined[v.index()] else { continue };
         let node = &f.nodes[n];
         let signature = node.op.signature();
         if matches!(signature.bf16, Bf16::Product | Bf16::Slots) {
@@ -127,6 +164,52 @@ fn logits(f: &Function) -> Vec<bool> {
     found
 }
 
+/// Products of routers, forward and back: those that choices are made from, those that read a
+/// weight of either, and those that the gradient of one is made of.
+fn routers(f: &Function, source: &[Source], logits: &[bool], router: &dyn Fn(&Port) -> bool) -> Vec<bool> {
+    let defined = f.definitions();
+    // What a value is made of: parameters of work on weights alone, else the products before light
+    // work.
+    let made_of = |v: Value| {
+        let (mut products, mut params, mut stack) = (vec![], vec![], vec![v]);
+        while let Some(v) = stack.pop() {
+            let Some(n) = defined[v.index()] else {
+                params.push(v);
+                continue;
+            };
+            let class = f.nodes[n].op.class();
+            let light = matches!(class, Class::View { .. } | Class::Identity | Class::Element(_));
+            match light || source[v.index()] == Source::Weights {
+                true => stack.extend(&f.nodes[n].inputs),
+                false => products.push(n),
+            }
+        }
+        (products, params)
+    };
+    let weight = |v: &Value| f.params[v.index()].binding.is_weights();
+    let reads = |n: usize| f.nodes[n].inputs.iter().flat_map(|v| made_of(*v).1).filter(weight);
+    let product = |n: &usize| matches!(f.nodes[*n].op, Op::Contract(_));
+    let of_logits = (0..f.nodes.len()).filter(|&n| logits[n]).filter(product).flat_map(reads);
+    let own = (0..f.params.len() as u32).map(Value).filter(|v| weight(v) && router(&f.params[v.index()]));
+    let weights: HashSet<Value> = of_logits.chain(own).collect();
+    let mut found: Vec<bool> = (0..f.nodes.len())
+        .map(|n| logits[n] || product(&n) && reads(n).any(|v| weights.contains(&v)))
+        .collect();
+    let names: HashSet<String> = weights.iter().map(|v| f.params[v.index()].cotangent().name).collect();
+    for (_, v) in f.results.iter().filter(|(port, _)| names.contains(&port.name)) {
+        // Its own gradient may pass row work, that of a norm of a weight.
+        let mut stack = vec![*v];
+        while let Some(v) = stack.pop() {
+            let Some(n) = defined[v.index()] else { continue };
+            match f.nodes[n].op.class() {
+                Class::Anchor(..) => found[n] = true,
+                _ => stack.extend(&f.nodes[n].inputs),
+            }
+        }
+    }
+    found
+}
+
 struct Pass<'a> {
     how: Narrow,
     module: &'a Module,
@@ -135,12 +218,15 @@ struct Pass<'a> {
     defined: Vec<Option<usize>>,
     source: Vec<Source>,
     logits: Vec<bool>,
+    routers: Vec<bool>,
     /// Values of `f` in `g`, in their own types.
     wide: Vec<Value>,
     /// Values of `f` in `g` as bf16, where there is one.
     narrow: HashMap<Value, Value>,
     /// Views of packed weights of `f` in `g`.
     packed: HashMap<Value, Value>,
+    /// Values of `f` in `g` rounded to e4m3, by their tiles, and groups where those bound them.
+    rounded: HashMap<(Value, Fp8, Option<Value>), Value>,
     /// Weights that are stored in another type than f32.
     weights: HashMap<Value, DType>,
 }
@@ -181,6 +267,80 @@ impl Pass<'_> {
         };
         self.narrow.insert(v, n);
         Ok(n)
+    }
+
+    /// The value rounded to e4m3: weights from their masters, all else from what is stored. A gather
+    /// of rows that have tiles of their own is one of the rounded rows.
+    fn rounded(&mut self, v: Value, tiles: Fp8, offsets: Option<Value>) -> Result<Value, CompileError> {
+        if let Some(&made) = self.rounded.get(&(v, tiles, offsets)) {
+            return Ok(made);
+        }
+        let f = self.f;
+        let gathers = |n: &&Node| matches!(n.op.class(), Class::Gather(_)) && tiles.tile[0] == 1;
+        let made = match self.defined[v.index()].map(|n| &f.nodes[n]).filter(gathers) {
+            Some(node) => {
+                let mut inputs: Vec<Value> = node.inputs.iter().map(|i| self.wide[i.index()]).collect();
+                let rows = f.ty(node.inputs[0]).dims.len() as u64 - 1;
+                inputs[0] = self.rounded(node.inputs[0], Fp8 { down: rows, ..tiles }, None)?;
+                self.one(node.op.clone(), &inputs)?
+            }
+            None => {
+                let mut inputs = vec![match self.source[v.index()] {
+                    Source::Data => self.narrowed(v)?,
+                    Source::Constant | Source::Weights => self.wide[v.index()],
+                }];
+                inputs.extend(offsets.map(|v| self.wide[v.index()]));
+                self.one(tiles, &inputs)?
+            }
+        };
+        self.rounded.insert((v, tiles, offsets), made);
+        Ok(made)
+    }
+
+    /// The tiles of a matmul's operand that is summed over these dimensions; nothing where they are
+    /// not adjacent in it.
+    fn tiles(&self, v: Value, over: &[Dim]) -> Option<Fp8> {
+        let dims = &self.f.ty(v).dims;
+        let (all, count) = (dims.len(), over.len());
+        let first = dims.iter().position(|d| over.contains(d))?;
+        let adjacent = first + count <= all && dims[first..first + count].iter().all(|d| over.contains(d));
+        let (first, count) = (first as u64, count as u64);
+        let last = first + count == all as u64;
+        let weight = self.source[v.index()] == Source::Weights;
+        adjacent.then_some(match (weight, last) {
+            (false, true) => Fp8 { outer: 0, down: first, tile: [1, TILE], groups: false },
+            (false, false) => Fp8 { outer: first, down: count, tile: [TILE, 1], groups: false },
+            // Matrices, whichever side is summed over.
+            (true, true) => Fp8 { outer: 0, down: first, tile: [TILE, TILE], groups: false },
+            (true, false) => Fp8 { outer: first, down: count, tile: [TILE, TILE], groups: false },
+        })
+    }
+
+    /// The tiles of both operands of a matmul of layers, where it reads them in e4m3.
+    fn fp8(&self, i: usize) -> Option<[(Fp8, Option<Value>); 2]> {
+        let node = &self.f.nodes[i];
+        let stored = node.inputs.iter().any(|v| self.is_stored(*v));
+        if self.how != Narrow::Fp8
+            || self.routers[i]
+            || stored
+            || self.source[node.first.index()] != Source::Data
+        {
+            return None;
+        }
+        let plain = |k: usize, over: &[Dim]| self.tiles(node.inputs[k], over).map(|tiles| (tiles, None));
+        match &node.op {
+            Op::Contract(c) => Some([plain(0, &c.over)?, plain(1, &c.over)?]),
+            Op::Grouped(g) => {
+                // A matrix of each expert.
+                let matrices = Fp8 { outer: 1, down: 1, tile: [TILE, TILE], groups: false };
+                Some([plain(0, &[g.over])?, (matrices, None)])
+            }
+            Op::GroupedOuter(_) => {
+                let slots = Fp8 { outer: 0, down: 1, tile: [TILE, 1], groups: true };
+                Some([(slots, Some(node.inputs[2])); 2])
+            }
+            _ => None,
+        }
     }
 
     /// The view that a value is.
@@ -297,8 +457,13 @@ impl Pass<'_> {
             Bf16::Reads(of) => (of, false),
             Bf16::Own | Bf16::Follows(_) => (&[], false),
         };
+        let fp8 = self.fp8(i);
         let mut inputs = vec![];
         for (k, &v) in node.inputs.iter().enumerate() {
+            if let Some((tiles, offsets)) = fp8.and_then(|of| of.get(k).copied()) {
+                inputs.push(self.rounded(v, tiles, offsets)?);
+                continue;
+            }
             inputs.push(match narrow.contains(&k) {
                 true if self.is_stored(v) && self.as_stored(node).contains(&k) => self.as_it_is(v)?,
                 true => self.narrowed(v)?,
@@ -343,7 +508,7 @@ mod tests {
         let y = f.add(&module, Contract { over: smallvec![h] }, &[n, w]).unwrap()[0];
         let dw = f.add(&module, Contract { over: smallvec![b, t] }, &[y, n]).unwrap()[0];
         f.results = vec![("y".into(), y), ("d.w".into(), dw)];
-        let g = narrow(&module, &f, Narrow::Storage, &|_| DType::F32).unwrap();
+        let g = narrow(&module, &f, Narrow::Storage, &|_| DType::F32, &|_| false).unwrap();
         insta::assert_snapshot!(module.show_function(&g));
         let types = |f: &Function| f.results.iter().map(|(_, v)| f.ty(*v).clone()).collect::<Vec<_>>();
         assert_eq!(types(&f), types(&g));
@@ -355,6 +520,33 @@ mod tests {
             let (a, c) = (a.floats(), c.floats());
             let apart = a.iter().zip(c).map(|(a, c)| (a - c).abs()).fold(0.0, f64::max);
             assert!(apart > 0.0 && apart < 0.05, "{apart}");
+        }
+    }
+
+    /// Logits that choices are made from stay in f32, with a bias too; in fp8 matmuls of routers
+    /// read bf16, and all others e4m3.
+    #[test]
+    fn routers_are_not_rounded() {
+        let mut module = Module::default();
+        let [b, t, h, e, k, o] =
+            [("batch", 2), ("seq", 3), ("h", 4), ("e", 5), ("k", 2), ("o", 6)].map(|(n, s)| module.dim(n, s));
+        let mut f = Function::new("f".to_string());
+        let x = f.param("x", Binding::Value, Type::f32(&[b, t, h]));
+        let keys = f.param("keys", Binding::Weight, Type::f32(&[e, h]));
+        let bias = f.param("bias", Binding::Weight, Type::f32(&[e]));
+        let w = f.param("w", Binding::Weight, Type::f32(&[o, h]));
+        let logits = f.add(&module, Contract { over: smallvec![h] }, &[x, keys]).unwrap()[0];
+        let biased = f.add(&module, crate::op::Binary::Add, &[logits, bias]).unwrap()[0];
+        let chosen = f.add(&module, crate::op::Route { k }, &[biased]).unwrap()[0];
+        let y = f.add(&module, Contract { over: smallvec![h] }, &[x, w]).unwrap()[0];
+        f.results = vec![("chosen".into(), chosen), ("y".into(), y)];
+        for (how, reads) in [(Narrow::Storage, ["cast", "cast"]), (Narrow::Fp8, ["cast", "fp8"])] {
+            let g = narrow(&module, &f, how, &|_| DType::F32, &|_| false).unwrap();
+            let makes = |v: Value| g.nodes.iter().find(|n| n.results().any(|r| r == v)).unwrap();
+            let products: Vec<&Node> = g.nodes.iter().filter(|n| n.op.name() == "contract").collect();
+            assert_eq!([0, 1].map(|n: usize| makes(products[n].inputs[1]).op.name()), reads);
+            let reader = |v: Value| g.nodes.iter().find(|n| n.inputs.contains(&v)).unwrap().op.name();
+            assert_eq!([0, 1].map(|n: usize| reader(products[n].first)), ["add", "cast"]);
         }
     }
 
@@ -374,7 +566,7 @@ mod tests {
         let z = f.add(&module, Rms { inner: 1, eps: 1e-6 }, &[w]).unwrap()[0];
         f.results = vec![("y".into(), y), ("z".into(), z)];
         let stored = |p: &Port| if p.binding == Binding::Weight { DType::Bf16 } else { DType::F32 };
-        let g = narrow(&module, &f, Narrow::Nothing, &stored).unwrap();
+        let g = narrow(&module, &f, Narrow::Nothing, &stored, &|_| false).unwrap();
         let reads = |name: &str, k: usize| {
             let node = g.nodes.iter().find(|n| n.op.signature().name == name).unwrap();
             g.ty(node.inputs[k]).dtype

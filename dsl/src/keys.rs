@@ -1287,6 +1287,10 @@ pub static TRAIN: Section = Section {
                     "bf16 storage and products; f32 accumulation, master weights, statistics and optimizer",
                 ),
                 ("f32", "f32 everywhere"),
+                (
+                    "fp8",
+                    "as bf16, and matmuls of layers read e4m3 with scales of 128 numbers, forward and backward",
+                ),
             ]),
             Value("bf16"),
             "Storage and products.",

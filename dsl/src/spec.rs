@@ -1282,6 +1282,8 @@ pub enum Precision {
     F32,
     /// bf16 storage and products; f32 accumulation, master weights, statistics and optimizer.
     Bf16,
+    /// As bf16, with matmuls of layers reading operands rounded to e4m3.
+    Fp8,
 }
 
 /// A parameter group.

@@ -503,7 +503,7 @@ fn product(device: &dyn Device, precision: Precision, n: u64) -> Result<Option<f
     let dtype = match (precision, device.narrow(precision)) {
         (Precision::F32, _) => DType::F32,
         (Precision::Bf16, Narrow::Nothing) => return Ok(None),
-        (Precision::Bf16, _) => DType::Bf16,
+        (Precision::Bf16 | Precision::Fp8, _) => DType::Bf16,
     };
     let layout = Matrix { row: n, column: 1 };
     let kernel = Kernel::Product(kernel::Product {

@@ -287,7 +287,7 @@ pub fn count(spec: &Spec, options: &Options) -> Result<Counts, CountError> {
     let all = training.trained;
     parameters.trained = (all < parameters.total).then_some(all);
     memory.gradients = checked("gradients", [training.trained, 4])?;
-    let master = if train.precision == Precision::Bf16 { training.trained } else { 0 };
+    let master = if train.precision == Precision::F32 { 0 } else { training.trained };
     let master = checked("optimizer state", [master, 4])?;
     let states = checked("optimizer state", [training.states, storage(train).bytes().into()])?;
     memory.states = states;
@@ -325,7 +325,8 @@ pub fn count(spec: &Spec, options: &Options) -> Result<Counts, CountError> {
         )?),
     };
     let predicted = options.device.map(|device| {
-        let bf16 = train.precision == Precision::Bf16;
+        // Kernels read what is rounded to e4m3 as bf16.
+        let bf16 = train.precision != Precision::F32;
         // Products were lowered in f32.
         let stored = |moved: u128| moved as f64 * bytes.float() as f64 / DType::F32.bytes() as f64;
         let moved = |c: &Cost| c.read as f64 + c.written as f64;
@@ -428,7 +429,7 @@ impl Bytes {
     fn float(self) -> u128 {
         match self.0 {
             Precision::F32 => 4,
-            Precision::Bf16 => 2,
+            Precision::Bf16 | Precision::Fp8 => 2,
         }
     }
 

@@ -133,7 +133,7 @@ pub(crate) fn storage(train: &Train) -> DType {
 fn stored(precision: Precision) -> DType {
     match precision {
         Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::Bf16,
+        Precision::Bf16 | Precision::Fp8 => DType::Bf16,
     }
 }
 

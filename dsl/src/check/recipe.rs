@@ -343,7 +343,11 @@ impl Checker {
             z_loss: z_loss?,
             dpo: dpo?,
             seed: seed?,
-            precision: if precision? == "f32" { Precision::F32 } else { Precision::Bf16 },
+            precision: match precision? {
+                "f32" => Precision::F32,
+                "fp8" => Precision::Fp8,
+                _ => Precision::Bf16,
+            },
             only: only?,
             freeze: freeze?,
             groups: groups?,

@@ -245,7 +245,7 @@ pub trait Device: Send + Sync {
     /// The same to write with: reading weights takes most of the time, so bf16 may pay where
     /// training does without.
     fn writes(&self, asked: Precision) -> Narrow {
-        self.narrow(asked)
+        self.narrow(asked).outside()
     }
 
     /// Whether sessions take weights of this format as their file has them, [`Session::map`].

@@ -55,8 +55,7 @@ impl Device for PaperDevice {
     fn narrow(&self, asked: Precision) -> Narrow {
         match (self, asked) {
             (PaperDevice::Cpu(device), _) => device.narrow(asked),
-            (PaperDevice::Gpu(_), Precision::F32) => Narrow::Nothing,
-            (PaperDevice::Gpu(_), Precision::Bf16) => Narrow::Storage,
+            (PaperDevice::Gpu(_), _) => asked.into(),
         }
     }
 

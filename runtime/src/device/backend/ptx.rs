@@ -81,10 +81,7 @@ impl Device for PtxDevice {
     }
 
     fn narrow(&self, asked: Precision) -> Narrow {
-        match asked {
-            Precision::F32 => Narrow::Nothing,
-            Precision::Bf16 => Narrow::Storage,
-        }
+        asked.into()
     }
 
     fn maps(&self, format: Format) -> bool {

@@ -95,18 +95,19 @@ impl Device for CpuDevice {
         format!("cpu ({threads} thread{s}, {}{narrow})", simd::level().name())
     }
 
-    /// bf16 pays where the processor has instructions for them.
+    /// bf16 pays where the processor has instructions for them. Who asks for fp8 asks for its
+    /// numbers, at any price.
     fn narrow(&self, asked: Precision) -> Narrow {
         match asked {
-            Precision::Bf16 if simd::pairs() => Narrow::Storage,
-            _ => Narrow::Nothing,
+            Precision::Bf16 if !simd::pairs() => Narrow::Nothing,
+            _ => asked.into(),
         }
     }
 
     /// Weights in bf16 are half the bytes on every processor, which widens what it cannot multiply.
     fn writes(&self, asked: Precision) -> Narrow {
         match asked {
-            Precision::Bf16 => Narrow::Storage,
+            Precision::Bf16 | Precision::Fp8 => Narrow::Storage,
             Precision::F32 => Narrow::Nothing,
         }
     }
