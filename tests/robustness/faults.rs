@@ -8,6 +8,8 @@
 
 #[path = "faults/blocks.rs"]
 mod blocks;
+#[path = "faults/fp8.rs"]
+mod fp8;
 #[path = "faults/kernels.rs"]
 mod kernel_texts;
 #[path = "faults/preferences.rs"]
@@ -65,6 +67,8 @@ enum Stage {
     Derive(Edit),
     /// In rewriting.
     Rewrite(Edit),
+    /// In what narrowing puts in.
+    Narrow(Edit),
     /// In what the compiler, and not the interpreter, makes of the specification.
     Read(fn(&mut Spec)),
     /// In scheduling or assembly.
@@ -109,6 +113,7 @@ impl<'a> Faulty<'a> {
             (Some(Stage::Caches(edit)), Pass::Lower) if caches => edit,
             (Some(Stage::Derive(edit)), Pass::Differentiate) => edit,
             (Some(Stage::Rewrite(edit)), Pass::Rewrite) if rewritten => edit,
+            (Some(Stage::Narrow(edit)), Pass::Narrow) => edit,
             _ => return,
         };
         if edit(module, f) {
@@ -2825,6 +2830,7 @@ fn main() -> ExitCode {
         sound("inside", INSIDE),
         sound("dropping", DROPPING),
         sound("leaving", LEAVING),
+        sound("e4m3", fp8::LAYERS),
         Trial::test("without a fault: ranks", || {
             for spec in [RECURRENT, SKIPPING, KEYS, ORTHOGONAL] {
                 let report = prove(&Faulty::new(None), &specification(spec), &["ranks"])?;
@@ -2838,7 +2844,7 @@ fn main() -> ExitCode {
         Trial::test("the divergence of a teacher is that of PyTorch", teacher::agrees_with_pytorch),
         Trial::test("without a fault: golden files", files),
     ];
-    let faults: Vec<Fault> = faults().into_iter().chain(spread::faults()).collect();
+    let faults: Vec<Fault> = faults().into_iter().chain(spread::faults()).chain(fp8::faults()).collect();
     let number = faults.len();
     let moved = transplant::faults();
     let taught = teacher::faults();

@@ -34,8 +34,8 @@ impl Proof for Memory {
     }
 
     fn how(&self) -> &'static str {
-        "gradients and choices of two micro-batches at three applications or more, in f32 and with storage in bf16, with every \
-         layer kept, and with one and all of those computed again that can be; then six steps on a generated task with storage in \
+        "gradients and choices of two micro-batches at three applications or more, in f32, with storage in bf16 and in fp8, with \
+         every layer kept, and with one and all of those computed again that can be; then six steps on a generated task with storage in \
          bf16, of two micro-batches each, at random depths where the model recurs"
     }
 
@@ -98,7 +98,7 @@ fn deep(spec: &Spec) -> Spec {
 /// Every result of two micro-batches with the largest layer computed again, and with all that can
 /// be, has the bits of those with none.
 fn gradients(s: &Subject, checks: &mut Checks) -> Result<(), VerifyError> {
-    for narrow in [Narrow::Nothing, Narrow::Storage] {
+    for narrow in [Narrow::Nothing, Narrow::Storage, Narrow::Fp8] {
         for depth in std::iter::once(None).chain(s.depths().into_iter().map(Some)) {
             let options = Options { narrow, ..s.options() };
             let can = s.compile(&options)?.kept.len();

@@ -20,6 +20,7 @@ mod decoding;
 mod devices;
 mod equal;
 mod formulas;
+mod fp8;
 mod gradients;
 mod memory;
 mod names;
@@ -44,6 +45,7 @@ use dreamc_compiler::CompileError;
 use dreamc_compiler::count::CountError;
 use dreamc_compiler::oracle::OracleError;
 use dreamc_dsl::Spec;
+use dreamc_dsl::spec::Precision;
 use indexmap::IndexMap;
 use serde::Serialize;
 use std::time::Instant;
@@ -192,7 +194,7 @@ pub trait Proof: Sync {
 }
 
 /// All proofs, in the order in which they are tried.
-pub const PROOFS: [&dyn Proof; 15] = [
+pub const PROOFS: [&dyn Proof; 16] = [
     &devices::Devices,
     &gradients::Gradients,
     &formulas::Meaning,
@@ -207,6 +209,7 @@ pub const PROOFS: [&dyn Proof; 15] = [
     &devices::Threads,
     &resume::Resume,
     &memory::Memory,
+    &fp8::Fp8,
     &ranks::Ranks,
 ];
 
@@ -244,7 +247,12 @@ pub fn verify(task: &Task, progress: &mut dyn FnMut(&'static str)) -> Result<Rep
     let mut proofs = vec![];
     for proof in PROOFS {
         let named = task.only.iter().any(|n| n == proof.name());
-        if !named && (!task.only.is_empty() || (proof.name() == ranks::NAME && task.ranks < 2)) {
+        let asked = match proof.name() {
+            ranks::NAME => task.ranks >= 2,
+            fp8::NAME => task.spec.train.precision == Precision::Fp8,
+            _ => true,
+        };
+        if !named && (!task.only.is_empty() || !asked) {
             continue;
         }
         progress(proof.name());
