@@ -539,6 +539,19 @@ fn what_does_not_fit_is_refused_before_anything_is_allocated() {
     assert!(error.contains("memory of the GPU is full") && error.contains("kernel "), "{error}");
 }
 
+/// A Turing GPU trains by naive kernels, to the bits of another GPU that is asked for them.
+#[test]
+fn turing_trains_by_naive_kernels() {
+    let Some(card) = Card::new() else { return };
+    let sandbox = sandbox();
+    card.good(&sandbox, "card=sm_75", &train("cuda", "turing"));
+    let mut ampere = card.command(&sandbox, "card=sm_80", &train("cuda", "ampere"));
+    card.succeeds(&sandbox, ampere.env("DREAMC_NAIVE", "1"));
+    assert_eq!(bits(&sandbox.path("turing"), 4), bits(&sandbox.path("ampere"), 4));
+    assert_eq!(losses(&sandbox, "turing"), losses(&sandbox, "ampere"));
+    assert!(card.good(&sandbox, "card=sm_75", &["doctor"]).contains("naive kernels"));
+}
+
 #[test]
 fn a_driver_that_does_not_serve_is_an_error_that_says_what_would() {
     let Some(card) = Card::new() else { return };
@@ -549,7 +562,7 @@ fn a_driver_that_does_not_serve_is_an_error_that_says_what_would() {
     let error = refused("cards=2 card=sm_90", "cuda:7");
     assert!(error.contains("cuda:0 (stand-in for sm_90), cuda:1 (stand-in for sm_90)"), "{error}");
     assert!(refused("cards=0", "cuda").contains("sees no GPU"));
-    assert!(refused("card=sm_75", "cuda").contains("compute capability 7.5"));
+    assert!(refused("card=sm_70", "cuda").contains("the kernels need 7.5 (Turing) or newer"));
     for (code, words) in [
         (34, "the toolkit's stub"),
         (802, "fabric manager"),

@@ -5,9 +5,9 @@
 //! session allocates is one arena, one scratch range and one word; launches go to one stream, in
 //! the order of the list.
 //!
-//! Nothing here was ever run on a GPU. Its tests run it on a stand-in for the driver (`driver/`,
-//! `tests/gpu/cuda.rs`). A GPU runs under the same executor, and the same texts, as the `ptx`
-//! device runs.
+//! It has run on an H200 (`docs/results/h200.md`). Its tests run it on a stand-in for the driver
+//! (`driver/`, `tests/gpu/cuda.rs`). A GPU runs under the same executor, and the same texts, as the
+//! `ptx` device runs.
 
 mod cublaslt;
 mod foreign;
@@ -212,6 +212,7 @@ impl CudaDevice {
     /// faster ones.
     pub fn remark(&self) -> Option<&'static str> {
         match self.capability.0 {
+            ..8 => Some("naive kernels, which are right and slow: fast ones need compute capability 8.0"),
             10.. => Some("kernels of compute capability 8.0: it has none of its own yet"),
             _ => None,
         }
@@ -316,9 +317,9 @@ impl CudaDevice {
             attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let shared = u32::try_from(shared).unwrap_or(0);
         let processors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        if major < 8 {
+        if (major, minor) < (7, 5) {
             return Err(missing(format!(
-                "{title} has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or newer"
+                "{title} has compute capability {major}.{minor}; the kernels need 7.5 (Turing) or newer, fast ones 8.0"
             )));
         }
         let nvrtc = crate::nvrtc::Nvrtc::find()?.version();
@@ -335,12 +336,16 @@ impl CudaDevice {
             }
             Some(architecture) => Compiler::new(Target::Ptx, architecture)?,
         };
+        // Fast kernels copy asynchronously and multiply bf16, from 8.0 on.
+        let compiler = if major < 8 { compiler.naive() } else { compiler };
         // SAFETY: a device that the driver just gave; released when the context is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }
             .map_err(|e| fail("cuDevicePrimaryCtxRetain", e))?;
         // Calibration is of the text and nothing else.
         let library = match ptx {
             Some(_) => None,
+            // It has no bf16 there.
+            None if major < 8 => None,
             None => {
                 let card = format!("{title}, {processors} processors, driver {driver}");
                 library(major, &card, &compiler).map_err(missing)?
@@ -439,10 +444,7 @@ impl Device for CudaDevice {
     }
 
     fn narrow(&self, asked: Precision) -> Narrow {
-        match asked {
-            Precision::F32 => Narrow::Nothing,
-            Precision::Bf16 => Narrow::Storage,
-        }
+        asked.into()
     }
 
     fn maps(&self, format: Format) -> bool {
