@@ -1,5 +1,5 @@
 // Tiles of numbers rounded to e4m3 in units of a scale, a power of two: every result is a number of
-// bf16. What is below 2^-6 units is rounded to multiples of 2^-9.
+// bf16. Numbers below 2^-6 units become multiples of 2^-9.
 #pragma once
 #include "prelude.cuh"
 

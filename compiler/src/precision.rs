@@ -168,8 +168,7 @@ fn logits(f: &Function) -> Vec<bool> {
 /// weight of either, and those that the gradient of one is made of.
 fn routers(f: &Function, source: &[Source], logits: &[bool], router: &dyn Fn(&Port) -> bool) -> Vec<bool> {
     let defined = f.definitions();
-    // What a value is made of: parameters of work on weights alone, else the products before light
-    // work.
+    // A value's origin: parameters of work on weights alone, else the products before light work.
     let made_of = |v: Value| {
         let (mut products, mut params, mut stack) = (vec![], vec![], vec![v]);
         while let Some(v) = stack.pop() {
@@ -269,8 +268,8 @@ impl Pass<'_> {
         Ok(n)
     }
 
-    /// The value rounded to e4m3: weights from their masters, all else from what is stored. A gather
-    /// of rows that have tiles of their own is one of the rounded rows.
+    /// The value rounded to e4m3: weights from their masters, all else from what is stored. A
+    /// gather of rows that have tiles of their own is one of the rounded rows.
     fn rounded(&mut self, v: Value, tiles: Fp8, offsets: Option<Value>) -> Result<Value, CompileError> {
         if let Some(&made) = self.rounded.get(&(v, tiles, offsets)) {
             return Ok(made);

@@ -7,7 +7,7 @@ use dreamc_compiler::precision::{Narrow, narrow};
 use smallvec::smallvec;
 use std::collections::HashMap;
 
-/// What the reference found: by name, numbers at places.
+/// The reference's results: by name, numbers at places.
 fn golden() -> HashMap<String, Vec<(usize, f64)>> {
     let mut all: HashMap<String, Vec<(usize, f64)>> = HashMap::new();
     for line in include_str!("../../tests/goldens/formats/fp8.txt").lines() {
@@ -51,8 +51,8 @@ fn apart(name: &str, module: &Module, g: &Function, inputs: &[Tensor]) -> Vec<St
     other
 }
 
-/// All results are those of the reference, and are no longer where one operand is not rounded, or by
-/// tiles of another shape.
+/// All results are those of the reference, and are no longer where one operand is not rounded, or
+/// by tiles of another shape.
 fn compare(name: &str, module: &mut Module, f: &Function, inputs: &[Tensor]) {
     let g = narrowed(module, f);
     assert_eq!(apart(name, module, &g, inputs), Vec::<String>::new());

@@ -1,7 +1,7 @@
 //! Matmuls that read e4m3 read nothing finer.
 //!
-//! What is rounded before it is read may as well be rounded before it is stored: a weight whose
-//! numbers are rounded already changes no bit of a step. And where a text has one token, the
+//! A number that is rounded before it is read may as well be rounded before it is stored: a weight
+//! whose numbers are rounded already changes no bit of a step. And where a text has one token, the
 //! gradient of a weight that is applied once is one product of two numbers of e4m3, whose eight
 //! significant bits bf16 has; the product of two numbers of bf16 has sixteen.
 

@@ -1,5 +1,5 @@
-//! Faults in matmuls that read e4m3: an operand that is not rounded. Those of the forward and of the
-//! cotangents are noticed by `compiler/tests/fp8.rs`, one operand after another.
+//! Faults in matmuls that read e4m3: an operand that is not rounded. Those of the forward and of
+//! the cotangents are noticed by `compiler/tests/fp8.rs`, one operand after another.
 
 use super::{Edit, Fault, Stage};
 use dreamc_compiler::ir::{DType, Op};

@@ -115,7 +115,8 @@ impl Operation for Fp8 {
         let count = |sizes: &[usize]| sizes.iter().product::<usize>();
         let (matrices, rows) = (count(&sizes[..outer]), count(&sizes[outer..outer + down]));
         let columns = count(&sizes[outer + down..]);
-        let mut groups = if self.groups { e.groups(1, rows)? } else { vec![0..rows] };
+        // The rows of no group come last: all of them where there are none.
+        let mut groups = if self.groups { e.groups(1, rows)? } else { vec![] };
         let end = groups.last().map_or(0, |group| group.end);
         groups.push(end..rows);
         let [high, wide] = self.tile.map(|n| n.min(1 << 32) as usize);

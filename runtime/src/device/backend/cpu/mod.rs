@@ -95,7 +95,7 @@ impl Device for CpuDevice {
         format!("cpu ({threads} thread{s}, {}{narrow})", simd::level().name())
     }
 
-    /// bf16 pays where the processor has instructions for them. Who asks for fp8 asks for its
+    /// bf16 pays where the processor has instructions for them. A recipe with fp8 wants its
     /// numbers, at any price.
     fn narrow(&self, asked: Precision) -> Narrow {
         match asked {

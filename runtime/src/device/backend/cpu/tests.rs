@@ -1063,8 +1063,8 @@ fn operations_over_the_sequence() {
     }
 }
 
-/// Tiles of every shape, of rows that end inside one, and of groups, in f32 and bf16: the bits of the
-/// definition. Numbers are of every size, some are infinite or none.
+/// Tiles of every shape, of rows that end inside one, and of groups, in f32 and bf16: the bits of
+/// the definition. Numbers are of every size, some are infinite or none.
 #[test]
 fn tiles_of_e4m3() {
     use dreamc_compiler::ir::interpret::evaluate;
