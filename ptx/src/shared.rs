@@ -143,9 +143,13 @@ impl Shared {
     fn enter(&mut self, offset: usize, bytes: usize, access: Access, who: &Who) -> Outcome<()> {
         let (Some(races), Some(clocks)) = (&mut self.races, who.clocks) else { return Ok(()) };
         if self.state[offset..offset + bytes].iter().any(|&state| state & COMING != 0) {
-            return Err(in_flight(offset, if access == Access::Read { "read" } else { "write" }, who));
+            return Err(in_flight(
+                offset,
+                if matches!(access, Access::Read | Access::Strong) { "read" } else { "write" },
+                who,
+            ));
         }
-        if access != Access::Read
+        if !matches!(access, Access::Read | Access::Strong)
             && self.lent.get(offset..offset + bytes).is_some_and(|lent| lent.iter().any(|&n| n > 0))
         {
             return Err(Trouble::new(
@@ -211,9 +215,10 @@ impl Shared {
         })
     }
 
-    /// The party that wrote to a range last, as far as races are looked for.
-    pub fn writers(&self, offset: usize, bytes: usize) -> impl Iterator<Item = Stamp> + '_ {
-        self.races.iter().flat_map(move |races| races.writers(offset as u64, bytes as u64))
+    /// The first write to a range that is as asked, as far as races are looked for.
+    #[inline]
+    pub fn find_write(&self, offset: usize, bytes: usize, is: impl FnMut(&Stamp) -> bool) -> Option<Stamp> {
+        self.races.as_ref()?.find_write(offset as u64, bytes as u64, is)
     }
 
     /// Enters a read by an asynchronous agent, which was checked when it began.
