@@ -483,6 +483,10 @@ enum What {
     Copies { until: u64 },
 }
 
+/// A piece by its address in shared memory, in global memory (none outside a tensor), and its
+/// bytes.
+type Listed = (u64, Option<u64>, u64);
+
 /// Bytes of shared memory and their place in global memory; none outside a tensor.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
@@ -1110,7 +1114,7 @@ impl Core<'_> {
         warp: &mut Warp,
         lane: usize,
         (start, bytes, align): (u64, u64, u64),
-        (pieces, swizzle): (&[(u64, Option<u64>, u64)], Option<Swizzle>),
+        (pieces, swizzle): (&[Listed], Option<Swizzle>),
         mbarrier: Option<u64>,
         worker: &mut Worker,
     ) -> Outcome<()> {
@@ -1157,6 +1161,8 @@ impl Core<'_> {
         }
         for &Piece { offset, bytes, .. } in &located {
             self.hopper.keep_mbarriers(offset, bytes)?;
+            let (shared, who) = self.shared_by(warp, lane);
+            shared.check_idle(offset, bytes, &who)?;
             self.check_shown(warp, lane, offset, bytes, "a bulk load overwrites")?;
             let (shared, who) = self.shared_by(warp, lane);
             shared.expect(offset, bytes, &who)?;
