@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Bytes that each rank brings to the pool of a step: losses, work, wishes to stop, its own time.
-pub const POOLED: u64 = 22;
+pub const POOLED: u64 = 34;
 
 /// Something that a rank does in a step.
 #[derive(Clone, Debug, PartialEq)]

@@ -18,17 +18,18 @@ fn main() {
     let Some(nvrtc) = support::nvrtc() else { return };
     let cores = Options::default().threads;
     println!(
-        "{:<34}{:>12}{:>10}{:>16}{:>10}{:>16}",
+        "{:<38}{:>12}{:>10}{:>16}{:>10}{:>16}",
         "kernel", "lane-instr", "plain", "M/s", "checked", "M/s"
     );
     let examples = [
-        ("rmsnorm 512 x 1024", "rmsnorm.cu", kernels::RMSNORM, kernels::rmsnorm(512, 1024)),
-        ("gemm 128 x 256 x 512", "gemm.cu", kernels::GEMM, kernels::gemm(128, 256, 512)),
-        ("attention 2 heads x 256", "attention.cu", kernels::ATTENTION, kernels::attention(2, 256)),
-        ("moe of 16384 tokens", "moe.cu", kernels::MOE, kernels::moe(16384)),
+        ("rmsnorm 512 x 1024", kernels::RMSNORM, "compute_80", kernels::rmsnorm(512, 1024)),
+        ("gemm 128 x 256 x 512", kernels::GEMM, "compute_80", kernels::gemm(128, 256, 512)),
+        ("attention 2 heads x 256", kernels::ATTENTION, "compute_80", kernels::attention(2, 256)),
+        ("moe of 16384 tokens", kernels::MOE, "compute_80", kernels::moe(16384)),
+        ("hopper gemm 256 x 256 x 512", kernels::HOPPER, "compute_90a", kernels::hopper_gemm(256, 256, 512)),
     ];
-    for (what, name, text, example) in examples {
-        let module = support::compile(nvrtc, name, text, "compute_80");
+    for (what, text, architecture, example) in examples {
+        let module = support::compile(nvrtc, "speed.cu", text, architecture);
         for threads in [1, cores] {
             let time = |checks: Checks| {
                 let options = Options { checks, threads, ..Options::default() };
@@ -44,7 +45,7 @@ fn main() {
             let (checked, _) = time(Checks::ALL);
             let cores = if threads == 1 { "1 core".into() } else { format!("{threads} cores") };
             println!(
-                "{:<26}{:>8}{:>12}{:>8.1} ms{:>14.0}{:>8.1} ms{:>14.0}",
+                "{:<30}{:>8}{:>12}{:>8.1} ms{:>14.0}{:>8.1} ms{:>14.0}",
                 what,
                 cores,
                 instructions,

@@ -116,8 +116,7 @@ impl<'a> Decoder<'a> {
         entry: &Entry<'a>,
         outside: &'a HashMap<&'a str, Entity>,
     ) -> Result<Decoder<'a>, LoadError> {
-        let needs =
-            Needs { shared_grain: 16, global_grain: 16, ordering: false, alone: false, asynchronous: false };
+        let needs = Needs { shared_grain: 16, global_grain: 16, ..Needs::default() };
         let mut decoder = Decoder {
             scopes: vec![Names::default()],
             scope: 0,
@@ -673,8 +672,10 @@ impl<'a> Decoder<'a> {
                 Some(Op::Fence { scope: Scope::Device })
             }
             "fence.proxy.async" | "fence.proxy.async.shared::cta" | "fence.proxy.async.global" => {
+                let (shared, global) = (!opcode.ends_with(".global"), !opcode.ends_with("::cta"));
                 self.needs.asynchronous = true;
-                Some(Op::ProxyFence)
+                self.needs.shows_global |= global;
+                Some(Op::ProxyFence { shared, global })
             }
             "griddepcontrol.wait" | "griddepcontrol.launch_dependents" => Some(Op::Nothing),
             _ => None,

@@ -355,8 +355,14 @@ impl<'a> Block<'a> {
                     launch.checks.uninitialised,
                 ),
                 local: vec![0xff; threads as usize * kernel.local_bytes as usize],
-                clocks: races
-                    .then(|| Clocks::new(index, threads as usize, agents, kernel.needs.asynchronous)),
+                clocks: races.then(|| {
+                    Clocks::new(
+                        index,
+                        threads as usize,
+                        agents,
+                        (kernel.needs.asynchronous, kernel.needs.shows_global),
+                    )
+                }),
                 locations: HashMap::new(),
                 barriers: vec![BarrierState::default(); BARRIERS * blocks as usize],
                 polled: 0,
@@ -898,10 +904,12 @@ impl Core<'_> {
                     each(active, |lane| clocks.fence(warp.index * LANES as u32 + lane as u32, *scope));
                 }
             }
-            Op::ProxyFence => {
-                self.show_mbarriers(warp, active);
+            Op::ProxyFence { shared, global } => {
+                if *shared {
+                    self.show_mbarriers(warp, active);
+                }
                 if let Some(clocks) = &mut self.clocks {
-                    clocks.proxy_fence(warp.index, active);
+                    clocks.proxy_fence(warp.index, active, (*shared, *global));
                 }
             }
             Op::ActiveMask { to } => {
@@ -1113,13 +1121,18 @@ impl Core<'_> {
         access: Access,
         order: Order,
     ) -> Outcome<()> {
+        if access != Access::Read {
+            self.hopper
+                .keep_mbarriers(offset, bytes as usize)
+                .map_err(|trouble| trouble.lane(lane as u32))?;
+        }
         let (shared, who) = self.shared_by(warp, lane);
         match access {
             Access::Read if order == Order::Weak => shared.note_read(offset, bytes as usize, &who)?,
             Access::Read => {
                 // A strong read races with plain writes only, but needs a written value like any.
                 shared.note_read(offset, bytes as usize, &Who { clocks: None, ..who })?;
-                shared.note_write(offset, bytes as usize, Access::Atomic, &who)?;
+                shared.note_write(offset, bytes as usize, Access::Strong, &who)?;
             }
             Access::Write if order == Order::Weak => {
                 shared.note_write(offset, bytes as usize, access, &who)?
@@ -1155,7 +1168,11 @@ impl Core<'_> {
         let (Some(races), Some(clocks)) = (&mut worker.races, &mut self.clocks) else { return Ok(()) };
         let party = warp.index * LANES as u32 + lane as u32;
         let stamp = super::race::Stamp { block: self.index, party, tick: clocks.tick(party), pc: warp.pc };
-        let kind = if order == Order::Weak { access } else { Access::Atomic };
+        let kind = match access {
+            _ if order == Order::Weak => access,
+            Access::Read => Access::Strong,
+            Access::Write | Access::Atomic | Access::Strong => Access::Atomic,
+        };
         races.access(place, bytes, stamp, kind, clocks).map_err(|conflict| {
             conflict.trouble(kind, "global memory", self.index, self.threads, lane as u32)
         })?;
@@ -1450,6 +1467,7 @@ impl Core<'_> {
             if read > 0 {
                 self.note_global_copy(warp, lane, place, read as u64, Access::Read, worker)?;
             }
+            self.hopper.keep_mbarriers(offset, bytes).map_err(on_lane)?;
             let (shared, who) = self.shared_by(warp, lane);
             shared.expect(offset, bytes, &who)?;
             pending.to[lane] = offset as u32;

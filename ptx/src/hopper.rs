@@ -173,6 +173,15 @@ impl Wgmma {
         };
         self.d.iter().chain(a).copied()
     }
+
+    /// The same, with what each is for.
+    fn roles(&self) -> impl Iterator<Item = (u16, Role)> + '_ {
+        let sums = self.d.len();
+        self.registers().enumerate().map(move |(i, row)| match i.checked_sub(sums) {
+            None => (row, Role::Sum(i, self.columns)),
+            Some(i) => (row, Role::Factor(i)),
+        })
+    }
 }
 
 /// The operation that an opcode names, if it is one of this family.
@@ -469,10 +478,14 @@ struct Coming {
 #[derive(Debug)]
 enum What {
     /// Pieces of shared memory and where they come from; zeros where from nowhere.
-    Data { pieces: Vec<Piece>, bytes: i64 },
+    Data { pieces: Vec<Piece>, bytes: i64, swizzle: Option<Swizzle> },
     /// The copies of the lane up to a number.
     Copies { until: u64 },
 }
+
+/// A piece by its address in shared memory, in global memory (none outside a tensor), and its
+/// bytes.
+type Listed = (u64, Option<u64>, u64);
 
 /// Bytes of shared memory and their place in global memory; none outside a tensor.
 #[derive(Debug, Clone, Copy)]
@@ -501,6 +514,11 @@ pub(super) struct State {
     agents: BTreeSet<u32>,
     coming: VecDeque<Coming>,
     groups: HashMap<u32, Warpgroup>,
+    /// Where mbarriers are: from the first to the end of the last.
+    span: (usize, usize),
+    /// For each [`CHUNK`] of shared memory that a tensor copy has filled, the copy's instruction
+    /// and swizzle. It holds while that instruction is the last to have written there.
+    laid: Vec<Option<(u32, Swizzle)>>,
 }
 
 /// The units' state for a warp.
@@ -512,12 +530,29 @@ pub(super) struct WarpState {
     issued: u64,
     done: u64,
     commits: Vec<u64>,
-    /// Registers that a `wgmma` under way owns, with how many do.
-    owned: HashMap<u16, u32>,
+    /// Registers that a `wgmma` under way owns.
+    owned: HashMap<u16, Owner>,
     /// Registers of `wgmma`s that were accessed since the last `wgmma.fence`, by the instruction
     /// that did.
     accessed: HashMap<u16, u32>,
     fenced: bool,
+}
+
+/// The `wgmma`s under way that work on a register, all as the first of them does.
+#[derive(Debug)]
+struct Owner {
+    count: u32,
+    pc: u32,
+    role: Role,
+}
+
+/// A register's part in a `wgmma`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// One of the factors, by its place among the registers.
+    Factor(usize),
+    /// One of the sums, by its place, in a product of so many columns.
+    Sum(usize, usize),
 }
 
 /// Four warps that multiply together.
@@ -647,6 +682,25 @@ impl State {
         Trouble::new(Kind::Deadlock, what, "all four warps of a warpgroup executing every wgmma")
     }
 
+    /// Refuses a write of data over an mbarrier in use.
+    pub fn keep_mbarriers(&self, offset: usize, bytes: usize) -> Outcome<()> {
+        let (first, end) = self.span;
+        if offset >= end || offset + bytes <= first {
+            return Ok(());
+        }
+        let hit = |at: &u32| (*at as usize) < offset + bytes && offset < *at as usize + 8;
+        let Some(at) = self.mbarriers.keys().find(|at| hit(at)) else { return Ok(()) };
+        let what = format!("a write at offset {offset} of shared memory over an mbarrier in use at {at}");
+        let right = "mbarrier.inval before its memory holds anything else, or other memory for the data";
+        Err(Trouble::new(Kind::Mbarrier, what, right))
+    }
+
+    /// The tensor copy that filled a chunk with another swizzle than `swizzle`, if it was filled by
+    /// one.
+    fn laid_otherwise(&self, offset: usize, swizzle: Swizzle) -> Option<(u32, Swizzle)> {
+        self.laid.get(offset / CHUNK).copied().flatten().filter(|(_, of)| *of != swizzle)
+    }
+
     fn mbarrier(&mut self, offset: usize) -> Outcome<&mut Mbarrier> {
         self.mbarriers.get_mut(&(offset as u32)).ok_or_else(|| {
             let what = "an operation on memory that holds no mbarrier";
@@ -770,7 +824,7 @@ impl Core<'_> {
                 let mbarrier = mbarrier.map(|at| shared_address(warp.address(at, lane)));
                 let piece = |i: u64| (shared + 16 * i, Some(global.wrapping_add(16 * i)), 16);
                 let pieces: Vec<_> = (0..bytes / 16).map(piece).collect();
-                self.begin_bulk(warp, lane, (shared, bytes, 16), &pieces, mbarrier, worker)
+                self.begin_bulk(warp, lane, (shared, bytes, 16), (&pieces, None), mbarrier, worker)
                     .map_err(|trouble| trouble.lane(lane as u32))
             })?,
             Op::Tensor { shared, map, coordinates, mbarrier, multicast } => try_each(active, |lane| {
@@ -798,7 +852,8 @@ impl Core<'_> {
                     let shared = if self.blocks > 1 { self.place_in(shared, rank) } else { shared };
                     let mbarrier = mbarrier.map(|at| if rank == own { at } else { self.place_in(at, rank) });
                     let pieces = map.pieces(shared, &at).map_err(|error| on_lane(descriptor(&error)))?;
-                    self.begin_bulk(warp, lane, (shared, map.box_bytes(), 128), &pieces, mbarrier, worker)
+                    let pieces = (&pieces[..], Some(map.swizzle));
+                    self.begin_bulk(warp, lane, (shared, map.box_bytes(), 128), pieces, mbarrier, worker)
                         .map_err(on_lane)?;
                 }
                 Ok(())
@@ -874,6 +929,8 @@ impl Core<'_> {
             looks: BTreeMap::new(),
         };
         self.hopper.mbarriers.insert(offset as u32, mbarrier);
+        let (first, end) = self.hopper.span;
+        self.hopper.span = (if end == 0 { offset } else { first.min(offset) }, end.max(offset + 8));
         Ok(())
     }
 
@@ -1051,13 +1108,13 @@ impl Core<'_> {
     }
 
     /// Begins a bulk copy: into shared memory where an mbarrier counts its bytes, out of it
-    /// otherwise.
+    /// otherwise. A box of a tensor has a swizzle.
     fn begin_bulk(
         &mut self,
         warp: &mut Warp,
         lane: usize,
         (start, bytes, align): (u64, u64, u64),
-        pieces: &[(u64, Option<u64>, u64)],
+        (pieces, swizzle): (&[Listed], Option<Swizzle>),
         mbarrier: Option<u64>,
         worker: &mut Worker,
     ) -> Outcome<()> {
@@ -1074,6 +1131,7 @@ impl Core<'_> {
                     }
                     if load {
                         self.note_global_copy(warp, lane, place, bytes, Access::Read, worker)?;
+                        self.check_global_shown(warp, lane, place, bytes, worker)?;
                     }
                     Some(place)
                 }
@@ -1083,7 +1141,10 @@ impl Core<'_> {
         }
         let Some(at) = mbarrier else {
             for &Piece { offset, bytes, .. } in &located {
-                self.check_visible(warp, lane, offset, bytes, "a bulk store")?;
+                self.check_visible(warp, lane, offset, bytes, "a bulk store reads")?;
+                if let Some(swizzle) = swizzle {
+                    self.check_laid(lane, offset, swizzle, "a tensor copy stores")?;
+                }
                 self.shared.lend(offset, bytes, true);
             }
             let lane = lane as u32;
@@ -1099,11 +1160,14 @@ impl Core<'_> {
             return Err(Trouble::new(Kind::MissingFence, what, right));
         }
         for &Piece { offset, bytes, .. } in &located {
+            self.hopper.keep_mbarriers(offset, bytes)?;
+            let (shared, who) = self.shared_by(warp, lane);
+            shared.check_idle(offset, bytes, &who)?;
             self.check_shown(warp, lane, offset, bytes, "a bulk load overwrites")?;
             let (shared, who) = self.shared_by(warp, lane);
             shared.expect(offset, bytes, &who)?;
         }
-        let what = What::Data { pieces: located, bytes: bytes as i64 };
+        let what = What::Data { pieces: located, bytes: bytes as i64, swizzle };
         let (warp, lane, pc) = (warp.index, lane as u32, warp.pc);
         self.hopper.coming.push_back(Coming { warp, lane, pc, mbarrier: offset as u32, what });
         Ok(())
@@ -1123,7 +1187,7 @@ impl Core<'_> {
             Some(_) => trouble.at(coming.warp, coming.pc),
         };
         match coming.what {
-            What::Data { pieces, bytes } => {
+            What::Data { pieces, bytes, swizzle } => {
                 let mbarrier = self.hopper.mbarrier(coming.mbarrier as usize).map_err(place)?;
                 let (agent, tick) = (mbarrier.agent, mbarrier.phase + 1);
                 let party = self.clocks.as_ref().map_or(0, |clocks| clocks.agent(agent));
@@ -1134,6 +1198,13 @@ impl Core<'_> {
                         worker.global.read(from, &mut data);
                     }
                     self.shared.arrive_by_agent(offset, &data, by);
+                    if self.clocks.is_some() {
+                        let at = offset / CHUNK;
+                        if at >= self.hopper.laid.len() {
+                            self.hopper.laid.resize(at + 1, None);
+                        }
+                        self.hopper.laid[at] = swizzle.map(|swizzle| (coming.pc, swizzle));
+                    }
                 }
                 self.hopper
                     .mbarrier(coming.mbarrier as usize)
@@ -1217,6 +1288,12 @@ impl Core<'_> {
                 self.write_out(warp, &mut store, worker)?;
             }
         }
+        let first = |(group, state): (&u32, &Warpgroup)| Some((4 * group, state.queue.front()?.pc));
+        if let (Some((warp, pc)), true) = (self.hopper.groups.iter().find_map(first), self.clocks.is_some()) {
+            let what = "the block ends while a wgmma still reads its shared memory";
+            let right = "wgmma.commit_group and wgmma.wait_group 0 before the end";
+            return Err(Trouble::new(Kind::InFlight, what, right).lane(0).at(warp, pc));
+        }
         if let Some(coming) = self.hopper.coming.front() {
             let what = "the block ends while a bulk copy still writes to its shared memory";
             let right = "waiting for the mbarrier's phase before the end";
@@ -1254,7 +1331,7 @@ impl Core<'_> {
     ) -> Outcome<()> {
         let (shared, who) = self.shared_by(warp, lane);
         shared.check_read(offset, bytes, &who)?;
-        self.check_shown(warp, lane, offset, bytes, &format!("{what} reads"))
+        self.check_shown(warp, lane, offset, bytes, what)
     }
 
     /// Writes of threads to shared memory that a unit is about to read or write must be shown to
@@ -1269,16 +1346,54 @@ impl Core<'_> {
     ) -> Outcome<()> {
         let (shared, who) = self.shared_by(warp, lane);
         let Some(clocks) = who.clocks else { return Ok(()) };
-        for write in shared.writers(offset, bytes) {
-            let by_thread = write.party < who.threads;
-            if by_thread && !clocks.proxied(who.thread(), write.party, write.tick) {
-                let what = format!("{what} shared memory that thread {} wrote", write.party);
-                let what = format!("{what}, with no proxy fence in between");
-                let right = "fence.proxy.async after the writes, before the barrier that hands them over";
-                return Err(Trouble::new(Kind::MissingFence, what, right).lane(who.lane).other(write.pc));
-            }
+        let hidden = |write: &Stamp| {
+            write.party < who.threads && !clocks.proxied(who.thread(), write.party, write.tick)
+        };
+        let Some(write) = shared.find_write(offset, bytes, hidden) else { return Ok(()) };
+        let what = format!("{what} shared memory that thread {} wrote", write.party);
+        let what = format!("{what}, with no proxy fence in between");
+        let right = "fence.proxy.async after the writes, before the barrier that hands them over";
+        Err(Trouble::new(Kind::MissingFence, what, right).lane(who.lane).other(write.pc))
+    }
+
+    /// Memory that a tensor copy filled must be read by its swizzle. `what` says what reads.
+    fn check_laid(&self, lane: usize, offset: usize, swizzle: Swizzle, what: &str) -> Outcome<()> {
+        let Some((pc, of)) = self.hopper.laid_otherwise(offset, swizzle) else { return Ok(()) };
+        // Whoever has written there since has laid the data in another way.
+        if self
+            .shared
+            .find_write(offset, CHUNK, |write| write.party < self.threads || write.pc != pc)
+            .is_some()
+        {
+            return Ok(());
         }
-        Ok(())
+        let what = format!("{what} with {swizzle} what a tensor copy brought with {of}");
+        let right = "the same swizzle in the tensor map and in the matrix descriptor";
+        Err(Trouble::new(Kind::Descriptor, what, right).lane(lane as u32).other(pc))
+    }
+
+    /// Writes of this launch's threads to global memory that a bulk load is about to read must be
+    /// shown to the units by a proxy fence.
+    fn check_global_shown(
+        &self,
+        warp: &Warp,
+        lane: usize,
+        place: (usize, u64),
+        bytes: u64,
+        worker: &Worker,
+    ) -> Outcome<()> {
+        let (Some(races), Some(clocks)) = (&worker.races, &self.clocks) else { return Ok(()) };
+        let thread = warp.index * LANES as u32 + lane as u32;
+        let hidden = |by: &Stamp| by.party < self.threads && !clocks.proxied_far(thread, by);
+        let Some(write) = races.find_write(place, bytes, hidden) else { return Ok(()) };
+        let (writer, block) = (write.party, write.block);
+        let what = format!(
+            "a bulk load reads global memory that thread {writer} of block {block} wrote in this launch, with no \
+             proxy fence for global memory in between"
+        );
+        let right = "fence.proxy.async (or .global) after the writes, before what hands them over; or a launch of its \
+                     own for the load";
+        Err(Trouble::new(Kind::MissingFence, what, right).lane(lane as u32).other(write.pc))
     }
 
     // wgmma
@@ -1348,13 +1463,13 @@ impl Core<'_> {
         };
         let number = warp.hopper.issued;
         warp.hopper.issued += 1;
-        for row in wgmma.registers() {
-            *warp.hopper.owned.entry(row).or_default() += 1;
+        self.own_registers(warp, wgmma)?;
+        let chunks = self.chunks_read(wgmma, a, b, self.rank(warp.index))?;
+        for &(offset, swizzle) in &chunks {
+            self.check_visible(warp, 0, offset, CHUNK, "wgmma reads")?;
+            self.check_laid(0, offset, swizzle, "wgmma reads")?;
         }
-        let reads = self.chunks_read(wgmma, a, b, self.rank(warp.index))?;
-        for &offset in &reads {
-            self.check_visible(warp, 0, offset, CHUNK, "wgmma")?;
-        }
+        let reads: Vec<usize> = chunks.into_iter().map(|(offset, _)| offset).collect();
         let state = self.hopper.groups.entry(group).or_default();
         let at = (number - state.first) as usize;
         if at == state.queue.len() {
@@ -1375,8 +1490,46 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// Offsets of all 16-byte pieces of shared memory that a product reads.
-    fn chunks_read(&self, wgmma: &Wgmma, a: Option<u64>, b: u64, rank: u32) -> Outcome<Vec<usize>> {
+    /// The registers of a `wgmma` are its own until its wait. One under way may own them too where
+    /// the hardware keeps the two in order: sums of one shape in the same places, and factors,
+    /// which both read.
+    fn own_registers(&self, warp: &mut Warp, wgmma: &Wgmma) -> Outcome<()> {
+        for (row, role) in wgmma.roles() {
+            let new = Owner { count: 0, pc: warp.pc, role };
+            let owner = warp.hopper.owned.entry(row).or_insert(new);
+            let passed_on = match (owner.role, role) {
+                (Role::Factor(_), Role::Factor(_)) => true,
+                (was, is) => was == is,
+            };
+            if self.clocks.is_some() && !passed_on {
+                let what = match (owner.role, role) {
+                    (Role::Factor(_), _) => {
+                        "a wgmma adds to a register that is a factor of a wgmma under way"
+                    }
+                    (_, Role::Factor(_)) => {
+                        "a wgmma takes as a factor a register that a wgmma under way adds to"
+                    }
+                    _ => {
+                        "a wgmma adds to a register that a wgmma under way of another shape or order adds to"
+                    }
+                };
+                let right = "wgmma.commit_group and wgmma.wait_group between the two";
+                return Err(Trouble::new(Kind::InFlight, what, right).lane(0).other(owner.pc));
+            }
+            owner.count += 1;
+        }
+        Ok(())
+    }
+
+    /// Offsets of all 16-byte pieces of shared memory that a product reads, with the swizzle of the
+    /// matrix that each is of.
+    fn chunks_read(
+        &self,
+        wgmma: &Wgmma,
+        a: Option<u64>,
+        b: u64,
+        rank: u32,
+    ) -> Outcome<Vec<(usize, Swizzle)>> {
         let mut chunks = Vec::new();
         let mut add = |bits: u64, outer: u64, transposed: bool| -> Outcome<()> {
             let descriptor = Descriptor::new(bits)?;
@@ -1384,7 +1537,8 @@ impl Core<'_> {
             for row in (0..outer).step_by(step(transposed)) {
                 for depth in (0..16).step_by(step(!transposed)) {
                     let address = self.in_block(descriptor.chunk(row, depth, transposed), rank);
-                    chunks.push(self.shared.locate(address, CHUNK as u64, CHUNK as u64, false)?);
+                    let offset = self.shared.locate(address, CHUNK as u64, CHUNK as u64, false)?;
+                    chunks.push((offset, descriptor.swizzle));
                 }
             }
             Ok(())
@@ -1451,9 +1605,9 @@ impl Core<'_> {
             product.multiply(wgmma, warp, member);
             product.taken |= 1 << member;
             for row in wgmma.registers() {
-                if let Some(owners) = warp.hopper.owned.get_mut(&row) {
-                    *owners -= 1;
-                    if *owners == 0 {
+                if let Some(owner) = warp.hopper.owned.get_mut(&row) {
+                    owner.count -= 1;
+                    if owner.count == 0 {
                         warp.hopper.owned.remove(&row);
                     }
                 }

@@ -43,7 +43,7 @@ pub(super) struct Kernel {
 }
 
 /// Features of a kernel that cost something to provide.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Needs {
     /// Bytes of the narrowest access to shared and to global memory: the grain of race detection.
     pub shared_grain: u64,
@@ -54,6 +54,8 @@ pub(super) struct Needs {
     pub alone: bool,
     /// Units that work asynchronously on shared memory: bulk copies, `wgmma`, `mbarrier`.
     pub asynchronous: bool,
+    /// Whether a proxy fence shows those units what threads wrote to global memory.
+    pub shows_global: bool,
 }
 
 /// A kernel parameter in the parameter space.
@@ -148,7 +150,11 @@ pub(super) enum Op {
     Fence {
         scope: Scope,
     },
-    ProxyFence,
+    /// `fence.proxy.async`, by the memory that it is for.
+    ProxyFence {
+        shared: bool,
+        global: bool,
+    },
     Barrier(Box<Barrier>),
     WarpSync {
         mask: u16,

@@ -23,9 +23,11 @@ const LANES: usize = 32;
 pub(super) struct View {
     /// For each party of the block (threads, then asynchronous agents) the last tick seen.
     ticks: Box<[u32]>,
-    /// The same for accesses that a proxy fence has made visible to asynchronous units; empty
-    /// without such units.
+    /// The same for accesses to shared memory that a proxy fence has made visible to asynchronous
+    /// units; empty without such units.
     proxy: Box<[u32]>,
+    /// The same for accesses to global memory; empty where no fence of the kernel does that.
+    far: Box<[u32]>,
     /// Views of other blocks, handed over through atomics and fences.
     seen: Option<Rc<BTreeMap<u32, Rc<View>>>>,
 }
@@ -44,7 +46,27 @@ impl View {
         for (mine, theirs) in self.proxy.iter_mut().zip(&other.proxy) {
             *mine = (*mine).max(*theirs);
         }
+        self.join_far(other);
         self.join_seen(other.seen.as_ref());
+    }
+
+    fn join_far(&mut self, other: &View) {
+        for (mine, theirs) in self.far.iter_mut().zip(&other.far) {
+            *mine = (*mine).max(*theirs);
+        }
+    }
+
+    /// All that it has seen of global memory is shown to asynchronous units, what other blocks did
+    /// too.
+    fn show_far(&mut self) {
+        for (far, tick) in self.far.iter_mut().zip(&self.ticks) {
+            *far = (*far).max(*tick);
+        }
+        for view in self.seen.iter_mut().flat_map(|seen| Rc::make_mut(seen).values_mut()) {
+            if view.far.iter().zip(&view.ticks).any(|(far, tick)| far < tick) {
+                Rc::make_mut(view).show_far();
+            }
+        }
     }
 
     fn join_seen(&mut self, other: Option<&Rc<BTreeMap<u32, Rc<View>>>>) {
@@ -74,6 +96,7 @@ fn insert_seen(seen: &mut BTreeMap<u32, Rc<View>>, block: u32, view: &Rc<View>) 
         for (mine, theirs) in known.ticks.iter_mut().zip(&view.ticks) {
             *mine = (*mine).max(*theirs);
         }
+        known.join_far(view);
     }
 }
 
@@ -83,8 +106,9 @@ pub(super) struct Clocks {
     block: u32,
     /// Ticks of the threads.
     own: Vec<u32>,
-    /// Own ticks that a proxy fence has covered.
+    /// Own ticks that a proxy fence has covered, for shared memory and for global memory.
     proxied: Vec<u32>,
+    far: Vec<u32>,
     views: Vec<Rc<View>>,
     /// Knowledge that the last fence of a thread gives away with its next atomic.
     fenced: Vec<Option<(Rc<View>, Scope)>>,
@@ -109,12 +133,14 @@ pub(super) struct Release {
 pub(super) type Location = Vec<Rc<Release>>;
 
 impl Clocks {
-    /// Clocks for `threads` threads and `agents` asynchronous agents.
-    pub fn new(block: u32, threads: usize, agents: usize, proxy: bool) -> Clocks {
+    /// Clocks for `threads` threads and `agents` asynchronous agents; with those of proxy fences
+    /// for shared memory and for global memory where asked.
+    pub fn new(block: u32, threads: usize, agents: usize, (proxy, far): (bool, bool)) -> Clocks {
         let parties = threads + agents;
         let view = View {
             ticks: vec![0; parties].into(),
             proxy: vec![0; if proxy { parties } else { 0 }].into(),
+            far: vec![0; if far { parties } else { 0 }].into(),
             seen: None,
         };
         let view = Rc::new(view);
@@ -122,6 +148,7 @@ impl Clocks {
             block,
             own: vec![1; threads],
             proxied: vec![0; threads],
+            far: vec![0; threads],
             views: vec![view; threads],
             fenced: vec![None; threads],
             pending: HashMap::new(),
@@ -151,6 +178,17 @@ impl Clocks {
     pub fn proxied(&self, thread: u32, party: u32, tick: u32) -> bool {
         let own = party == thread && self.proxied[thread as usize] >= tick;
         own || self.views[thread as usize].proxy.get(party as usize).is_none_or(|&seen| seen >= tick)
+    }
+
+    /// Whether a proxy fence for global memory stands between an access and an asynchronous one
+    /// that `thread` starts.
+    pub fn proxied_far(&self, thread: u32, by: &Stamp) -> bool {
+        let view = &self.views[thread as usize];
+        let shown = |view: &View| view.far.get(by.party as usize).is_some_and(|&seen| seen >= by.tick);
+        if by.block != self.block {
+            return view.seen.as_ref().and_then(|seen| seen.get(&by.block)).is_some_and(|view| shown(view));
+        }
+        by.party == thread && self.far[thread as usize] >= by.tick || shown(view)
     }
 
     /// The threads meet: afterwards each has seen what any had, and `extra`.
@@ -189,6 +227,9 @@ impl Clocks {
             joined.ticks[thread] = self.own[thread];
             if let Some(proxy) = joined.proxy.get_mut(thread) {
                 *proxy = (*proxy).max(self.proxied[thread]);
+            }
+            if let Some(far) = joined.far.get_mut(thread) {
+                *far = (*far).max(self.far[thread]);
             }
         }
         Some(Rc::new(joined))
@@ -263,15 +304,26 @@ impl Clocks {
         self.own.len() as u32 + agent
     }
 
-    /// `fence.proxy.async`: what each thread has seen counts for asynchronous units too.
-    pub fn proxy_fence(&mut self, warp: u32, lanes: u32) {
+    /// `fence.proxy.async`: what each thread has seen of shared memory, of global memory or of both
+    /// counts for asynchronous units too.
+    pub fn proxy_fence(&mut self, warp: u32, lanes: u32, (shared, global): (bool, bool)) {
         self.change(warp, lanes, |fenced| {
-            for (proxy, tick) in fenced.proxy.iter_mut().zip(&fenced.ticks) {
-                *proxy = (*proxy).max(*tick);
+            if shared {
+                for (proxy, tick) in fenced.proxy.iter_mut().zip(&fenced.ticks) {
+                    *proxy = (*proxy).max(*tick);
+                }
+            }
+            if global {
+                fenced.show_far();
             }
         });
         for thread in threads(&[(warp, lanes)]) {
-            self.proxied[thread] = self.own[thread];
+            if shared {
+                self.proxied[thread] = self.own[thread];
+            }
+            if global {
+                self.far[thread] = self.own[thread];
+            }
             self.own[thread] += 1;
         }
     }
@@ -319,6 +371,7 @@ impl Clocks {
             Rc::new(View {
                 ticks: vec![0; silent.ticks.len()].into(),
                 proxy: vec![0; silent.proxy.len()].into(),
+                far: vec![0; silent.far.len()].into(),
                 seen: Some(Rc::new(seen)),
             })
         } else {
@@ -375,9 +428,29 @@ struct Readers {
     pc: u32,
     warp: u16,
     atomic: bool,
+    /// Whether one of them wrote.
+    wrote: bool,
 }
 
-const NO_READERS: Readers = Readers { block: 0, warp: 0, lanes: 0, tick: 0, pc: 0, atomic: false };
+const NO_READERS: Readers =
+    Readers { block: 0, warp: 0, lanes: 0, tick: 0, pc: 0, atomic: false, wrote: false };
+
+impl Readers {
+    /// The first access of them that wrote and is as asked.
+    fn find_write(&self, is: &mut impl FnMut(&Stamp) -> bool) -> Option<Stamp> {
+        let Readers { block, tick, pc, .. } = *self;
+        let mut lanes = if self.wrote { self.lanes } else { 0 };
+        while lanes != 0 {
+            let party = u32::from(self.warp) * LANES as u32 + lanes.trailing_zeros();
+            lanes &= lanes - 1;
+            let stamp = Stamp { block, party, tick, pc };
+            if is(&stamp) {
+                return Some(stamp);
+            }
+        }
+        None
+    }
+}
 
 /// Memory of one grain: the last write, and the accesses since.
 #[derive(Debug, Clone)]
@@ -398,6 +471,15 @@ impl Cell {
         std::iter::once(&mut self.first).chain(self.more.iter_mut().flat_map(|more| more.iter_mut()))
     }
 
+    /// The first write that is as asked, of the last plain one and the atomics since.
+    #[inline]
+    fn find_write(&self, is: &mut impl FnMut(&Stamp) -> bool) -> Option<Stamp> {
+        if self.write.tick != 0 && is(&self.write) {
+            return Some(self.write);
+        }
+        self.readers().find_map(|readers| readers.find_write(is))
+    }
+
     fn add(&mut self, readers: Readers) {
         self.more.get_or_insert_default().push(readers);
     }
@@ -411,6 +493,8 @@ pub(super) enum Access {
     Read,
     Write,
     Atomic,
+    /// A read that excludes plain writes alone, as an atomic does.
+    Strong,
 }
 
 /// Two accesses that nothing orders: the kind of the earlier one, and its party.
@@ -424,7 +508,7 @@ impl Conflict {
     /// The finding, `space` being what the address is in.
     pub fn trouble(&self, later: Access, place: &str, block: u32, threads: u32, lane: u32) -> Box<Trouble> {
         let verb = |access| match access {
-            Access::Read => "read",
+            Access::Read | Access::Strong => "read",
             Access::Write => "write",
             Access::Atomic => "atomic",
         };
@@ -466,17 +550,17 @@ impl Cell {
             self.write = by;
             return Ok(());
         }
-        let atomic = access == Access::Atomic;
+        let (atomic, wrote) = (matches!(access, Access::Atomic | Access::Strong), access == Access::Atomic);
         let (warp, lane) = ((by.party / LANES as u32) as u16, by.party % LANES as u32);
         let same = |readers: &Readers| {
             readers.warp == warp
                 && readers.tick == by.tick
                 && readers.block == by.block
-                && readers.atomic == atomic
+                && (readers.atomic, readers.wrote) == (atomic, wrote)
         };
         if self.first.lanes == 0 {
             self.first =
-                Readers { block: by.block, warp, lanes: 1 << lane, tick: by.tick, pc: by.pc, atomic };
+                Readers { block: by.block, warp, lanes: 1 << lane, tick: by.tick, pc: by.pc, atomic, wrote };
             return Ok(());
         }
         if same(&self.first) && self.more.is_none() {
@@ -504,7 +588,8 @@ impl Cell {
                 kept.push(*readers);
             }
         }
-        let new = Readers { block: by.block, warp, lanes: 1 << lane, tick: by.tick, pc: by.pc, atomic };
+        let new =
+            Readers { block: by.block, warp, lanes: 1 << lane, tick: by.tick, pc: by.pc, atomic, wrote };
         self.first = new;
         self.more = (!kept.is_empty()).then(|| Box::new(kept));
         Ok(())
@@ -515,7 +600,7 @@ impl Cell {
             let excludes = match access {
                 Access::Write => true,
                 Access::Read => readers.atomic,
-                Access::Atomic => !readers.atomic,
+                Access::Atomic | Access::Strong => !readers.atomic,
             };
             if excludes && let Some(party) = first_unordered(readers, by, clocks) {
                 let earlier = if readers.atomic { Access::Atomic } else { Access::Read };
@@ -602,27 +687,28 @@ impl SharedRaces {
 
     /// Holds a read against earlier writes, without entering it.
     pub fn check_read(&self, offset: u64, bytes: u64, by: Stamp, clocks: &Clocks) -> Result<(), Conflict> {
-        for write in self.writers(offset, bytes) {
-            if write.party != by.party && !clocks.ordered(by.party, write.block, write.party, write.tick) {
-                return Err(Conflict { earlier: Access::Write, by: write });
-            }
+        let apart = |write: &Stamp| {
+            write.party != by.party && !clocks.ordered(by.party, write.block, write.party, write.tick)
+        };
+        match self.find_write(offset, bytes, apart) {
+            Some(write) => Err(Conflict { earlier: Access::Write, by: write }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    /// The last writes to a range of bytes.
-    pub fn writers(&self, offset: u64, bytes: u64) -> impl Iterator<Item = Stamp> + '_ {
+    /// The first write to a range of bytes that is as asked: the last plain one, or an atomic
+    /// since.
+    #[inline]
+    pub fn find_write(&self, offset: u64, bytes: u64, mut is: impl FnMut(&Stamp) -> bool) -> Option<Stamp> {
         let (first, last) = (offset / self.grain, (offset + bytes - 1) / self.grain);
-        let writes = self.cells[first as usize..=last as usize].iter().map(|cell| cell.write);
-        writes.filter(|write| write.tick != 0)
+        self.cells[first as usize..=last as usize].iter().find_map(|cell| cell.find_write(&mut is))
     }
 
     /// Enters a read by an agent, which the caller has checked.
     pub fn agent_read(&mut self, offset: u64, bytes: u64, by: Stamp) {
         let (first, last) = (offset / self.grain, (offset + bytes - 1) / self.grain);
         let (warp, lane) = ((by.party / LANES as u32) as u16, by.party % LANES as u32);
-        let new =
-            Readers { block: by.block, warp, lanes: 1 << lane, tick: by.tick, pc: by.pc, atomic: false };
+        let new = Readers { lanes: 1 << lane, block: by.block, warp, tick: by.tick, pc: by.pc, ..NO_READERS };
         for cell in &mut self.cells[first as usize..=last as usize] {
             // A thread that has seen an agent's tick has seen its earlier ones.
             if cell.first.lanes == 0 {
@@ -692,6 +778,21 @@ impl GlobalRaces {
         (write.tick != 0).then_some(write)
     }
 
+    /// The first write of the launch to bytes of an allocation that is as asked: the last plain
+    /// one, or an atomic since.
+    pub fn find_write(
+        &self,
+        (allocation, offset): (usize, u64),
+        bytes: u64,
+        mut is: impl FnMut(&Stamp) -> bool,
+    ) -> Option<Stamp> {
+        let (first, last) = (offset / self.grain, (offset + bytes - 1) / self.grain);
+        (first..=last).find_map(|cell| {
+            let page = self.pages[allocation][(cell / PAGE) as usize].as_ref()?;
+            page[(cell % PAGE) as usize].find_write(&mut is)
+        })
+    }
+
     /// The first conflict between blocks that ran in different workers.
     pub fn across(workers: &mut Vec<GlobalRaces>) -> Option<(Conflict, Conflict)> {
         let mut all = workers.pop()?;
@@ -727,7 +828,7 @@ mod tests {
 
     #[test]
     fn a_barrier_orders_and_nothing_else_does() {
-        let mut clocks = Clocks::new(0, 64, 0, false);
+        let mut clocks = Clocks::new(0, 64, 0, (false, false));
         let mut shared = SharedRaces::new(64, 4);
         shared.access(0, 4, stamp(&clocks, 0), Access::Write, &clocks).unwrap();
         assert!(shared.access(0, 4, stamp(&clocks, 33), Access::Read, &clocks).is_err());
@@ -746,7 +847,7 @@ mod tests {
 
     #[test]
     fn atomics_exclude_plain_accesses_only() {
-        let mut clocks = Clocks::new(0, 64, 0, false);
+        let mut clocks = Clocks::new(0, 64, 0, (false, false));
         let mut shared = SharedRaces::new(64, 4);
         for thread in [0, 1, 40] {
             shared.access(0, 4, stamp(&clocks, thread), Access::Atomic, &clocks).unwrap();
@@ -759,7 +860,7 @@ mod tests {
 
     #[test]
     fn a_release_is_seen_by_who_acquires_it() {
-        let mut clocks = Clocks::new(0, 64, 0, false);
+        let mut clocks = Clocks::new(0, 64, 0, (false, false));
         let mut shared = SharedRaces::new(64, 4);
         shared.access(0, 4, stamp(&clocks, 0), Access::Write, &clocks).unwrap();
         let view = clocks.release(&[(0, 1)]).unwrap();
@@ -780,8 +881,8 @@ mod tests {
         for (scope, fences, good) in
             [(Scope::Device, true, true), (Scope::Block, true, false), (Scope::Device, false, false)]
         {
-            let mut first = Clocks::new(0, 32, 0, false);
-            let mut second = Clocks::new(1, 32, 0, false);
+            let mut first = Clocks::new(0, 32, 0, (false, false));
+            let mut second = Clocks::new(1, 32, 0, (false, false));
             let mut global = GlobalRaces::new([64].into_iter(), 4, false);
             let mut location = Location::new();
             global.access((0, 0), 4, stamp(&first, 3), Access::Write, &first).unwrap();
@@ -804,7 +905,7 @@ mod tests {
 
     #[test]
     fn workers_compare_what_their_blocks_did() {
-        let clocks: Vec<Clocks> = (0..3).map(|block| Clocks::new(block, 32, 0, false)).collect();
+        let clocks: Vec<Clocks> = (0..3).map(|block| Clocks::new(block, 32, 0, (false, false))).collect();
         let by = |block: u32| Stamp { block, party: 0, tick: 1, pc: block };
         for (a, b, races) in [
             (Access::Read, Access::Read, false),

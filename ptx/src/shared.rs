@@ -141,13 +141,15 @@ impl Shared {
 
     #[inline]
     fn enter(&mut self, offset: usize, bytes: usize, access: Access, who: &Who) -> Outcome<()> {
-        let (Some(races), Some(clocks)) = (&mut self.races, who.clocks) else { return Ok(()) };
-        if self.state[offset..offset + bytes].iter().any(|&state| state & COMING != 0) {
-            return Err(in_flight(offset, if access == Access::Read { "read" } else { "write" }, who));
+        if self.races.is_none() {
+            return Ok(());
         }
-        if access != Access::Read
-            && self.lent.get(offset..offset + bytes).is_some_and(|lent| lent.iter().any(|&n| n > 0))
-        {
+        let Some(clocks) = who.clocks else { return Ok(()) };
+        let reads = matches!(access, Access::Read | Access::Strong);
+        if self.coming(offset, bytes) {
+            return Err(in_flight(offset, if reads { "read" } else { "write" }, who));
+        }
+        if !reads && self.lent.get(offset..offset + bytes).is_some_and(|lent| lent.iter().any(|&n| n > 0)) {
             return Err(Trouble::new(
                 Kind::InFlight,
                 format!("a write at offset {offset} of shared memory while an asynchronous operation still reads it"),
@@ -155,10 +157,23 @@ impl Shared {
             )
             .lane(who.lane));
         }
+        let Some(races) = &mut self.races else { return Ok(()) };
         let stamp = who.stamp(clocks);
         races
             .access(offset as u64, bytes as u64, stamp, access, clocks)
             .map_err(|conflict| conflict.trouble(access, "shared memory", who.block, who.threads, who.lane))
+    }
+
+    /// Whether a copy that will write here is under way.
+    #[inline]
+    fn coming(&self, offset: usize, bytes: usize) -> bool {
+        self.state[offset..offset + bytes].iter().any(|&state| state & COMING != 0)
+    }
+
+    /// Refuses a copy into memory that another one will write.
+    pub fn check_idle(&self, offset: usize, bytes: usize, who: &Who) -> Outcome<()> {
+        let taken = who.clocks.is_some() && self.coming(offset, bytes);
+        if taken { Err(in_flight(offset, "copy that begins", who)) } else { Ok(()) }
     }
 
     /// A copy begins that will write here: it must be ordered like a write now, and the bytes are
@@ -211,9 +226,10 @@ impl Shared {
         })
     }
 
-    /// The party that wrote to a range last, as far as races are looked for.
-    pub fn writers(&self, offset: usize, bytes: usize) -> impl Iterator<Item = Stamp> + '_ {
-        self.races.iter().flat_map(move |races| races.writers(offset as u64, bytes as u64))
+    /// The first write to a range that is as asked, as far as races are looked for.
+    #[inline]
+    pub fn find_write(&self, offset: usize, bytes: usize, is: impl FnMut(&Stamp) -> bool) -> Option<Stamp> {
+        self.races.as_ref()?.find_write(offset as u64, bytes as u64, is)
     }
 
     /// Enters a read by an asynchronous agent, which was checked when it began.

@@ -4,6 +4,8 @@
 //! On a GPU the driver encodes them (`cuTensorMapEncodeTiled`); here the bytes are our own. A
 //! launch holds the [`TensorMap`] itself, so each device encodes it as it needs.
 
+use std::fmt;
+
 /// How the 16-byte pieces of a tile are permuted in shared memory, so that columns fall into
 /// different banks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +18,15 @@ pub enum Swizzle {
     Bytes64,
     /// Within 128 bytes.
     Bytes128,
+}
+
+impl fmt::Display for Swizzle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Swizzle::None => f.write_str("no swizzle"),
+            swizzle => write!(f, "a swizzle of {} bytes", swizzle.bytes()),
+        }
+    }
 }
 
 impl Swizzle {

@@ -3,7 +3,9 @@
 use crate::support::sandbox::{Sandbox, bits, metrics, texts};
 use dreamc_runtime::checkpoint::safetensors::Tensors;
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// A model that trains in a second.
 const TINY: &str = "\
@@ -256,12 +258,37 @@ fn a_signal_is_a_checkpoint() {
     assert!(code == 1 && err.contains("another process"), "{err}");
     let id = process.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    // SLURM sends it twice; the run may have ended meanwhile.
+    let _ = Command::new("kill").args(["-TERM", &id]).stderr(Stdio::null()).status();
     let output = process.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(143));
     let (out, _) = texts(&output);
     assert!(out.contains("SIGTERM: stopped after step") && out.contains("dreamc resume run"), "{out}");
     let lines = fs::read_to_string(&metrics).unwrap().lines().count() as u64;
     assert!(sandbox.path(&format!("run/checkpoints/step-{lines:08}")).is_dir());
+}
+
+#[test]
+fn a_signal_a_second_after_the_first_ends_a_run_at_once() {
+    let sandbox = sandbox();
+    // A step of many seconds.
+    let line = "train tiny.yaml --out run --threads 1 --set train.batch=200000 --set train.accumulate=2000";
+    let line: Vec<&str> = line.split(' ').collect();
+    let mut process = sandbox.command(&line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    while !sandbox.path("run/ledger.json").exists() {
+        assert!(process.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let id = process.id().to_string();
+    for _ in 0..2 {
+        assert!(process.try_wait().unwrap().is_none(), "the first signal lets the step end");
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        std::thread::sleep(Duration::from_millis(1500));
+    }
+    let ended = process.try_wait().unwrap();
+    let _ = process.kill();
+    assert_eq!(ended.and_then(|status| status.signal()), Some(15));
 }
 
 #[test]

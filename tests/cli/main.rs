@@ -28,6 +28,7 @@ mod rates;
 mod refusals;
 mod router_tuning;
 mod serve;
+mod slurm;
 mod studio;
 mod terminal;
 mod torch;

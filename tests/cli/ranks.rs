@@ -1,5 +1,6 @@
 //! Several ranks train what one trains, whatever starts them and whoever of them is killed.
 
+use crate::support::root;
 use crate::support::sandbox::{Sandbox, bits, metrics, texts};
 use dreamc_skip::skip;
 use serde_json::Value;
@@ -47,14 +48,14 @@ fn losses(run: &Path) -> Vec<(u64, f64)> {
     metrics(run).iter().map(loss).collect()
 }
 
-/// Bits of tensors and states behind the last step, without the headers of their files, which have
-/// the specification.
-fn numbers(run: &Path) -> Vec<Vec<u8>> {
+/// Bits of tensors and states after a step, without the headers of their files, which have the
+/// specification.
+pub fn numbers(run: &Path, step: u64) -> Vec<Vec<u8>> {
     let behind = |file: Vec<u8>| {
         let header = u64::from_le_bytes(file[..8].try_into().unwrap());
         file[8 + header as usize..].to_vec()
     };
-    bits(run, 8).into_iter().map(behind).collect()
+    bits(run, step).into_iter().map(behind).collect()
 }
 
 /// That losses are apart by no more than the rounding of sums in another order, which updates
@@ -149,7 +150,7 @@ fn cut_over_ranks(shard: &str) {
     s.good(&[&four[..], &["whole"], &set[..2]].concat());
     let (cut, whole) = (s.path("cut"), s.path("whole"));
     // The specification says so; tensors, states and losses are the same.
-    assert_eq!(numbers(&cut), numbers(&whole));
+    assert_eq!(numbers(&cut, 8), numbers(&whole, 8));
     assert_eq!(metrics(&cut), metrics(&whole));
     let memory = |run: &str| {
         let ledger = serde_json::from_str::<Value>(&s.read(&format!("{run}/ledger.json"))).unwrap();
@@ -201,15 +202,15 @@ fn what_would_not_be_one_training_is_refused_before_it_begins() {
     assert!(!s.path("run").exists(), "a refusal changes nothing");
 }
 
-fn setting(name: &str, otherwise: u64) -> u64 {
+pub fn setting(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().expect("a number"))
 }
 
 /// Numbers that follow from a seed (SplitMix64).
-struct Dice(u64);
+pub struct Dice(pub u64);
 
 impl Dice {
-    fn below(&mut self, sides: u64) -> u64 {
+    pub fn below(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -266,7 +267,7 @@ fn kill(of_one: u64, of_all: u64) {
         let again = if begins { line } else { vec!["resume", &run] };
         s.good(&[&["launch", "-n", "3"][..], &again].concat());
         let words = format!("kill {kill} after {moment} ms, DREAMC_SEED={seed}");
-        assert_eq!(numbers(&s.path(&run)), numbers(&s.path("whole")), "{words}");
+        assert_eq!(numbers(&s.path(&run), 8), numbers(&s.path("whole"), 8), "{words}");
         assert_eq!(metrics(&s.path(&run)), metrics(&s.path("whole")), "{words}");
     }
     println!("the others ended within {slowest:?}; all took {:?}", begun.elapsed());
@@ -371,7 +372,7 @@ fn a_network_that_is_late_changes_nothing_and_one_that_loses_bytes_ends_all_rank
         assert_eq!(code, Some(0), "{error}");
     }
     let same = |run: &str| {
-        assert_eq!(numbers(&s.path(run)), numbers(&s.path("whole")), "{run}, DREAMC_SEED={seed}");
+        assert_eq!(numbers(&s.path(run), 8), numbers(&s.path("whole"), 8), "{run}, DREAMC_SEED={seed}");
         assert_eq!(metrics(&s.path(run)), metrics(&s.path("whole")), "{run}, DREAMC_SEED={seed}");
     };
     same("late");
@@ -486,6 +487,69 @@ fn ranks_of_open_mpi_have_the_bits_of_the_others() {
     let output = mpirun(&["train", "ranked.yaml", "--out", "mpi"]);
     assert!(!output.status.success());
     assert!(texts(&output).1.contains("mpi exists already"), "{output:?}");
+}
+
+/// The script that torchrun starts on the page.
+fn script() -> String {
+    let page = std::fs::read_to_string(root("docs/scaling.md")).unwrap();
+    let blocks = crate::book::blocks(&page).into_iter();
+    let found: Vec<_> = blocks.filter(|block| block.text.contains("exec dreamc resume")).collect();
+    assert_eq!(found.len(), 1, "docs/scaling.md has one script for torchrun");
+    found[0].text.clone()
+}
+
+/// The process of a rank that torchrun started in a folder: a program's variables are its own from
+/// its start on.
+fn of_torchrun(folder: &Path, rank: u64) -> Option<String> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    let mut ranks = processes.filter(|process| {
+        let is = |name: &str, text: &str| {
+            std::fs::read_to_string(process.join(name)).is_ok_and(|t| t.trim() == text)
+        };
+        let of = format!("RANK={rank}");
+        let variables = std::fs::read(process.join("environ")).unwrap_or_default();
+        is("comm", "dreamc")
+            && std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd == folder)
+            && variables.split(|byte| *byte == 0).any(|variable| variable == of.as_bytes())
+    });
+    Some(ranks.next()?.file_name()?.to_string_lossy().into_owned())
+}
+
+#[test]
+fn a_rank_of_torchrun_that_is_killed_is_started_again_and_goes_on_to_the_same_bits() {
+    let Some(python) = dreamc_skip::transformers() else { return };
+    let torchrun = python.with_file_name("torchrun");
+    let s = sandbox();
+    let spec = SPEC.replace("steps: 8, batch: 8, accumulate: 4", "steps: 120, batch: 24, accumulate: 12");
+    s.write("model.yaml", &spec.replace("every: 2, keep: 9", "every: 20, keep: 99"));
+    s.write("ranks.sh", &script());
+    s.good(&["launch", "-n", "2", "train", "model.yaml", "--out", "whole"]);
+    let bin = Path::new(env!("CARGO_BIN_EXE_dreamc")).parent().unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let folder = s.path("").canonicalize().unwrap();
+    let mut command = Command::new(torchrun);
+    command.args([
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=10",
+        "--no-python",
+        "bash",
+        "ranks.sh",
+    ]);
+    command.current_dir(&folder).env("PATH", path).env("DREAMC_CACHE", s.path("cache"));
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    while !s.path("runs/model/checkpoints/step-00000040").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "no step was taken");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let process = of_torchrun(&folder, 1).expect("rank 1 trains");
+    assert!(Command::new("kill").args(["-KILL", &process]).status().unwrap().success());
+    let (code, error) = ends(child, Duration::from_secs(120));
+    assert_eq!(code, Some(0), "{error}");
+    assert!(error.contains("going on after step"), "{error}");
+    assert!(numbers(&s.path("runs/model"), 120) == numbers(&s.path("whole"), 120), "other bits");
+    assert_eq!(metrics(&s.path("runs/model")), metrics(&s.path("whole")));
 }
 
 /// A checkpoint that leaves in PyTorch's distributed format is the same there: whole, in one file

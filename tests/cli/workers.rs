@@ -30,9 +30,10 @@ equal: {flops: 20%, parameters: 20%, tokens}
 seeds: [0, 1, 2]
 ";
 
-const RUNS: [&str; 6] = ["tiny-seed0", "tiny-seed1", "tiny-seed2", "wide-seed0", "wide-seed1", "wide-seed2"];
+pub const RUNS: [&str; 6] =
+    ["tiny-seed0", "tiny-seed1", "tiny-seed2", "wide-seed0", "wide-seed1", "wide-seed2"];
 
-fn sandbox() -> Sandbox {
+pub fn sandbox() -> Sandbox {
     let book = "the quick brown fox jumps over the lazy dog\n".repeat(40);
     Sandbox::with(&[("tiny.yaml", SPEC), ("shared.suite.yaml", SUITE), ("book.txt", &book)])
 }

@@ -7,6 +7,7 @@ mod support;
 mod blocks;
 mod codegen;
 mod cuda;
+mod hazards;
 mod linear;
 mod machine;
 mod naive;

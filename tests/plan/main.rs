@@ -18,9 +18,12 @@ use dreamc_runtime::device::{AT_ONCE, Device};
 use dreamc_runtime::group::place::Place;
 use dreamc_runtime::group::{Group, Traffic, tcp};
 use dreamc_runtime::model::{Model, Scale};
+use dreamc_runtime::train::run::FIGURES;
 use dreamc_runtime::train::{Prepared, prepare, schedule};
+use dreamc_skip::skip;
 use serde_json::Value;
 use std::net::TcpListener;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -121,6 +124,11 @@ fn step(spec: &Spec, group: &Group) -> (Traffic, Memory, u64) {
 }
 
 #[test]
+fn a_plan_pools_the_figures_that_a_run_pools() {
+    assert_eq!(POOLED as usize, FIGURES);
+}
+
+#[test]
 fn bytes_and_memory_are_those_of_ranks_that_train() {
     for ranks in [2, 4] {
         for shard in ["none", "optimizer", "weights"] {
@@ -150,6 +158,80 @@ fn bytes_and_memory_are_those_of_ranks_that_train() {
                 assert_eq!(paper.total, *allocated, "rank {rank} of {ranks}, {shard}");
                 let kinds: u64 = paper.kinds().iter().map(|(_, bytes)| bytes).sum();
                 assert_eq!(kinds, paper.total);
+            }
+        }
+    }
+}
+
+/// Bytes that all ranks of Open MPI send in a run of so many steps, as its monitoring counts them.
+fn monitored(s: &Sandbox, ranks: u64, shard: &str, steps: u64) -> u64 {
+    let name = format!("{shard}-{ranks}-{steps}");
+    let profiles = s.path(&format!("counted-{name}"));
+    std::fs::create_dir(&profiles).unwrap();
+    let set = [format!("train.parallel.shard={shard}"), format!("train.steps={steps}")];
+    let dreamc =
+        s.command(&["train", "planned.yaml", "--out", &name, "--set", &set[0], "--set", &set[1], "-q"]);
+    let mut command = Command::new("mpirun");
+    command.args(["-n", &ranks.to_string(), "--oversubscribe", "--allow-run-as-root"]);
+    // Into a file of each rank, at the end.
+    command.args(["--mca", "pml_monitoring_enable", "2", "--mca", "pml_monitoring_enable_output", "3"]);
+    command.args(["--mca", "pml_monitoring_filename"]).arg(profiles.join("rank"));
+    // In rings: a few bytes would go to one rank and from there to all, which are more.
+    command.args(["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allgatherv_algorithm"]);
+    command.arg("3");
+    command.arg(dreamc.get_program()).args(dreamc.get_args());
+    command.current_dir(s.path("")).env("DREAMC_CACHE", s.path("cache"));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let files: Vec<_> = std::fs::read_dir(&profiles).unwrap().flatten().collect();
+    assert_eq!(files.len() as u64, ranks, "Open MPI writes a profile for each rank");
+    let sent = |text: &str| -> u64 {
+        let lines = text.lines().filter(|line| line.starts_with("I\t") || line.starts_with("E\t"));
+        lines.map(|l| l.split_whitespace().nth(3).unwrap().parse::<u64>().unwrap()).sum()
+    };
+    files.iter().map(|file| sent(&std::fs::read_to_string(file.path()).unwrap())).sum()
+}
+
+/// Bytes that all ranks of Open MPI send in a step: each exchange gathers heads, a sum hands every
+/// rank its part of the numbers and gathers the sums of the parts.
+fn by_mpi(work: &[Work], ranks: u64) -> u64 {
+    let others = ranks - 1;
+    let exchanges = work.iter().filter_map(|work| match work {
+        Work::Begin(exchange) | Work::Wait(exchange) => Some(exchange),
+        Work::Launch(_) | Work::Join => None,
+    });
+    let bytes = exchanges.map(|exchange| {
+        let heads = exchange.pieces(AT_ONCE).len() as u64 * ranks * others * 24;
+        let numbers = match &exchange.what {
+            What::Sum { elements } => 2 * ranks * others * elements.div_ceil(ranks) * 4,
+            What::Scatter { lengths } | What::Gather { lengths } => others * 4 * lengths.iter().sum::<u64>(),
+            What::Pool { bytes } => ranks * others * bytes,
+        };
+        heads + numbers
+    });
+    bytes.sum()
+}
+
+#[test]
+fn open_mpi_counts_the_bytes_of_a_plan() {
+    if Command::new("mpirun").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return skip("mpirun of Open MPI is not installed");
+    }
+    let s = sandbox();
+    for ranks in [2, 4] {
+        for shard in ["none", "optimizer", "weights"] {
+            let spec = spec(&[&format!("train.parallel.shard={shard}")]);
+            let on_paper = prepared(&spec, &CpuDevice::default(), &Group::on_paper(0, ranks));
+            let work = work(&on_paper, spec.train.accumulate / ranks, ranks);
+            // Messages before the first step and after the last are the same in both.
+            let [few, more] = [2, 5].map(|steps| monitored(&s, ranks, shard, steps));
+            assert_eq!(more - few, 3 * by_mpi(&work, ranks), "{ranks} ranks, {shard}");
+            for (name, fault) in OF_WORK {
+                let mut wrong = work.clone();
+                if shard == "optimizer" {
+                    fault(&mut wrong);
+                    assert_ne!(more - few, 3 * by_mpi(&wrong, ranks), "{name}");
+                }
             }
         }
     }

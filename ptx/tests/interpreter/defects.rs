@@ -659,7 +659,7 @@ fn in_hopper_gemm() {
                 &[("__align__(1024) u8 shared", "__align__(128) u8 shared")],
                 Finding(Kind::Descriptor),
             ),
-            ("a map with another swizzle", &[], Results),
+            ("a map with another swizzle", &[], Finding(Kind::Descriptor)),
             (
                 "a warp that does not multiply",
                 &[(

@@ -1080,6 +1080,178 @@ fn phases_of_an_mbarrier() {
     assert_eq!(words(before, &apart, 32, &[], 32).unwrap(), [4; 32]);
 }
 
+/// That a text is right, and what is found in it after each edit: the kind and words of it.
+fn spoiled(before: &str, body: &str, threads: u32, right: &[u32], edits: &[(&str, &str, Kind, &str)]) {
+    let input: Vec<u32> = (0..256).collect();
+    assert_eq!(words(before, body, threads, &input, right.len()).unwrap(), right, "{body}");
+    for (from, to, kind, said) in edits {
+        assert_eq!(body.matches(from).count(), 1, "`{from}` stands once in {body}");
+        let found = finding(before, &body.replace(from, to), threads);
+        assert!(found.kind == *kind && found.what.contains(said), "`{from}` as `{to}`: {found}");
+        assert!(found.site.is_some(), "{found}");
+    }
+}
+
+/// An mbarrier of one arrival, made and shown; `%p1` is thread 0.
+const INIT: &str = "mov.u64 %d1, barrier; mov.u64 %d2, box; setp.eq.u32 %p1, %t, 0; mul.wide.u32 %at, %t, 4; \
+    @%p1 mbarrier.init.shared::cta.b64 [%d1], 1; @%p1 fence.mbarrier_init.release.cluster; bar.sync 0;";
+const WAIT: &str = "wait: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%d1], 0; @!%p2 bra wait;";
+const BOX: &str = ".shared .align 16 .b8 barrier[16]; .shared .align 128 .b8 box[128];";
+
+#[test]
+fn what_a_bulk_store_may_see_stale() {
+    const OUT: &str = "bar.warp.sync 0xffffffff; @%p1 cp.async.bulk.global.shared::cta.bulk_group [%out], [%d2], 128; \
+                       @%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group 0;";
+    let stale = "a bulk store reads shared memory that thread 0 wrote, with no proxy fence in between";
+    let plus: Vec<u32> = (1..33).collect();
+    // Written by a plain store, an atomic, a strong store: all of them through the generic proxy.
+    for write in [
+        "add.u32 %r1, %t, 1; st.shared.u32 [%d4], %r1;",
+        "st.shared.u32 [%d4], %t; atom.shared.add.u32 %r2, [%d4], 1;",
+        "add.u32 %r1, %t, 1; st.volatile.shared.u32 [%d4], %r1;",
+    ] {
+        let body = format!("{INIT} add.u64 %d4, %d2, %at; {write} fence.proxy.async.shared::cta; {OUT}");
+        let fence = "fence.proxy.async.shared::cta;";
+        spoiled(
+            BOX,
+            &body,
+            32,
+            &plus,
+            &[
+                (fence, "", Kind::MissingFence, stale),
+                (fence, "fence.proxy.async.global;", Kind::MissingFence, stale),
+            ],
+        );
+        words(BOX, &body.replace(fence, "fence.proxy.async;"), 32, &[], 32).unwrap();
+    }
+    // A fence between the plain store and the atomic covers the store alone.
+    let body = format!(
+        "{INIT} add.u64 %d4, %d2, %at; st.shared.u32 [%d4], %t; atom.shared.add.u32 %r2, [%d4], 1; \
+         fence.proxy.async.shared::cta; {OUT}"
+    );
+    let early = body.replace("fence.proxy.async.shared::cta;", "").replace("atom", "fence.proxy.async; atom");
+    assert_eq!(finding(BOX, &early, 32).kind, Kind::MissingFence);
+    // cp.async writes when it is waited for: a fence before that shows nothing.
+    let body = format!(
+        "{INIT} add.u64 %d4, %d2, %at; add.u64 %d5, %in, %at; cp.async.ca.shared.global [%d4], [%d5], 4; \
+         cp.async.commit_group; cp.async.wait_group 0; fence.proxy.async.shared::cta; {OUT}"
+    );
+    let range: Vec<u32> = (0..32).collect();
+    let (last, first) = (
+        "cp.async.wait_group 0; fence.proxy.async.shared::cta;",
+        "fence.proxy.async.shared::cta; cp.async.wait_group 0;",
+    );
+    spoiled(BOX, &body, 32, &range, &[(last, first, Kind::MissingFence, stale)]);
+}
+
+#[test]
+fn what_a_bulk_load_may_see_stale() {
+    // Threads write global memory that a bulk load of the same launch brings back.
+    let body = format!(
+        "{INIT} add.u64 %d4, %out, %at; add.u32 %r1, %t, 40; st.global.u32 [%d4+256], %r1; \
+         fence.proxy.async.global; bar.sync 0; @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%d1], 128; \
+         @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%d2], [%out+256], 128, [%d1]; \
+         {WAIT} add.u64 %d4, %d2, %at; ld.shared.u32 %r9, [%d4]; {STORE}"
+    );
+    let right: Vec<u32> = (40..72).chain([0; 32]).chain(40..72).collect();
+    let (fence, stale) = ("fence.proxy.async.global;", "with no proxy fence for global memory in between");
+    spoiled(
+        BOX,
+        &body,
+        32,
+        &right,
+        &[
+            (fence, "", Kind::MissingFence, stale),
+            (fence, "fence.proxy.async.shared::cta;", Kind::MissingFence, stale),
+        ],
+    );
+    words(BOX, &body.replace(fence, "fence.proxy.async;"), 32, &[], 96).unwrap();
+    let late = body
+        .replace(fence, "")
+        .replace("st.global.u32 [%d4+256]", "fence.proxy.async; st.global.u32 [%d4+256]");
+    assert_eq!(finding(BOX, &late, 32).kind, Kind::MissingFence, "a fence before the write");
+}
+
+#[test]
+fn an_mbarrier_in_use_is_not_written_over() {
+    let body = format!(
+        "{INIT} @%p1 mbarrier.arrive.shared::cta.b64 _, [%d1]; {WAIT} bar.sync 0; @%p1 mbarrier.inval.shared::cta.b64 [%d1]; \
+         @%p1 st.shared.u32 [%d1], 7; bar.sync 0; ld.shared.u32 %r9, [%d1]; {STORE}"
+    );
+    let over = "over an mbarrier in use";
+    spoiled(
+        BOX,
+        &body,
+        32,
+        &[7; 32],
+        &[("@%p1 mbarrier.inval.shared::cta.b64 [%d1];", "", Kind::Mbarrier, over)],
+    );
+    // A bulk load and a cp.async that reach it.
+    let load = format!(
+        "{INIT} @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%d1], 16; \
+         @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%d2], [%in], 16, [%d1]; \
+         {WAIT} ld.shared.u32 %r9, [%d2+8]; {STORE}"
+    );
+    spoiled(BOX, &load, 32, &[2; 32], &[("[%d2], [%in]", "[%d1], [%in]", Kind::Mbarrier, over)]);
+    let copy = format!(
+        "{INIT} @%p1 cp.async.ca.shared.global [%d2], [%in], 8; cp.async.commit_group; cp.async.wait_group 0; \
+         bar.sync 0; ld.shared.u32 %r9, [%d2+4]; {STORE}"
+    );
+    spoiled(BOX, &copy, 32, &[1; 32], &[("[%d2], [%in]", "[%d1], [%in]", Kind::Mbarrier, over)]);
+}
+
+#[test]
+fn registers_of_a_wgmma_under_way_are_its_own() {
+    let tile = ".shared .align 128 .b8 tile[1024];";
+    // b is a tile of 8 columns and 16 deep, of zeros; a is in registers.
+    let product = |d: &str, shape: &str, a: &str| {
+        format!(
+            "wgmma.mma_async.sync.aligned.m64{shape}k16.f32.bf16.bf16 {{{d}}}, {{{a}}}, %d2, %p2, 1, 1, 0;"
+        )
+    };
+    let (sums, factors) = ("%s0, %s1, %s2, %s3", "%a0, %a1, %a2, %a3");
+    let first = product(sums, "n8", factors);
+    let frame = |second: &str| {
+        format!(
+            ".reg .b32 %s<8>; .reg .b32 %a<4>; mov.u64 %d1, tile; mul.wide.u32 %at, %t, 8; add.u64 %d4, %d1, %at; mov.u64 %d5, 0; \
+             st.shared.u64 [%d4], %d5; fence.proxy.async.shared::cta; bar.sync 0; \
+             shr.u64 %d2, %d1, 4; or.b64 %d2, %d2, 0x800080000; setp.eq.u32 %p2, 0, 0; \
+             mov.b32 %s0, %t; mov.b32 %s1, 1; mov.b32 %s2, 2; mov.b32 %s3, 3; mov.b32 %s4, 4; mov.b32 %s5, 5; mov.b32 %s6, 6; mov.b32 %s7, 7; \
+             mov.b32 %a0, 0; mov.b32 %a1, 0; mov.b32 %a2, 0; mov.b32 %a3, 0; \
+             wgmma.fence.sync.aligned; {first} {second} wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; \
+             mov.b32 %r9, %s1; {STORE}"
+        )
+    };
+    // Sums are passed on in place, and factors are read by both.
+    let body = frame(&product(sums, "n8", factors));
+    let again = product(sums, "n8", factors);
+    let twice = format!("{again} {again}");
+    let end = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;";
+    let (wide, other) = ("%s0, %s1, %s2, %s3, %s4, %s5, %s6, %s7", "another shape or order");
+    for (second, said) in [
+        (product("%s1, %s0, %s2, %s3", "n8", factors), other),
+        (product(wide, "n16", factors), other),
+        (
+            product("%s4, %s5, %s6, %s7", "n8", "%s0, %s1, %s2, %s3"),
+            "takes as a factor a register that a wgmma under way adds to",
+        ),
+        (
+            product("%a0, %a1, %a2, %a3", "n8", "%s4, %s5, %s6, %s7"),
+            "adds to a register that is a factor of a wgmma under way",
+        ),
+    ] {
+        spoiled(tile, &body, 128, &[1; 128], &[(&twice, &format!("{again} {second}"), Kind::InFlight, said)]);
+        // After a wait all of them are right.
+        let waited = body.replace(&twice, &format!("{again} {end} wgmma.fence.sync.aligned; {second}"));
+        words(tile, &waited, 128, &[], 128).unwrap();
+    }
+    // Nothing waits, and nothing reads the sums.
+    let left =
+        body.replace(end, "wgmma.commit_group.sync.aligned;").replace("mov.b32 %r9, %s1;", "mov.b32 %r9, 1;");
+    let found = finding(tile, &left, 128);
+    assert!(found.kind == Kind::InFlight && found.what.contains("ends while a wgmma still reads"), "{found}");
+}
+
 #[test]
 fn what_is_found_at_run_time() {
     let shared = ".shared .align 8 .b8 box[64];";

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `torchrun`, `dreamc launch` | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` |
 //! | `mpirun` of Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE` |
-//! | `srun` | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`, `SLURM_STEP_NODELIST`, `SLURM_JOB_ID` |
+//! | `srun` | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE`, `SLURM_NODEID`, `SLURM_STEP_NODELIST`, `SLURM_JOB_ID` |
 //!
 //! In this order: what a user sets for `torchrun`'s variables holds under the others, too, and
 //! `mpirun` has SLURM start its own processes. An allocation without a step of `srun` is a process
@@ -61,7 +61,7 @@ impl Place {
                 "OMPI_COMM_WORLD_LOCAL_RANK",
                 "OMPI_COMM_WORLD_LOCAL_SIZE",
             ],
-            ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"],
+            ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"],
         ];
         for [rank_of, size_of, local_of, locals_of] in launchers {
             let slurm = rank_of.starts_with("SLURM");
@@ -83,7 +83,10 @@ impl Place {
             if size == 1 {
                 return Ok(None);
             }
-            let local_size = number(locals_of)?;
+            let local_size = match variable(locals_of) {
+                Some(list) if slurm => tasks_of(&list, number("SLURM_NODEID")?.unwrap_or(0)),
+                _ => number(locals_of)?,
+            };
             let one_machine = local_size == Some(size);
             let address = match (variable("MASTER_ADDR"), variable("SLURM_STEP_NODELIST")) {
                 (Some(address), _) => address,
@@ -111,6 +114,19 @@ impl Place {
 
 fn half(has: &str, lacks: &str) -> GroupError {
     GroupError::Meeting(format!("{has} is set and {lacks} is not: a rank needs both"))
+}
+
+/// The tasks of a node by SLURM's list: `2(x3),1` has two on each of nodes 0 to 2, one on node 3.
+fn tasks_of(list: &str, node: u64) -> Option<u64> {
+    let mut before = 0u64;
+    for part in list.split(',') {
+        let (tasks, nodes) = part.split_once("(x").unwrap_or((part, "1)"));
+        before = before.saturating_add(nodes.strip_suffix(')')?.parse().ok()?);
+        if node < before {
+            return tasks.parse().ok();
+        }
+    }
+    None
 }
 
 /// The first machine of SLURM's list: `gpu[03-05,9],login` begins with `gpu03`.

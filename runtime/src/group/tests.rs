@@ -217,6 +217,22 @@ fn launchers_say_which_rank_a_process_is() {
     ];
     let found = of(&slurm).unwrap().unwrap();
     assert_eq!((found.rank, found.size, found.address.as_str(), found.port), (2, 4, "gpu03", 23_456));
+    // Tasks of this step on this node, whatever the job asked for.
+    for (tasks, node, expected) in [
+        ("2(x1),1,1", "0", Some(2)),
+        ("1(x3),2", "2", Some(1)),
+        ("1(x3),2", "3", Some(2)),
+        ("1(x3),2", "4", None),
+        ("4", "0", Some(4)),
+        ("two", "0", None),
+        ("2(x", "0", None),
+    ] {
+        let step =
+            [("SLURM_STEP_TASKS_PER_NODE", tasks), ("SLURM_NODEID", node), ("SLURM_NTASKS_PER_NODE", "4")];
+        let found = of(&[&slurm[..], &step].concat()).unwrap().unwrap();
+        assert_eq!(found.local_size, expected, "{tasks}, node {node}");
+        assert_eq!(found.address, if expected == Some(4) { "127.0.0.1" } else { "gpu03" }, "{tasks}");
+    }
     assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]).unwrap(), None, "a job's script");
     let mpi = [
         ("OMPI_COMM_WORLD_RANK", "1"),
