@@ -304,6 +304,14 @@ impl Checker {
             let help = "make `accumulate` a multiple of the ranks";
             self.error_at("indivisible", &parallel.path("data"), message, help);
         }
+        let teams = self.int(&parallel, "experts");
+        if let (Some(Some(data)), Some(experts)) = (shared.0, teams)
+            && data % experts != 0
+        {
+            let message = format!("teams of {experts} ranks do not fill {data} ranks");
+            let help = "`data` counts all ranks, and `experts` those that own the experts together: it divides `data`";
+            self.error_at("indivisible", &parallel.path("experts"), message, help);
+        }
         let random_depth = self.random_depth(group);
         let evaluate = self.section_or_default(group, "evaluate", &keys::EVALUATE);
         let evaluate = (self.int(&evaluate, "every"), self.int(&evaluate, "batches"));
@@ -347,7 +355,11 @@ impl Checker {
             only: only?,
             freeze: freeze?,
             groups: groups?,
-            parallel: Parallel { data: shared.0?, shard: Shard::of(shared.1?).unwrap_or_default() },
+            parallel: Parallel {
+                data: shared.0?,
+                shard: Shard::of(shared.1?).unwrap_or_default(),
+                experts: teams?,
+            },
             random_depth: random_depth?,
             evaluate: Evaluate { every: evaluate.0?, batches: evaluate.1? },
             checkpoint: Checkpoint {
