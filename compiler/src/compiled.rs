@@ -353,6 +353,9 @@ pub struct Tensor {
     /// Whether the buffers of weight and gradient have the numbers that are kept alone, as those of
     /// states have them.
     pub cut: bool,
+    /// Successive ranks that have its experts together, each as many, where that is what is cut;
+    /// ranks as far apart have the same ones. 1 for all else.
+    pub owners: u64,
 }
 
 impl Tensor {
