@@ -409,6 +409,26 @@ impl Checker {
         Some(Some(Dpo { beta: beta?, smoothing: smoothing? }))
     }
 
+    /// Refuses ranks that cannot own the experts of a mixture equally. How many projections an
+    /// attention has may follow from its layers, which compiling finds.
+    pub(super) fn teams(&mut self, spec: &Spec) {
+        let team = spec.train.parallel.experts;
+        let experts = spec.model.components.iter().filter_map(|(name, c)| match c {
+            Component::Experts(e) => Some((name, e.count)),
+            Component::Sequence(a) | Component::Depth(a) => Some((name, a.projection.as_ref()?.count?)),
+            Component::Mlp(_) | Component::Defined(_) => None,
+        });
+        let odd: Vec<(String, u64)> = experts
+            .filter(|(_, count)| count % team != 0)
+            .map(|(name, count)| (name.clone(), count))
+            .collect();
+        for (name, count) in odd {
+            let message = format!("{team} ranks cannot own the {count} experts of `{name}` equally");
+            let help = "make it divide the experts of every mixture";
+            self.error_at("indivisible", "train.parallel.experts", message, help);
+        }
+    }
+
     /// Preferences and pairs go together.
     pub(super) fn preferences(&mut self, spec: &Spec) {
         let Some(data) = &spec.data else { return };
