@@ -262,7 +262,10 @@ impl<'a> Assembly<'a> {
             Binding::Prepared => {
                 let (prefix, sets) = body.map_or(("model", 1), |b| (b.name.as_str(), b.sets));
                 let named = (format!("{prefix}.{name}"), Space::Prepared, ty.dtype);
-                (self.bind(Slot::Prepared(site.body, name), named, shape, sets)?, set)
+                match self.prepared_stack(site.body, port) {
+                    Some(own) => (own, set),
+                    None => (self.bind(Slot::Prepared(site.body, name), named, shape, sets)?, set),
+                }
             }
             Binding::Observed => {
                 let (instances, instance) = of_depths(depth, site.apply);

@@ -363,6 +363,15 @@ impl Tensor {
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
+
+    /// How many experts it has a matrix of, where ranks can share them.
+    pub fn experts(&self) -> Option<u64> {
+        let factor = matches!(self.part, Part::Adapter(..));
+        match self.shape[..] {
+            [experts, _, _] if self.kind == TensorKind::Routed && !factor => Some(experts),
+            _ => None,
+        }
+    }
 }
 
 /// The kind of a tensor, for counting, decay and freezing.

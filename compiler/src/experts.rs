@@ -1,20 +1,20 @@
 //! Experts over ranks: rows go to the owners of their experts, and come back.
 //!
 //! *In*: grouped products of slots with the experts of a mixture, of which each rank of a team owns
-//! as many ([`Owners`]). *Out*: the same products on a rank's own experts, of the slots of all ranks
-//! of its team. *Promise*: a rank's arena has its own experts, their gradients and states, and what
-//! is prepared of them; activations stay on the rank that has the tokens. Results have the bits of
-//! whole experts. The gradient of an expert is added up over the ranks of a team in their order, as
-//! sums over ranks are.
+//! as many ([`Owners`]). *Out*: the same products on a rank's own experts, of the slots of all
+//! ranks of its team. *Promise*: a rank's arena has its own experts, their gradients and states,
+//! and what is prepared of them; activations stay on the rank that has the tokens. Results have the
+//! bits of whole experts. The gradient of an expert is added up over the ranks of a team in their
+//! order, as sums over ranks are.
 //!
 //! **Turns.** A loop lets each member of a team have its turn: its rows are sent
 //! ([`Sent`](kernel::Sent)), multiplied by their owners, and the results returned
-//! ([`Returned`](kernel::Returned)). What comes in a turn are slots of one rank: as much room as a
-//! rank's own slots take holds them, whatever routers choose. Products that follow one another on
+//! ([`Returned`](kernel::Returned)). Slots of one rank alone come in a turn: as much room as
+//! a rank's own slots take holds them, whatever routers choose. Products that follow one another on
 //! the same rows share a loop, and rows are sent once in it.
 //!
-//! **Prepared experts.** What is prepared of weights, as casts and sums with a shared expert, is
-//! made of a rank's own, by the same function with fewer experts; where such a function cannot be
+//! **Prepared experts.** Casts, and sums with a shared expert, are made of a rank's own, by the
+//! same function with fewer experts; where such a function cannot be
 //! of some experts alone, it is made of all, gathered.
 //!
 //! Anything else that reads experts gathers them ([`crate::spread`]).
@@ -31,7 +31,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 pub(crate) struct Stacks {
     /// Buffers as layers see them.
     faces: FxHashMap<BufferId, Owners>,
-    /// What is prepared of this rank's experts.
+    /// Values prepared of this rank's experts.
     prepared: FxHashSet<BufferId>,
     /// Whether launches are of this rank's experts alone.
     local: bool,
@@ -49,7 +49,7 @@ struct Turns {
     sent: Vec<((Operand, Operand), (BufferId, BufferId))>,
     /// Rows that were gathered before it, by what they are and their order.
     gathered: Vec<((Operand, Operand), BufferId)>,
-    /// What its products read and write outside of windows.
+    /// Operands that its products read and write, outside of windows.
     reads: Vec<Operand>,
     writes: Vec<Operand>,
 }
@@ -90,12 +90,12 @@ fn buffer_of(operand: &Operand) -> Option<BufferId> {
 }
 
 impl Assembly<'_> {
-    /// Who has the experts of a buffer, where ranks share them.
+    /// The owners of the experts of a buffer, where ranks share them.
     pub(crate) fn own_stack(&self, id: BufferId) -> Option<Owners> {
         self.spread.as_ref()?.stacks.faces.get(&id).copied()
     }
 
-    /// Who owns experts, where ranks share any.
+    /// The owners of experts, where ranks share any.
     pub(crate) fn owners(&self) -> Option<Owners> {
         self.spread.as_ref()?.stacks.owners()
     }
@@ -105,7 +105,7 @@ impl Assembly<'_> {
         self.spread.as_mut().is_some_and(|spread| std::mem::replace(&mut spread.stacks.local, local))
     }
 
-    /// What cannot be done with experts over ranks.
+    /// Refuses experts over ranks that there are not, or that are read otherwise than row by row.
     pub(crate) fn experts_problem(&self) -> Result<(), CompileError> {
         let stacks = self.spread.as_ref().map(|spread| &spread.stacks);
         match stacks.and_then(|stacks| stacks.problem.clone()) {
@@ -135,6 +135,12 @@ impl Assembly<'_> {
             _ => None,
         };
         id.filter(|id| self.own_stack(*id).is_some())
+    }
+
+    /// The buffer of what is prepared of this rank's experts.
+    pub(crate) fn prepared_stack(&self, body: Option<usize>, port: &Port) -> Option<BufferId> {
+        let made = self.bound(Slot::Prepared(body, port.name.clone()))?;
+        self.spread.as_ref().is_some_and(|s| s.stacks.prepared.contains(&made)).then_some(made)
     }
 
     /// The sizes with which a function of weights is of this rank's experts alone; `None` where it

@@ -58,7 +58,7 @@ fn refused(words: String) -> DeviceError {
     GroupError::Meeting(words).into()
 }
 
-/// Offsets of groups as they come; `None` where they are none.
+/// Offsets of groups as they come; `None` for numbers that do not rise from 0 to `slots`.
 fn offsets(bytes: &[u8], owners: &Owners, slots: u64) -> Option<Vec<u64>> {
     let numbers: Vec<i32> = bytemuck::pod_collect_to_vec(bytes);
     let all: Vec<u64> = numbers.iter().map(|&n| u64::try_from(n).ok()).collect::<Option<_>>()?;

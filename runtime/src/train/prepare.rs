@@ -273,7 +273,7 @@ pub fn prepare(
     let experts = if ranks > 1 { train.parallel.experts } else { 1 };
     if !ranks.is_multiple_of(experts.max(1)) {
         return refuse(format!(
-            "train.parallel.experts is {experts}, and {ranks} ranks are no multiple of it: start {}, or another multiple",
+            "train.parallel.experts is {experts}, and {ranks} ranks are no multiple of it: start {}, or set it to a number that divides {ranks}",
             experts * ranks.div_ceil(experts)
         ));
     }

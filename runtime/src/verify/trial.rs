@@ -11,7 +11,7 @@ use crate::train::folder::{Place, RunFolder};
 use crate::train::{Outcome, Prepared, Setup, TrainError, run};
 use crate::verify::{Checks, Place as At};
 use dreamc_compiler::Options;
-use dreamc_compiler::compiled::{Tensor, TensorKind};
+use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
@@ -56,9 +56,8 @@ impl Trial {
         if any {
             let one = trial.compiled(s, Options::default())?;
             // A definition has as many as it says.
-            let stack = |t: &&Tensor| t.kind == TensorKind::Routed && t.shape.len() == 3;
-            let mut stacks = one.compiled.tensors.iter().filter(stack).peekable();
-            any = stacks.peek().is_some() && stacks.all(|t| t.shape[0].is_multiple_of(s.ranks));
+            let mut experts = one.compiled.tensors.iter().filter_map(Tensor::experts).peekable();
+            any = experts.peek().is_some() && experts.all(|n| n.is_multiple_of(s.ranks));
         }
         Ok(any.then_some(trial))
     }
