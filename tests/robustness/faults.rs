@@ -8,6 +8,8 @@
 
 #[path = "faults/blocks.rs"]
 mod blocks;
+#[path = "faults/experts.rs"]
+mod experts;
 #[path = "faults/kernels.rs"]
 mod kernel_texts;
 #[path = "faults/preferences.rs"]
@@ -2826,7 +2828,7 @@ fn main() -> ExitCode {
         sound("dropping", DROPPING),
         sound("leaving", LEAVING),
         Trial::test("without a fault: ranks", || {
-            for spec in [RECURRENT, SKIPPING, KEYS, ORTHOGONAL] {
+            for spec in [RECURRENT, SKIPPING, KEYS, ORTHOGONAL, experts::MIXTURES] {
                 let report = prove(&Faulty::new(None), &specification(spec), &["ranks"])?;
                 if !report.holds() {
                     return Err(report.to_string().into());
@@ -2838,7 +2840,7 @@ fn main() -> ExitCode {
         Trial::test("the divergence of a teacher is that of PyTorch", teacher::agrees_with_pytorch),
         Trial::test("without a fault: golden files", files),
     ];
-    let faults: Vec<Fault> = faults().into_iter().chain(spread::faults()).collect();
+    let faults: Vec<Fault> = faults().into_iter().chain(spread::faults()).chain(experts::faults()).collect();
     let number = faults.len();
     let moved = transplant::faults();
     let taught = teacher::faults();
