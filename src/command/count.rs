@@ -180,7 +180,8 @@ pub fn run(a: Arguments) -> Done {
     let teacher = teacher(&placed, counts.micro_batch);
     let stored = stored(&a.spec.spec)?;
     let owners = Some(spec.train.parallel.experts).filter(|experts| *experts > 1);
-    let report = Report { counts, executed, scaling, owners, limit_bytes: spec.train.memory, stored, teacher };
+    let report =
+        Report { counts, executed, scaling, owners, limit_bytes: spec.train.memory, stored, teacher };
     if a.json {
         return Ok(show::json(&report)?);
     }
@@ -368,7 +369,12 @@ fn table(report: &Report) -> String {
         times(&mut t, predicted, m.training);
     }
     if let Some(scaling) = &report.scaling {
-        many(&mut t, scaling, m, report.owners.map(|owners| (owners, k.routed as f64 / p.total.max(1) as f64)));
+        many(
+            &mut t,
+            scaling,
+            m,
+            report.owners.map(|owners| (owners, k.routed as f64 / p.total.max(1) as f64)),
+        );
     }
     conventions(&mut t, c);
     t

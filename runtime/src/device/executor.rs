@@ -792,6 +792,8 @@ impl<B: Backend> Run<'_, B> {
             self.backend.read(at, bytemuck::cast_slice_mut(&mut numbers))?;
             overlap.begin(Job { at, numbers, cut: collective.cut() });
         } else {
+            // The thread that sums has the group until it is done with what was begun before.
+            self.summed()?;
             let begun = Instant::now();
             collective.run(self.backend, self.group, self.numbers, at)?;
             // Nothing else is done meanwhile.
@@ -885,15 +887,21 @@ impl<B: Backend> Run<'_, B> {
     fn join(&mut self) -> Result<(), DeviceError> {
         let begun = Instant::now();
         self.stats.exchanged += self.backend.joined()?;
+        self.summed()?;
+        if self.stats.exchanged > 0.0 {
+            self.stats.waited += begun.elapsed().as_secs_f64();
+        }
+        Ok(())
+    }
+
+    /// Waits for the thread that sums, and takes its results.
+    fn summed(&mut self) -> Result<(), DeviceError> {
         while let Some(overlap) = self.overlap.as_mut().filter(|overlap| overlap.pending > 0) {
             let (at, numbers, seconds) = overlap.next()?;
             if !numbers.is_empty() {
                 self.backend.write(at, bytemuck::cast_slice(&numbers))?;
             }
             self.stats.exchanged += seconds;
-        }
-        if self.stats.exchanged > 0.0 {
-            self.stats.waited += begun.elapsed().as_secs_f64();
         }
         Ok(())
     }

@@ -9,8 +9,8 @@ use crate::group::{Group, local};
 use crate::model::{Model, Scale};
 use crate::train::folder::RunFolder;
 use crate::train::{Prepared, TrainError};
-use dreamc_compiler::compiled::TensorKind;
-use dreamc_dsl::spec::Shard;
+use dreamc_compiler::compiled::{Tensor, TensorKind};
+use dreamc_dsl::spec::{Item, Shard};
 use indexmap::IndexMap;
 use std::thread;
 use std::time::Duration;
@@ -150,7 +150,7 @@ fn spread(
 ///
 /// Where all ranks own the experts together, an owner adds up what each rank's tokens give, in the
 /// order of the ranks, as sums over ranks do: the bits of a step are equal where a rank has one
-/// micro-batch, but for gradients that are sums over experts.
+/// micro-batch, but for gradients that are sums over experts, and those of experts in loops.
 fn experts(s: &Subject, checks: &mut Checks) -> Result<(), VerifyError> {
     let n = s.ranks;
     let Some(trial) = Trial::sharing_experts(s, 2 * n)? else { return Ok(()) };
@@ -177,6 +177,15 @@ fn experts(s: &Subject, checks: &mut Checks) -> Result<(), VerifyError> {
     Ok(())
 }
 
+/// Whether a layer is applied more than once.
+fn recurs(items: &[Item]) -> bool {
+    items.iter().any(|item| match item {
+        Item::Recur { .. } => true,
+        Item::Repeat { items, .. } => recurs(items),
+        Item::Layer(_) | Item::Statement(_) => false,
+    })
+}
+
 /// Compares a step of ranks that share experts with one of ranks that have all.
 fn steps_of_experts(
     s: &Subject,
@@ -198,11 +207,13 @@ fn steps_of_experts(
         let mut whole = whole;
         whole.gradients.retain(|name, _| found.gradients.contains_key(name));
         if which.is_some() && all {
-            let summed = |name: &String| {
-                own[0].compiled.tensors.iter().any(|t| t.name == *name && t.kind == TensorKind::Shared)
-            };
+            // Passes of a loop add to the same experts, owners rank by rank in each of them.
+            let passes = recurs(&trial.spec.model.body);
+            let in_order = |t: &Tensor| t.kind != TensorKind::Shared && (t.owners == 1 || !passes);
+            let exact =
+                |name: &String| own[0].compiled.tensors.iter().any(|t| t.name == *name && in_order(t));
             let (mut a, mut b) = (found.clone(), whole.clone());
-            [&mut a, &mut b].into_iter().for_each(|of| of.gradients.retain(|name, _| !summed(name)));
+            [&mut a, &mut b].into_iter().for_each(|of| of.gradients.retain(|name, _| exact(name)));
             // Norms of other parts are added up.
             (a.norm, b.norm) = (0.0, 0.0);
             same(checks, &format!("one micro-batch, {name}"), &a, &b);
