@@ -119,7 +119,8 @@ impl Exchange {
         match &self.what {
             What::Sum { elements } => *elements,
             What::Scatter { lengths } | What::Gather { lengths } => lengths.iter().sum(),
-            What::ToAll { sent, .. } => sent.iter().copied().max().unwrap_or(0) / NUMBER,
+            // Members take turns: in the mean of all ranks.
+            What::ToAll { sent, .. } => sent.iter().sum::<u64>() / NUMBER / self.ranks.max(1),
             What::Pool { .. } => 0,
         }
     }
