@@ -179,6 +179,9 @@ fn experts_that_ranks_share_train_what_whole_ones_train() {
         "--set",
         "model.components.sa.sequence.projection={count: 4}",
         "--set",
+        // More experts than the rows of their turns take room.
+        "model.components.ea.experts.count=64",
+        "--set",
         "model.components.ea.experts.intermediate=64",
     ];
     let line = |run, sets: &[&'static str]| {
