@@ -105,6 +105,16 @@ struct Placed {
     stack: bool,
 }
 
+/// Where trained numbers begin.
+struct Begins<'s> {
+    /// Weights and gradients.
+    bases: (u64, u64),
+    /// The optimizer's states, by name.
+    states: &'s [(&'static str, u64)],
+    /// The bytes of runs that are at the bases, and at those of states.
+    origins: (u64, u64),
+}
+
 /// Trained numbers of one recipe, from byte to byte among the gradients.
 type Run = (Recipe, u64, u64);
 
@@ -448,7 +458,7 @@ impl Assembly<'_> {
         };
         let runs =
             runs.into_iter().map(|(recipe, from, to)| (recipe, moved(&recipe, from), moved(&recipe, to)));
-        self.ranges(runs.collect(), ((weights, base), &places, origins), "");
+        self.ranges(runs.collect(), Begins { bases: (weights, base), states: &places, origins }, "");
         Ok(())
     }
 
@@ -460,7 +470,7 @@ impl Assembly<'_> {
         let weights = self.plan.buffer(self.own(weight)).offset;
         let elements = runs.last().map_or(0, |r| r.2) / DType::F32.bytes();
         self.stack_gradients = Some(self.alias("gradients.experts".into(), base, elements));
-        self.ranges(runs, ((weights, base), &places, (0, 0)), "experts.");
+        self.ranges(runs, Begins { bases: (weights, base), states: &places, origins: (0, 0) }, "experts.");
         Ok(())
     }
 
@@ -521,14 +531,8 @@ impl Assembly<'_> {
         Ok(places)
     }
 
-    /// Ranges of the optimizer, of runs in bytes. `bases`: where weights and gradients begin;
-    /// `states`: where states do; `origins`: the bytes of runs that are at those places.
-    fn ranges(
-        &mut self,
-        runs: Vec<Run>,
-        (bases, states, origins): ((u64, u64), &[(&'static str, u64)], (u64, u64)),
-        of: &str,
-    ) {
+    /// Ranges of the optimizer, of runs in bytes.
+    fn ranges(&mut self, runs: Vec<Run>, Begins { bases, states, origins }: Begins, of: &str) {
         let (train, stored) = (&self.spec.train, storage(&self.spec.train));
         for (k, (recipe, from, to)) in runs.into_iter().enumerate() {
             if from == to {
