@@ -96,7 +96,7 @@ fn first_set(launch: &mut Launch) -> bool {
 }
 
 /// Changes the rows that a rank brings, behind the lengths for each.
-fn rows_change(group: &Group, what: Collective, bytes: &mut Vec<u8>) {
+fn rows_change(group: &Group, what: Collective, bytes: &mut [u8]) {
     if what == Collective::AllToAll {
         let head = 8 * group.size() as usize;
         bytes[head..].chunks_exact_mut(4).for_each(|n| n[3] ^= 0x80);
@@ -178,7 +178,7 @@ pub fn faults() -> Vec<Fault> {
             name: "a rank sends the negatives of its rows",
             spec: MIXTURES,
             stage: Stage::Ranks(|group| match group.rank() {
-                1 => wrong(group, rows_change),
+                1 => wrong(group, |group, what, bytes| rows_change(group, what, bytes)),
                 _ => group,
             }),
             caught: "ranks",
