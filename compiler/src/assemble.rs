@@ -56,6 +56,8 @@ pub(crate) struct Assembly<'a> {
     pub(crate) cuts: Vec<u64>,
     /// All trained weights as one range.
     pub(crate) trained_weights: Option<BufferId>,
+    /// The gradients of experts that ranks share, as one range.
+    pub(crate) stack_gradients: Option<BufferId>,
     pub(crate) tensors: Vec<Tensor>,
     /// Buffers that are made when something is first bound to them.
     pub(crate) bound: IndexMap<Key, BufferId>,
@@ -129,6 +131,7 @@ impl<'a> Assembly<'a> {
             ranges: vec![],
             cuts: vec![],
             trained_weights: None,
+            stack_gradients: None,
             tensors: vec![],
             bound: IndexMap::new(),
             states: IndexMap::new(),
@@ -259,7 +262,10 @@ impl<'a> Assembly<'a> {
             Binding::Prepared => {
                 let (prefix, sets) = body.map_or(("model", 1), |b| (b.name.as_str(), b.sets));
                 let named = (format!("{prefix}.{name}"), Space::Prepared, ty.dtype);
-                (self.bind(Slot::Prepared(site.body, name), named, shape, sets)?, set)
+                match self.prepared_stack(site.body, port) {
+                    Some(own) => (own, set),
+                    None => (self.bind(Slot::Prepared(site.body, name), named, shape, sets)?, set),
+                }
             }
             Binding::Observed => {
                 let (instances, instance) = of_depths(depth, site.apply);
@@ -555,8 +561,10 @@ impl<'a> Assembly<'a> {
                 places: launch.places.as_ref().map(operand),
                 origin: launch.origin.clone(),
             };
-            self.gather(&mut launch, steps);
-            steps.push(Step::Launch(launch));
+            if !self.over_owners(&mut launch, steps) {
+                self.gather(&mut launch, steps);
+                steps.push(Step::Launch(launch));
+            }
         }
     }
 
@@ -951,10 +959,14 @@ impl<'a> Assembly<'a> {
             let users: Vec<&Function> = of.iter().collect();
             let mut functions = vec![];
             for f in prepared.before(&users) {
-                if self.reads_cut(body, f) {
-                    self.make_in_calls(body, f);
+                let of_own = self.of_own(module, body, f);
+                if self.reads_cut(body, f, of_own.is_some()) {
+                    self.make_in_calls(body, f, of_own.is_some());
                 } else if made.insert(f.name.clone()) {
-                    functions.push(f);
+                    match of_own {
+                        Some(own) => steps.extend(self.for_own(&own, body, f)?),
+                        None => functions.push(f),
+                    }
                 }
             }
             steps.extend(self.for_each_set(module, body, functions)?);
@@ -970,7 +982,17 @@ impl<'a> Assembly<'a> {
     ) -> Result<Vec<Step>, CompileError> {
         let mut steps = vec![];
         for (&body, prepared) in &forms.prepared {
-            steps.extend(self.for_each_set(module, body, prepared.after().collect())?);
+            let (mut whole, mut own) = (vec![], vec![]);
+            for f in prepared.after() {
+                match self.of_own(module, body, f) {
+                    Some(module) => own.push((f, module)),
+                    None => whole.push(f),
+                }
+            }
+            steps.extend(self.for_each_set(module, body, whole)?);
+            for (f, module) in own {
+                steps.extend(self.for_own(&module, body, f)?);
+            }
         }
         Ok(steps)
     }
@@ -1046,6 +1068,7 @@ impl<'a> Assembly<'a> {
     }
 
     pub(crate) fn finish(mut self) -> Result<Vec<Compiled>, CompileError> {
+        self.experts_problem()?;
         let base = self.plan.arena;
         for id in &self.temporaries {
             self.plan.buffers[id.0 as usize].offset += base;

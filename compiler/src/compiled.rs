@@ -353,12 +353,24 @@ pub struct Tensor {
     /// Whether the buffers of weight and gradient have the numbers that are kept alone, as those of
     /// states have them.
     pub cut: bool,
+    /// Successive ranks that have its experts together, each as many, where that is what is cut;
+    /// ranks as far apart have the same ones. 1 for all else.
+    pub owners: u64,
 }
 
 impl Tensor {
     /// How many numbers it has.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
+    }
+
+    /// How many experts it has a matrix of, where ranks can share them.
+    pub fn experts(&self) -> Option<u64> {
+        let factor = matches!(self.part, Part::Adapter(..));
+        match self.shape[..] {
+            [experts, _, _] if self.kind == TensorKind::Routed && !factor => Some(experts),
+            _ => None,
+        }
     }
 }
 

@@ -70,6 +70,29 @@ pub enum CompileError {
         /// The mistake.
         problem: String,
     },
+    /// Ranks cannot share the experts of a mixture equally.
+    #[error(
+        "{team} ranks cannot own the {experts} experts of `{tensor}` equally: make `train.parallel.experts` divide the experts of every mixture"
+    )]
+    Experts {
+        /// The name of its matrices in a layer.
+        tensor: String,
+        /// How many it has.
+        experts: u64,
+        /// The ranks that own them together.
+        team: u64,
+    },
+    /// Ranks were to share experts that there are not.
+    #[error("`train.parallel.experts` shares the experts of mixtures over ranks, and this model has none")]
+    NoExperts,
+    /// Experts that ranks share are read in a way that asks for all of them.
+    #[error(
+        "experts cannot be shared by ranks where more than grouped products touches them: {what}; leave `train.parallel.experts` out"
+    )]
+    ExpertsRead {
+        /// The launch, and the weight.
+        what: String,
+    },
     /// Training does not fit.
     #[error("training takes at least {least} bytes, and may take {most}")]
     Memory {

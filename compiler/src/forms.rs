@@ -323,8 +323,9 @@ fn hoist(
     (prepared, optimiser): (&mut Prepared, &mut Optimiser),
     passes: &Passes,
 ) -> Result<(), CompileError> {
-    // Not for a single use.
-    let prepares = !optimiser.is_off() && task.site.uses > 1.0;
+    // Not for a single use; but ranks that share experts prepare of their own alone, and sum
+    // gradients over experts behind all calls.
+    let prepares = !optimiser.is_off() && (task.site.uses > 1.0 || options.experts > 1);
     let (names, scope) = (&mut optimiser.names, &task.site.scope);
     if prepares {
         let f = &grown.evaluate;

@@ -12,6 +12,7 @@ pub mod codegen;
 pub mod compiled;
 pub mod count;
 pub mod error;
+mod experts;
 pub mod fields;
 pub mod format;
 mod forms;

@@ -92,8 +92,27 @@ pub(crate) struct Range {
 pub(crate) struct Kept {
     name: &'static str,
     of: IndexMap<(Option<usize>, String), BufferId>,
-    /// First byte of the state of the first trained number that has one here.
-    base: u64,
+}
+
+/// A weight of all sets, and how it moves in each.
+struct Placed {
+    key: (Option<usize>, String),
+    shape: Vec<u64>,
+    instances: u64,
+    recipes: Vec<Recipe>,
+    stored: Stored,
+    /// Whether ranks share its experts.
+    stack: bool,
+}
+
+/// Where trained numbers begin.
+struct Begins<'s> {
+    /// Weights and gradients.
+    bases: (u64, u64),
+    /// The optimizer's states, by name.
+    states: &'s [(&'static str, u64)],
+    /// The bytes of runs that are at the bases, and at those of states.
+    origins: (u64, u64),
 }
 
 /// Trained numbers of one recipe, from byte to byte among the gradients.
@@ -142,7 +161,7 @@ impl Assembly<'_> {
     }
 
     /// A buffer whose size is a multiple of so many bytes.
-    fn buffer_at(
+    pub(crate) fn buffer_at(
         &mut self,
         name: String,
         space: Space,
@@ -230,15 +249,30 @@ impl Assembly<'_> {
     }
 
     /// Weights, gradients and the optimizer's states, each kind one contiguous range in the same
-    /// order; then the list of tensors.
+    /// order; then the list of tensors. Stacks of experts that ranks share stand behind all else.
     pub(crate) fn parameters(&mut self, lowered: &Lowered) -> Result<(), CompileError> {
-        struct Entry {
-            key: (Option<usize>, String),
-            shape: Vec<u64>,
-            instances: u64,
-            recipes: Vec<Recipe>,
-            stored: Stored,
+        let entries = self.entries(lowered)?;
+        self.place_weights(&entries)?;
+        let mut states: Vec<Kept> = vec![];
+        if self.options.train {
+            let trained: Vec<&Placed> =
+                entries.iter().filter(|e| e.recipes.iter().any(Option::is_some)).collect();
+            self.trained = trained.iter().map(|e| e.key.clone()).collect();
+            self.place_gradients(&trained)?;
+            if self.options.steps && !trained.is_empty() {
+                let (stacks, others): (Vec<&Placed>, Vec<&Placed>) =
+                    trained.into_iter().partition(|e| e.stack);
+                self.moved(&others, &mut states)?;
+                if !stacks.is_empty() {
+                    self.moved_stacks(&stacks, &mut states)?;
+                }
+            }
         }
+        self.list(lowered, &states)
+    }
+
+    /// All weights, in the order of their buffers.
+    fn entries(&self, lowered: &Lowered) -> Result<Vec<Placed>, CompileError> {
         let architecture = self.architecture;
         let size = |w: &Weight| w.dims.iter().map(|&d| lowered.module.size(d)).collect::<Vec<u64>>();
         let mut entries = vec![];
@@ -246,7 +280,8 @@ impl Assembly<'_> {
             let shape = size(w);
             let recipes = vec![self.rule(None, &w.name, w, &shape)];
             let stored = self.storage(&shape, std::slice::from_ref(&w.name), &recipes);
-            entries.push(Entry { key: (None, w.name.clone()), shape, instances: 1, recipes, stored });
+            let key = (None, w.name.clone());
+            entries.push(Placed { key, shape, instances: 1, recipes, stored, stack: false });
         }
         let mut sets_of = vec![vec![]; architecture.bodies.len()];
         for (prefix, (b, set)) in architecture.prefixes() {
@@ -265,166 +300,259 @@ impl Assembly<'_> {
                     sets_of[b].iter().map(|(prefix, _)| format!("{prefix}.{}", w.name)).collect();
                 let stored = self.storage(&shape, &names, &recipes);
                 let (key, instances) = ((Some(b), w.name.clone()), recipes.len() as u64);
-                entries.push(Entry { key, shape, instances, recipes, stored });
+                let stack = self.is_stack(w) && stored.residence == Residence::Owned;
+                entries.push(Placed { key, shape, instances, recipes, stored, stack });
             }
         }
-        // Equal recipes side by side make few and large optimizer launches. Whole matrices come
-        // behind what moves number by number, which has more states, so that every state begins
-        // with the first tensor; untrained tensors come last.
-        let rank = |e: &Entry| match e.recipes.iter().flatten().next() {
-            Some(rule) => (u8::from(rule.matrix.is_some()), rule.matrix, -rule.decay, rule.factor, rule.eps),
-            None => (2, None, 0.0, 0.0, 1.0),
+        let team = self.options.experts;
+        if let Some(e) = entries.iter().find(|e| e.stack && !e.shape[0].is_multiple_of(team)) {
+            return Err(CompileError::Experts { tensor: e.key.1.clone(), experts: e.shape[0], team });
+        }
+        // Stacks come behind all else that moves, and what does not move comes last. Equal recipes
+        // side by side make few and large optimizer launches. Whole matrices come behind what moves
+        // number by number, which has more states, so that every state begins with the first
+        // tensor.
+        let rank = |e: &Placed| match e.recipes.iter().flatten().next() {
+            Some(rule) => {
+                let whole = u8::from(rule.matrix.is_some());
+                (u8::from(e.stack), whole, rule.matrix, -rule.decay, rule.factor, rule.eps)
+            }
+            None => (2, 0, None, 0.0, 0.0, 1.0),
         };
         entries.sort_by(|x, y| rank(x).partial_cmp(&rank(y)).unwrap_or(std::cmp::Ordering::Equal));
-        let name = |key: &(Option<usize>, String)| match key.0 {
-            Some(b) => format!("{}.{}", architecture.bodies[b].name, key.1),
-            None => key.1.clone(),
-        };
-        let stored = storage(&self.spec.train);
-        let spreads = self.options.train && self.options.steps && self.options.shard.weights();
-        let cut = |e: &Entry| spreads && e.recipes.iter().any(Option::is_some);
+        Ok(entries)
+    }
+
+    /// Whether ranks share the experts of a weight.
+    fn is_stack(&self, w: &Weight) -> bool {
+        let factor = matches!(w.part, crate::bind::Part::Adapter(..));
+        self.options.experts > 1 && w.kind == TensorKind::Routed && w.dims.len() == 3 && !factor
+    }
+
+    /// Whether a weight is cut over all ranks.
+    fn spreads(&self) -> bool {
+        self.options.train && self.options.steps && self.options.shard.weights()
+    }
+
+    fn buffer_name(&self, (body, name): &(Option<usize>, String)) -> String {
+        match body {
+            Some(b) => format!("{}.{name}", self.architecture.bodies[*b].name),
+            None => name.clone(),
+        }
+    }
+
+    /// Bytes that buffers of weights and gradients are multiples of: offsets of states are in
+    /// proportion to theirs, and aligned.
+    fn wide(&self) -> u64 {
+        ALIGNMENT * DType::F32.bytes() / storage(&self.spec.train).bytes()
+    }
+
+    fn place_weights(&mut self, entries: &[Placed]) -> Result<(), CompileError> {
+        let (spreads, wide) = (self.spreads(), self.wide());
         let mut flat = 0;
-        // Offsets of states are in proportion to those of weights and gradients, and aligned.
-        let wide = ALIGNMENT * DType::F32.bytes() / stored.bytes();
-        for e in &entries {
-            let dims = (e.shape.clone(), e.instances);
+        for e in entries {
+            let (name, dims) = (self.buffer_name(&e.key), (e.shape.clone(), e.instances));
+            let cut = spreads && e.recipes.iter().any(Option::is_some);
+            let dtype = e.stored.format.dtype;
             let id = match e.stored.residence {
-                Residence::Owned if cut(e) => self.spread_buffer(name(&e.key), dims, wide, &mut flat)?,
-                Residence::Owned => {
-                    self.buffer_at(name(&e.key), Space::Weights, e.stored.format.dtype, dims, wide)?
+                Residence::Owned if e.stack => {
+                    self.stack_buffer(name, (Space::Weights, dtype), dims, wide)?
                 }
-                Residence::Mapped => self.mapped(name(&e.key), e.stored.format, dims)?,
+                Residence::Owned if cut => self.spread_buffer(name, dims, wide, &mut flat)?,
+                Residence::Owned => self.buffer_at(name, Space::Weights, dtype, dims, wide)?,
+                Residence::Mapped => self.mapped(name, e.stored.format, dims)?,
             };
             self.weights.insert(e.key.clone(), id);
         }
-        let mut states: Vec<Kept> = vec![];
-        if self.options.train {
-            let trained: Vec<&Entry> =
-                entries.iter().filter(|e| e.recipes.iter().any(Option::is_some)).collect();
-            self.trained = trained.iter().map(|e| e.key.clone()).collect();
-            let mut flat = 0;
-            for e in &trained {
-                let (name, dims) = (format!("d.{}", name(&e.key)), (e.shape.clone(), e.instances));
-                let id = match spreads {
-                    true => self.spread_buffer(name, dims, wide, &mut flat)?,
-                    false => self.buffer_at(name, Space::Gradients, DType::F32, dims, wide)?,
-                };
-                self.gradients.insert((e.key.0, cotangent(&e.key.1)), id);
-            }
-            let base = self.gradients.values().next().map(|id| self.plan.buffer(*id).offset);
-            let Some(base) = base.filter(|_| self.options.steps) else {
-                return self.list(lowered, &states);
+        Ok(())
+    }
+
+    fn place_gradients(&mut self, trained: &[&Placed]) -> Result<(), CompileError> {
+        let (spreads, wide) = (self.spreads(), self.wide());
+        let mut flat = 0;
+        for e in trained {
+            let (name, dims) = (format!("d.{}", self.buffer_name(&e.key)), (e.shape.clone(), e.instances));
+            let id = match (e.stack, spreads) {
+                (true, _) => self.stack_buffer(name, (Space::Gradients, DType::F32), dims, wide)?,
+                (false, true) => self.spread_buffer(name, dims, wide, &mut flat)?,
+                (false, false) => self.buffer_at(name, Space::Gradients, DType::F32, dims, wide)?,
             };
-            let start_of = |a: &Self, e: &Entry| {
-                a.plan.buffer(a.gradients[&(e.key.0, cotangent(&e.key.1))]).offset - base
-            };
-            // Runs of equal recipes over instances and buffers.
-            let mut runs: Vec<Run> = vec![];
-            for e in &trained {
-                let start = start_of(self, e);
-                let one = e.shape.iter().product::<u64>() * DType::F32.bytes();
-                for (i, r) in e.recipes.iter().enumerate() {
-                    let (from, to) = (start + i as u64 * one, start + (i as u64 + 1) * one);
-                    match runs.last_mut() {
-                        // Numbers may have room between them, matrices not.
-                        Some((last, _, end))
-                            if last == r && (*end == from || r.is_none_or(|r| r.matrix.is_none())) =>
-                        {
-                            *end = to;
-                        }
-                        _ => runs.push((*r, from, to)),
+            self.gradients.insert((e.key.0, cotangent(&e.key.1)), id);
+        }
+        Ok(())
+    }
+
+    /// The shape that a rank has of an entry: its experts, of a stack.
+    fn own_shape(&self, e: &Placed) -> Vec<u64> {
+        let mut shape = e.shape.clone();
+        if e.stack {
+            shape[0] /= self.options.experts;
+        }
+        shape
+    }
+
+    /// The first byte of the gradient of an entry, of what this rank has.
+    fn gradient_of(&self, e: &Placed) -> u64 {
+        let id = self.own(self.gradients[&(e.key.0, cotangent(&e.key.1))]);
+        self.plan.buffer(id).offset
+    }
+
+    /// Runs of equal recipes over instances and buffers, in bytes from the first gradient on.
+    fn runs(&self, trained: &[&Placed]) -> Vec<Run> {
+        let base = trained.first().map_or(0, |e| self.gradient_of(e));
+        let mut runs: Vec<Run> = vec![];
+        for e in trained {
+            let start = self.gradient_of(e) - base;
+            let one = self.own_shape(e).iter().product::<u64>() * DType::F32.bytes();
+            for (i, r) in e.recipes.iter().enumerate() {
+                let (from, to) = (start + i as u64 * one, start + (i as u64 + 1) * one);
+                match runs.last_mut() {
+                    // Numbers may have room between them, matrices not.
+                    Some((last, _, end))
+                        if last == r && (*end == from || r.is_none_or(|r| r.matrix.is_none())) =>
+                    {
+                        *end = to;
                     }
+                    _ => runs.push((*r, from, to)),
                 }
-            }
-            let train = &self.spec.train;
-            let number = |rule: &Rule| optimizer(train, rule).states().len() as u64;
-            self.cuts = cuts(&runs, &number, self.options.ranks);
-            let total = runs.last().map_or(0, |r| r.2);
-            let kept = match self.part() {
-                _ if !self.options.shard.states() => 0..total,
-                Some(part) => part.start * DType::F32.bytes()..part.end * DType::F32.bytes(),
-                None => return Err(CompileError::Unsupported("a part for a rank that there is not")),
-            };
-            let states_of = |e: &Entry| {
-                let rule = e.recipes.iter().flatten().next();
-                rule.map_or(&[][..], |rule| optimizer(train, rule).states())
-            };
-            let prefixes: IndexSet<&'static str> =
-                trained.iter().flat_map(|e| states_of(e)).copied().collect();
-            for prefix in prefixes {
-                let with: Vec<&Entry> =
-                    trained.iter().filter(|e| states_of(e).contains(&prefix)).copied().collect();
-                let spans = with.iter().map(|e| {
-                    let start = start_of(self, e);
-                    let bytes = e.shape.iter().product::<u64>() * e.instances * DType::F32.bytes();
-                    let within = |at: u64| at.clamp(kept.start, kept.end) / DType::F32.bytes();
-                    (within(start), within(start + bytes))
-                });
-                let spans: Vec<(u64, u64)> = spans.collect();
-                let mut of = IndexMap::new();
-                if !self.options.shard.states() {
-                    for e in with {
-                        let named = format!("{prefix}.{}", name(&e.key));
-                        let dims = (e.shape.clone(), e.instances);
-                        let id = self.buffer_at(named, Space::Optimizer, stored, dims, ALIGNMENT)?;
-                        of.insert(e.key.clone(), id);
-                    }
-                    let base = of.values().next().map_or(0, |id| self.plan.buffer(*id).offset);
-                    states.push(Kept { name: prefix, of, base });
-                    continue;
-                }
-                // The part of a rank is one buffer, in which tensors begin anywhere.
-                let first = kept.start / DType::F32.bytes();
-                let numbers = spans.last().map_or(0, |span| span.1.saturating_sub(first));
-                let part =
-                    self.buffer(format!("{prefix}.part"), Space::Optimizer, stored, vec![numbers], 1)?;
-                let base = self.plan.buffer(part).offset;
-                for (e, (from, to)) in with.iter().zip(spans) {
-                    let at = base + (from - first) * stored.bytes();
-                    let id = self.alias(format!("{prefix}.{}", name(&e.key)), at, to - from);
-                    self.plan.buffers[id.0 as usize].dtype = stored;
-                    of.insert(e.key.clone(), id);
-                }
-                states.push(Kept { name: prefix, of, base });
-            }
-            let mut weights = self.weights.get(&trained[0].key).map_or(0, |id| self.plan.buffer(*id).offset);
-            let (mut base, mut total) = (base, total);
-            if spreads {
-                (weights, base) = self.spread(kept.start / 4..kept.end / 4)?;
-                total = kept.end - kept.start;
-            }
-            let all = self.alias("gradients".into(), base, total / 4);
-            self.bound.insert(Key { slot: Slot::Gradients, scope: 0, entry: None, depth: None }, all);
-            if self.options.shard == Shard::Optimizer {
-                self.trained_weights = Some(self.alias("weights.trained".into(), weights, total / 4));
-            }
-            let bases: Vec<(&str, u64)> = states.iter().map(|kept| (kept.name, kept.base)).collect();
-            for (k, (recipe, from, to)) in runs.into_iter().enumerate() {
-                // Frozen gradients are zeroed on every rank, so that no norm has them.
-                let own = recipe.is_some() || spreads;
-                let moved = |at: u64| if own { at.clamp(kept.start, kept.end) } else { at };
-                let (from, to) = (moved(from), moved(to));
-                if from == to {
-                    continue;
-                }
-                let elements = (to - from) / 4;
-                let has = recipe.map_or(&[][..], |rule| optimizer(train, &rule).states());
-                let mut range = |name: &str, base, from: u64, dtype: DType| {
-                    let at = base + from / DType::F32.bytes() * dtype.bytes();
-                    let id = self.alias(format!("{name}.range{k}"), at, elements);
-                    self.plan.buffers[id.0 as usize].dtype = dtype;
-                    id
-                };
-                let inside = from.saturating_sub(kept.start);
-                let whole = if spreads { inside } else { from };
-                let weight = range("weights", weights, whole, DType::F32);
-                let gradient = range("gradients", base, whole, DType::F32);
-                let states = bases.iter().filter(|(name, _)| has.contains(name));
-                let states = states.map(|&(name, base)| range(name, base, inside, stored)).collect();
-                self.ranges.push(Range { weight, gradient, states, elements, recipe });
             }
         }
-        self.list(lowered, &states)
+        runs
+    }
+
+    /// The optimizer's states of weights that are no stacks, and the ranges in which they move.
+    fn moved(&mut self, trained: &[&Placed], states: &mut Vec<Kept>) -> Result<(), CompileError> {
+        let (spreads, cuts_states) = (self.spreads(), self.options.shard.states());
+        let runs = self.runs(trained);
+        let train = &self.spec.train;
+        let number = |rule: &Rule| optimizer(train, rule).states().len() as u64;
+        self.cuts = cuts(&runs, &number, self.options.ranks);
+        let total = runs.last().map_or(0, |r| r.2);
+        let kept = match self.part() {
+            _ if !cuts_states => 0..total,
+            Some(part) => part.start * DType::F32.bytes()..part.end * DType::F32.bytes(),
+            None => return Err(CompileError::Unsupported("a part for a rank that there is not")),
+        };
+        let own = if cuts_states { Some(kept.clone()) } else { None };
+        let places = self.states_of(trained, own, states)?;
+        let first = trained.first();
+        let weight = first.and_then(|e| self.weights.get(&e.key));
+        let mut weights = weight.map_or(self.plan.arena, |id| self.plan.buffer(*id).offset);
+        let mut base = first.map_or(self.plan.arena, |e| self.gradient_of(e));
+        let mut elements = total / DType::F32.bytes();
+        if spreads {
+            (weights, base) = self.spread(kept.start / 4..kept.end / 4)?;
+            elements = (kept.end - kept.start) / DType::F32.bytes();
+        }
+        let all = self.alias("gradients".into(), base, elements);
+        self.bound.insert(Key { slot: Slot::Gradients, scope: 0, entry: None, depth: None }, all);
+        if self.options.shard == Shard::Optimizer {
+            self.trained_weights = Some(self.alias("weights.trained".into(), weights, elements));
+        }
+        // Of weights that are cut a rank has its part alone, and of states.
+        let origins = (if spreads { kept.start } else { 0 }, kept.start);
+        // Frozen gradients are zeroed on every rank, so that no norm has them.
+        let moved = |recipe: &Recipe, at: u64| match recipe.is_some() || spreads {
+            true => at.clamp(kept.start, kept.end),
+            false => at,
+        };
+        let runs =
+            runs.into_iter().map(|(recipe, from, to)| (recipe, moved(&recipe, from), moved(&recipe, to)));
+        self.ranges(runs.collect(), Begins { bases: (weights, base), states: &places, origins }, "");
+        Ok(())
+    }
+
+    /// The same of stacks, of which a rank has its own experts.
+    fn moved_stacks(&mut self, trained: &[&Placed], states: &mut Vec<Kept>) -> Result<(), CompileError> {
+        let runs = self.runs(trained);
+        let places = self.states_of(trained, None, states)?;
+        let (weight, base) = (self.weights[&trained[0].key], self.gradient_of(trained[0]));
+        let weights = self.plan.buffer(self.own(weight)).offset;
+        let elements = runs.last().map_or(0, |r| r.2) / DType::F32.bytes();
+        self.stack_gradients = Some(self.alias("gradients.experts".into(), base, elements));
+        self.ranges(runs, Begins { bases: (weights, base), states: &places, origins: (0, 0) }, "experts.");
+        Ok(())
+    }
+
+    /// Buffers of the optimizer's states of entries, of a rank's part alone where there is one:
+    /// where each state begins, by its name.
+    fn states_of(
+        &mut self,
+        trained: &[&Placed],
+        part: Option<std::ops::Range<u64>>,
+        states: &mut Vec<Kept>,
+    ) -> Result<Vec<(&'static str, u64)>, CompileError> {
+        let stored = storage(&self.spec.train);
+        let train = &self.spec.train;
+        let names_of = |e: &Placed| {
+            let rule = e.recipes.iter().flatten().next();
+            rule.map_or(&[][..], |rule| optimizer(train, rule).states())
+        };
+        let base = trained.first().map_or(0, |e| self.gradient_of(e));
+        let prefixes: IndexSet<&'static str> = trained.iter().flat_map(|e| names_of(e)).copied().collect();
+        let mut places = vec![];
+        for prefix in prefixes {
+            let with: Vec<&Placed> =
+                trained.iter().filter(|e| names_of(e).contains(&prefix)).copied().collect();
+            let mut of = IndexMap::new();
+            let Some(part) = &part else {
+                for e in with {
+                    let named = format!("{prefix}.{}", self.buffer_name(&e.key));
+                    let dims = (self.own_shape(e), e.instances);
+                    let id = self.buffer_at(named, Space::Optimizer, stored, dims, ALIGNMENT)?;
+                    of.insert(e.key.clone(), id);
+                }
+                places.push((prefix, of.values().next().map_or(0, |id| self.plan.buffer(*id).offset)));
+                states.push(Kept { name: prefix, of });
+                continue;
+            };
+            let spans = with.iter().map(|e| {
+                let start = self.gradient_of(e) - base;
+                let bytes = e.shape.iter().product::<u64>() * e.instances * DType::F32.bytes();
+                let within = |at: u64| at.clamp(part.start, part.end) / DType::F32.bytes();
+                (within(start), within(start + bytes))
+            });
+            let spans: Vec<(u64, u64)> = spans.collect();
+            // The part of a rank is one buffer, in which tensors begin anywhere.
+            let first = part.start / DType::F32.bytes();
+            let numbers = spans.last().map_or(0, |span| span.1.saturating_sub(first));
+            let all = self.buffer(format!("{prefix}.part"), Space::Optimizer, stored, vec![numbers], 1)?;
+            let place = self.plan.buffer(all).offset;
+            for (e, (from, to)) in with.iter().zip(spans) {
+                let at = place + (from - first) * stored.bytes();
+                let named = format!("{prefix}.{}", self.buffer_name(&e.key));
+                let id = self.alias(named, at, to - from);
+                self.plan.buffers[id.0 as usize].dtype = stored;
+                of.insert(e.key.clone(), id);
+            }
+            places.push((prefix, place));
+            states.push(Kept { name: prefix, of });
+        }
+        Ok(places)
+    }
+
+    /// Ranges of the optimizer, of runs in bytes.
+    fn ranges(&mut self, runs: Vec<Run>, Begins { bases, states, origins }: Begins, of: &str) {
+        let (train, stored) = (&self.spec.train, storage(&self.spec.train));
+        for (k, (recipe, from, to)) in runs.into_iter().enumerate() {
+            if from == to {
+                continue;
+            }
+            let elements = (to - from) / DType::F32.bytes();
+            let has = recipe.map_or(&[][..], |rule| optimizer(train, &rule).states());
+            let mut range = |name: &str, base, from: u64, dtype: DType| {
+                let at = base + from / DType::F32.bytes() * dtype.bytes();
+                let id = self.alias(format!("{name}.{of}range{k}"), at, elements);
+                self.plan.buffers[id.0 as usize].dtype = dtype;
+                id
+            };
+            let weight = range("weights", bases.0, from - origins.0, DType::F32);
+            let gradient = range("gradients", bases.1, from - origins.0, DType::F32);
+            let inside = from.saturating_sub(origins.1);
+            let own = states.iter().filter(|(name, _)| has.contains(name));
+            let states = own.map(|&(name, base)| range(name, base, inside, stored)).collect();
+            self.ranges.push(Range { weight, gradient, states, elements, recipe });
+        }
     }
 
     /// The part of the trained numbers that is this rank's.
@@ -437,8 +565,19 @@ impl Assembly<'_> {
 
     /// Which numbers of a tensor have states in this plan, and where in the states' buffers the
     /// first of them is.
-    fn kept(&self, gradient: Option<BufferId>, instance: u64, elements: u64) -> (std::ops::Range<u64>, u64) {
+    fn kept(
+        &self,
+        tensor: BufferId,
+        gradient: Option<BufferId>,
+        instance: u64,
+        elements: u64,
+    ) -> (std::ops::Range<u64>, u64) {
         let base = self.gradients.values().next().map(|id| self.plan.buffer(*id).offset);
+        if let Some(own) = self.own_stack(tensor) {
+            let each = elements / self.options.experts;
+            let member = own.member();
+            return (member * each..(member + 1) * each, instance * each);
+        }
         let (Some(gradient), Some(base)) = (gradient.map(|id| self.plan.buffer(id)), base) else {
             return (0..elements, 0);
         };
@@ -507,12 +646,13 @@ impl Assembly<'_> {
             // Frozen tensors among trained ones are cut with them.
             let cut = self.is_cut(self.weights[&key]);
             let place = if cut { all } else { gradient };
-            let (kept, first_kept) = self.kept(place, instance, size(w).iter().product());
+            let weight = self.weights[&key];
+            let (kept, first_kept) = self.kept(weight, place, instance, size(w).iter().product());
             self.tensors.push(Tensor {
                 shape: size(w),
                 kind: w.kind,
                 init,
-                weight: self.weights[&key],
+                weight,
                 gradient,
                 states: states_of(&key, trained),
                 counts,
@@ -520,6 +660,7 @@ impl Assembly<'_> {
                 kept,
                 first_kept,
                 cut,
+                owners: self.own_stack(weight).map_or(1, |owners| owners.team),
                 name,
                 owner: w.owner,
                 part: w.part,

@@ -168,7 +168,7 @@ impl Oracle {
             Form::Declared => lower_inference(&architecture, shape),
             Form::DeclaredTraining => lower_declared_training(&architecture, shape),
         })?;
-        let mut optimiser = Optimiser::new(rewriting)?;
+        let mut optimiser = Optimiser::new(rewriting, false)?;
         let mut module = lowered.module.clone();
         let mut joints = IndexMap::new();
         for (name, f) in lowered.module.functions.iter_mut() {

@@ -28,7 +28,8 @@ struct Reach<'p> {
 impl Assembly<'_> {
     /// A program that is the last of a step to add to gradients, and sums them over the ranks.
     pub(crate) fn sending(&mut self, program: &Program) -> Program {
-        let all: Vec<BufferId> = self.gradients.values().copied().collect();
+        // Those of experts that ranks share are whole on their owners.
+        let all: Vec<BufferId> = self.gradients.values().copied().filter(|id| !self.is_cut(*id)).collect();
         let mut steps = program.steps.clone();
         let mut counts = vec![1; program.variables as usize];
         // Gradients that nothing adds to are summed, too: a gradient is never whole on one rank
@@ -191,7 +192,8 @@ impl Assembly<'_> {
     /// Sums of whole buffers; neighbours are one range.
     fn sums(&mut self, wanted: &[BufferId]) -> Vec<Step> {
         let offset = |id: &BufferId| self.plan.buffer(*id).offset;
-        let mut all: Vec<BufferId> = self.gradients.values().copied().collect();
+        let mut all: Vec<BufferId> =
+            self.gradients.values().copied().filter(|id| !self.is_cut(*id)).collect();
         all.sort_by_key(offset);
         let mut ranges: Vec<(BufferId, u64)> = vec![];
         let mut follows = false;

@@ -75,6 +75,9 @@ pub struct Options {
     pub rank: u64,
     /// Tensors that a rank keeps of its part alone. It moves that part alone, where any are cut.
     pub shard: Shard,
+    /// Successive ranks that own the experts of each mixture together, as many each; of one, every
+    /// rank has all.
+    pub experts: u64,
     /// Of how many bodies, those that keep most first, the forward is computed again on the way
     /// back, so that one application's values are kept and not all.
     pub again: usize,
@@ -104,6 +107,7 @@ impl Default for Options {
             ranks: 1,
             rank: 0,
             shard: Shard::None,
+            experts: 1,
             again: 0,
         }
     }
@@ -133,11 +137,15 @@ impl Options {
             (!self.depths.is_empty(), "depths"),
             (self.again > 0, "again"),
             (self.shard.states(), "shard"),
+            (self.experts > 1, "experts over ranks"),
             (!self.steps, "steps: false"),
             (!self.taught.is_empty(), "a teacher"),
         ];
         match training.into_iter().find(|(asked, _)| *asked && !self.train) {
             Some((_, what)) => Err(CompileError::Exclude(what, "train: false")),
+            None if self.experts == 0 || !self.ranks.is_multiple_of(self.experts) => {
+                Err(CompileError::Unsupported("teams that the ranks do not fill"))
+            }
             None => Ok(()),
         }
     }
@@ -278,7 +286,7 @@ fn run(
     others.dedup();
     let others = others.into_iter().map(|d| Ok((d, resolve(Some(d))?)));
     let others = others.collect::<Result<Vec<_>, CompileError>>()?;
-    let mut optimiser = Optimiser::new(&first.rewrite)?;
+    let mut optimiser = Optimiser::new(&first.rewrite, first.experts > 1)?;
     let whole = lowered(passes, || lower(&architecture, trained(first, spec)))?;
     let mut assembly = Assembly::new(spec, first, &architecture, &whole)?;
     let (mut whole, mut report) = (Some(whole), Report::default());

@@ -13,7 +13,7 @@
 use crate::ir::DType;
 pub use crate::op::Kernel;
 pub use crate::op::attention::kernel::AttentionShape;
-pub use crate::op::collective::kernel::Parts;
+pub use crate::op::collective::kernel::{Owners, Parts};
 pub use crate::op::depth::kernel::DepthShape;
 pub use crate::op::kernel::{KernelKind, Layout, Role, Slot, Storage, Touches, Work};
 pub use crate::op::kernels as kernel;

@@ -18,32 +18,38 @@
 //! so that numbers are added up in the order of whole gradients.
 //!
 //! Windows of a program share memory where their lifetimes do not overlap.
+//!
+//! Experts that ranks share ([`crate::experts`]) are cut, too, each whole on its owner; what reads
+//! them otherwise than row by row gathers all.
 
 use crate::CompileError;
 use crate::assemble::{Assembly, Site};
+use crate::experts::Stacks;
 use crate::ir::{Binding, DType, Function, Module, Port};
 use crate::memory::share;
+use crate::pipeline::Options;
 use crate::program::{
-    ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelKind, Launch, Operand, Parts, Program, Slot, Space,
-    Step, kernel,
+    ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelKind, Launch, Operand, Owners, Parts, Program, Slot,
+    Space, Step, kernel,
 };
 use crate::schedule::{Bind, schedule};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
 
 /// Tensors of a plan that are cut over ranks.
+#[derive(Default)]
 pub(crate) struct Spread {
-    /// Which numbers are this rank's, in the programs of all uses.
-    parts: Parts,
-    /// This rank's part of weights and of gradients.
-    weights: BufferId,
-    gradients: BufferId,
+    /// Weights that are cut anywhere, over all ranks.
+    flat: Option<Flat>,
+    /// Experts that ranks share.
+    pub(crate) stacks: Stacks,
     /// This rank's numbers of each buffer of [`Space::Spread`].
     own: FxHashMap<BufferId, BufferId>,
-    /// Buffers of gradients.
+    /// Buffers of gradients that have windows.
     summed: Vec<BufferId>,
-    /// Functions that make what is prepared of weights that are cut, by body and name.
-    makers: FxHashMap<(Option<usize>, String), Function>,
+    /// Functions that make what is prepared of weights that are cut, by body and name, and whether
+    /// of this rank's experts alone.
+    makers: FxHashMap<(Option<usize>, String), (Function, bool)>,
     /// Windows on the weights that the call under way has gathered, and on what it has prepared.
     gathered: Vec<((BufferId, Affine), BufferId)>,
     prepared: Vec<(String, BufferId)>,
@@ -51,6 +57,22 @@ pub(crate) struct Spread {
     windows: FxHashSet<BufferId>,
     /// Bytes of windows that programs share.
     bytes: u64,
+}
+
+impl Spread {
+    /// Whether a buffer is a window, which gets its place last.
+    pub(crate) fn is_window(&self, id: BufferId) -> bool {
+        self.windows.contains(&id)
+    }
+}
+
+/// Weights and gradients of which each rank has a part that begins anywhere.
+struct Flat {
+    /// Which numbers are this rank's, in the programs of all uses.
+    parts: Parts,
+    /// This rank's part of weights and of gradients.
+    weights: BufferId,
+    gradients: BufferId,
 }
 
 /// Instances that a step touches: the least, and the greatest, where variables of loops outside of
@@ -68,9 +90,13 @@ fn at(buffer: BufferId) -> Operand {
 }
 
 impl Assembly<'_> {
-    /// Whether weights are cut over the ranks.
+    /// Whether weights are cut over all ranks.
     pub(crate) fn is_spread(&self) -> bool {
-        self.spread.is_some()
+        self.flat().is_some()
+    }
+
+    fn flat(&self) -> Option<&Flat> {
+        self.spread.as_ref()?.flat.as_ref()
     }
 
     /// Whether a buffer is one of weights or gradients that are cut.
@@ -116,13 +142,12 @@ impl Assembly<'_> {
         let weights = self.buffer("weights.part".into(), Space::Weights, DType::F32, numbers.clone(), 1)?;
         let gradients = self.buffer("gradients.part".into(), Space::Gradients, DType::F32, numbers, 1)?;
         let starts = [weights, gradients].map(|id| self.plan.buffer(id).offset);
-        let summed: Vec<BufferId> = self.gradients.values().copied().collect();
+        let flat = |a: &Self, id: BufferId| a.is_cut(id) && a.own_stack(id).is_none();
+        let gradients_of: Vec<BufferId> = self.gradients.values().copied().collect();
+        let (summed, mut stacks): (Vec<_>, Vec<_>) = gradients_of.into_iter().partition(|id| flat(self, *id));
         let mut own = FxHashMap::default();
-        for id in (0..self.plan.buffers.len() as u32)
-            .map(BufferId)
-            .filter(|id| self.is_cut(*id))
-            .collect::<Vec<_>>()
-        {
+        let all = (0..self.plan.buffers.len() as u32).map(BufferId);
+        for id in all.filter(|id| flat(self, *id)).collect::<Vec<_>>() {
             let b = self.plan.buffer(id);
             let (name, from) = (format!("{}.part", b.name), b.offset / DType::F32.bytes());
             let to = from + b.elements() * b.instances;
@@ -131,23 +156,40 @@ impl Assembly<'_> {
             let alias = self.alias(name, start + (from - part.start) * DType::F32.bytes(), to - from);
             own.insert(id, alias);
         }
-        self.spread = Some(Spread {
-            parts: self.parts(&self.cuts),
-            weights,
-            gradients,
-            own,
-            summed,
-            makers: FxHashMap::default(),
-            gathered: vec![],
-            prepared: vec![],
-            windows: FxHashSet::default(),
-            bytes: 0,
-        });
+        // Gradients of experts are added to theirs where the others are summed.
+        stacks.iter_mut().for_each(|id| *id = self.own(*id));
+        let flat = Flat { parts: self.parts(&self.cuts), weights, gradients };
+        let spread = self.spread.get_or_insert_default();
+        spread.flat = Some(flat);
+        spread.own.extend(own);
+        spread.summed = [summed, stacks].concat();
         Ok((starts[0], starts[1]))
     }
 
+    /// A buffer of the experts of a mixture that ranks share: as layers see it, in no memory, and
+    /// this rank's experts.
+    pub(crate) fn stack_buffer(
+        &mut self,
+        name: String,
+        (space, dtype): (Space, DType),
+        (shape, instances): (Vec<u64>, u64),
+        alignment: u64,
+    ) -> Result<BufferId, CompileError> {
+        let mut own = shape.clone();
+        own[0] /= self.options.experts;
+        let own = self.buffer_at(format!("{name}.own"), space, dtype, (own, instances), alignment)?;
+        let offset = self.plan.buffer(own).offset;
+        self.plan.buffers.push(Buffer { name, space: Space::Spread, dtype, shape, instances, offset });
+        let id = BufferId(self.plan.buffers.len() as u32 - 1);
+        let Options { experts: team, ranks, rank, .. } = self.options;
+        let spread = self.spread.get_or_insert_default();
+        spread.own.insert(id, own);
+        spread.stacks.add(id, Owners { experts: 0, team, ranks, rank });
+        Ok(id)
+    }
+
     /// A window of so many instances.
-    fn window(&mut self, name: String, dtype: DType, shape: Vec<u64>, instances: u64) -> BufferId {
+    pub(crate) fn window(&mut self, name: String, dtype: DType, shape: Vec<u64>, instances: u64) -> BufferId {
         self.plan.buffers.push(Buffer { name, space: Space::Temporary, dtype, shape, instances, offset: 0 });
         let id = BufferId(self.plan.buffers.len() as u32 - 1);
         if let Some(spread) = &mut self.spread {
@@ -168,18 +210,20 @@ impl Assembly<'_> {
         if let Some(spread) = &mut self.spread {
             spread.gathered.clear();
             spread.prepared.clear();
+            spread.stacks.begin_call();
         }
     }
 
     /// Puts windows in the place of the weights that a launch reads, gathered before it unless the
     /// call has them.
     pub(crate) fn gather(&mut self, launch: &mut Launch, steps: &mut Vec<Step>) {
-        let Some(spread) = &self.spread else { return };
-        let (own, parts) = (spread.weights, spread.parts.clone());
+        if self.spread.is_none() {
+            return;
+        }
         for operand in &mut launch.operands {
             let Operand::Tensor { buffer, instance, .. } = operand else { continue };
-            let gradient = self.spread.as_ref().is_some_and(|spread| spread.summed.contains(buffer));
-            if !self.is_cut(*buffer) || gradient {
+            let summed = self.spread.as_ref().is_some_and(|spread| spread.summed.contains(buffer));
+            if !self.is_cut(*buffer) || summed {
                 continue;
             }
             let key = (*buffer, instance.clone());
@@ -187,13 +231,12 @@ impl Assembly<'_> {
             let window = match known {
                 Some((_, window)) => *window,
                 None => {
+                    let Some((kernel, own, first)) = self.parts_of(*buffer, instance) else { continue };
                     let b = self.plan.buffer(*buffer);
-                    let (name, shape, elements) =
-                        (format!("{}.window", b.name), b.shape.clone(), b.elements());
-                    let origin = b.name.clone();
+                    let (name, shape, origin) =
+                        (format!("{}.window", b.name), b.shape.clone(), b.name.clone());
                     let window = self.window(name, DType::F32, shape, 1);
-                    let kernel = kernel::Gathered { parts: parts.clone(), elements };
-                    let operands = vec![at(window), at(own), self.first_of(*buffer, instance)];
+                    let operands = vec![at(window), own, first];
                     steps.push(self.launch(Kernel::Gathered(kernel), operands, &origin));
                     if let Some(spread) = &mut self.spread {
                         spread.gathered.push((key, window));
@@ -205,30 +248,53 @@ impl Assembly<'_> {
         }
     }
 
-    /// Whether something is prepared of weights that are cut.
-    pub(crate) fn reads_cut(&self, body: Option<usize>, f: &Function) -> bool {
+    /// How an instance of weights that are cut is brought together: of what this rank has of it,
+    /// from which number on.
+    fn parts_of(&self, buffer: BufferId, instance: &Affine) -> Option<(kernel::Gathered, Operand, Operand)> {
+        let elements = self.plan.buffer(buffer).elements();
+        if let Some(owners) = self.own_stack(buffer) {
+            // Those of the first team have all experts.
+            let cut = |rank: u64| rank.min(owners.team) * (elements / owners.team);
+            let parts = Parts { cuts: (0..=owners.ranks).map(cut).collect(), rank: owners.rank };
+            let own = Operand::Tensor {
+                buffer: self.own(buffer),
+                instance: instance.clone(),
+                offset: 0,
+                stride: 0,
+            };
+            return Some((kernel::Gathered { parts, elements }, own, Operand::Index(Affine::default())));
+        }
+        let flat = self.flat()?;
+        let kernel = kernel::Gathered { parts: flat.parts.clone(), elements };
+        Some((kernel, at(flat.weights), self.first_of(buffer, instance)))
+    }
+
+    /// Whether something is prepared of weights that are cut: of experts that ranks share, unless
+    /// it is of this rank's alone.
+    pub(crate) fn reads_cut(&self, body: Option<usize>, f: &Function, local: bool) -> bool {
         let leader = body.map(|b| self.architecture.leader(b));
         let cut = |port: &Port| match port.binding {
             Binding::Weight | Binding::Buffer | Binding::PassWeight | Binding::TurnWeight => {
                 let own = self.weights.get(&(leader, port.name.clone())).copied();
                 let id = own.or_else(|| self.called(&port.name).map(|t| t.weight));
-                id.is_some_and(|id| self.is_cut(id))
+                id.is_some_and(|id| self.is_cut(id) && !(local && self.own_stack(id).is_some()))
             }
             Binding::Prepared => self.maker(body, port).is_some(),
             _ => false,
         };
-        self.is_spread() && f.params.iter().any(cut)
+        self.spread.is_some() && f.params.iter().any(cut)
     }
 
-    /// Says by which function a call makes what it reads of weights that are cut.
-    pub(crate) fn make_in_calls(&mut self, body: Option<usize>, f: &Function) {
+    /// Says by which function a call makes what it reads of weights that are cut, and whether of
+    /// this rank's experts alone.
+    pub(crate) fn make_in_calls(&mut self, body: Option<usize>, f: &Function, local: bool) {
         let Some(spread) = &mut self.spread else { return };
         for (port, _) in &f.results {
-            spread.makers.insert((body, port.name.clone()), f.clone());
+            spread.makers.insert((body, port.name.clone()), (f.clone(), local));
         }
     }
 
-    fn maker(&self, body: Option<usize>, port: &Port) -> Option<&Function> {
+    pub(crate) fn maker(&self, body: Option<usize>, port: &Port) -> Option<&(Function, bool)> {
         self.spread.as_ref()?.makers.get(&(body, port.name.clone()))
     }
 
@@ -245,10 +311,12 @@ impl Assembly<'_> {
             let of = a.spread.as_ref()?.prepared.iter().find(|(name, _)| *name == port.name);
             of.map(|(_, window)| at(*window))
         };
-        let Some(f) = self.maker(site.body, port).cloned() else { return Ok(None) };
+        let Some((f, local)) = self.maker(site.body, port).cloned() else { return Ok(None) };
         if let Some(made) = made(self) {
             return Ok(Some(made));
         }
+        let of_own = if local { self.of_own(module, site.body, &f) } else { None };
+        let module = of_own.as_ref().unwrap_or(module);
         let s = schedule(module, &f, &vec![Bind::Store; f.results.len()])?;
         let params = self.params(module, site, &f, steps)?;
         let mut results = vec![];
@@ -259,6 +327,9 @@ impl Assembly<'_> {
             results.push(at(window));
             if let Some(spread) = &mut self.spread {
                 spread.prepared.push((port.name.clone(), window));
+                if local {
+                    spread.stacks.prepare(window);
+                }
             }
         }
         // Its temporaries live as windows do, so that all of it may be done before a loop.
@@ -267,14 +338,16 @@ impl Assembly<'_> {
             self.window(format!("{}.t{i}", f.name), t.dtype, vec![elements], 1)
         });
         let temps: Vec<BufferId> = own.collect();
+        let before = self.whose(local);
         self.emit_with(&s, &temps, &params, &results, steps);
+        self.whose(before);
         Ok(made(self))
     }
 
     /// Puts windows in the place of all that is cut in a program, and lays them out.
     pub(crate) fn spread_out(&mut self, program: Program) -> Program {
         let Program { mut steps, variables } = program;
-        if !self.is_spread() {
+        if self.spread.is_none() {
             return Program { steps, variables };
         }
         self.lift(&mut steps);
@@ -412,11 +485,20 @@ impl Assembly<'_> {
         let elements = each * instances;
         let zero = Kernel::Zero(kernel::Zero { elements });
         let zero = self.launch(zero, vec![at(window)], &name);
-        let whole = || (Parts { cuts: vec![], rank: 0 }, window);
-        let (parts, part) = self.spread.as_ref().map_or_else(whole, |s| (s.parts.clone(), s.gradients));
-        let kernel = kernel::Scattered { parts, elements };
-        let operands = vec![at(window), at(part), self.first_of(id, &outside)];
-        (zero, self.launch(Kernel::Scattered(kernel), operands, &name))
+        let flat = self.flat().map(|flat| (flat.parts.clone(), flat.gradients));
+        match flat.filter(|_| self.is_cut(id)) {
+            Some((parts, part)) => {
+                let kernel = kernel::Scattered { parts, elements };
+                let operands = vec![at(window), at(part), self.first_of(id, &outside)];
+                (zero, self.launch(Kernel::Scattered(kernel), operands, &name))
+            }
+            // The gradient of this rank's experts is whole.
+            None => {
+                let own = Operand::Tensor { buffer: id, instance: outside, offset: 0, stride: 0 };
+                let add = Kernel::Copy(kernel::Copy { elements, accumulate: true });
+                (zero, self.launch(add, vec![at(window), own], &name))
+            }
+        }
     }
 
     /// Places the windows of a program where their lifetimes do not overlap.

@@ -1543,6 +1543,14 @@ pub static PARALLEL: Section = Section {
             Value("none"),
             "Tensors that are cut over the ranks. Checkpoints say nothing of it.",
         ),
+        key(
+            "experts",
+            SIZE,
+            Value("1"),
+            "Successive ranks that own the experts of each mixture together, as many each: tokens go to the owners of their experts \
+             and come back. It divides the number of ranks and the experts of every mixture; `data` counts all ranks. Checkpoints \
+             say nothing of it.",
+        ),
     ],
 };
 

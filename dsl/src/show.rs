@@ -690,6 +690,9 @@ fn train(train: &Train) -> ValueKind {
             parallel.put("data", int(data));
         }
         parallel.put("shard", word(train.parallel.shard.name()));
+        if train.parallel.experts != 1 {
+            parallel.put("experts", int(train.parallel.experts));
+        }
         fields.put("parallel", parallel.map());
     }
     let random_depth = |(min, max)| {

@@ -1150,12 +1150,21 @@ pub struct Train {
 }
 
 /// How ranks share a training.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Parallel {
-    /// Ranks that share the micro-batches of a step; as many as there are where absent.
+    /// Ranks that share the micro-batches of a step, all that there are; any number where absent.
     pub data: Option<u64>,
     /// Tensors that are cut over the ranks.
     pub shard: Shard,
+    /// Ranks that have the experts of a mixture together, each as many as the others: successive
+    /// ones, of those that share the micro-batches.
+    pub experts: u64,
+}
+
+impl Default for Parallel {
+    fn default() -> Self {
+        Parallel { data: None, shard: Shard::None, experts: 1 }
+    }
 }
 
 /// Tensors of a training that are cut over its ranks.

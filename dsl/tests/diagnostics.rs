@@ -314,10 +314,19 @@ fn ranks_that_cannot_share_a_step_are_refused() {
     // Specifications of before keep their text.
     let shown = |spec| dreamc_dsl::show(spec, Spelling::Yaml);
     assert!(!shown(&whole).contains("parallel") && shown(&cut).contains("shard: optimizer"));
-    for spelling in [Spelling::Yaml, Spelling::Dream] {
-        let text = dreamc_dsl::show(&cut, spelling);
+    // Teams of ranks fill all of them, and own as many experts each.
+    let of = |parallel: &str| set(&[&parts[..], &[&format!("train.parallel={parallel}")]].concat());
+    let error = of("{data: 4, experts: 3}").unwrap_err().to_string();
+    assert!(error.contains("teams of 3 ranks do not fill 4 ranks"), "{error}");
+    let (shared, _) = of("{data: 4, experts: 2}").unwrap();
+    assert_eq!(shared.train.parallel.experts, 2);
+    assert!(shown(&shared).contains("experts: 2") && !shown(&cut).contains("experts: 1"));
+    let error = of("{experts: 16}").unwrap_err().to_string();
+    assert!(error.contains("16 ranks cannot own the 8 experts of `ea` equally"), "{error}");
+    for (spelling, spec) in [(Spelling::Yaml, &cut), (Spelling::Dream, &cut), (Spelling::Dream, &shared)] {
+        let text = dreamc_dsl::show(spec, spelling);
         let again = parse("spec", &text, spelling).and_then(|ast| check(&ast, &[])).unwrap().0;
-        assert_eq!(again.train, cut.train);
+        assert_eq!(again.train, spec.train);
     }
 }
 

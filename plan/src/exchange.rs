@@ -43,6 +43,13 @@ pub enum What {
         /// Of each rank.
         lengths: Vec<u64>,
     },
+    /// So many bytes that each rank sends to others, and gets of them, by the host.
+    ToAll {
+        /// Of each rank, to all others together.
+        sent: Vec<u64>,
+        /// By each rank, of all others together.
+        received: Vec<u64>,
+    },
     /// So many bytes of each rank, handed to all by the host.
     Pool {
         /// Of each.
@@ -112,6 +119,8 @@ impl Exchange {
         match &self.what {
             What::Sum { elements } => *elements,
             What::Scatter { lengths } | What::Gather { lengths } => lengths.iter().sum(),
+            // Members take turns: in the mean of all ranks.
+            What::ToAll { sent, .. } => sent.iter().sum::<u64>() / NUMBER / self.ranks.max(1),
             What::Pool { .. } => 0,
         }
     }
@@ -119,7 +128,7 @@ impl Exchange {
     /// Whether it goes through the star.
     pub fn by_star(&self, machine: &Machine) -> bool {
         match (&self.what, machine.way) {
-            (What::Pool { .. }, _) | (_, Way::Star) => true,
+            (What::Pool { .. } | What::ToAll { .. }, _) | (_, Way::Star) => true,
             (What::Sum { .. } | What::Scatter { .. } | What::Gather { .. }, Way::Rings) => false,
         }
     }
@@ -138,7 +147,7 @@ impl Exchange {
             What::Sum { .. } => within().chain(across()).chain(across()).chain(within()).collect(),
             What::Scatter { .. } => within().chain(across()).collect(),
             What::Gather { .. } => across().chain(within()).collect(),
-            What::Pool { .. } => vec![],
+            What::ToAll { .. } | What::Pool { .. } => vec![],
         }
     }
 
@@ -153,6 +162,11 @@ impl Exchange {
             What::Pool { bytes } => {
                 let all = self.ranks * (LENGTH + bytes);
                 vec![Piece { up: vec![HEAD + bytes; others], down: vec![HEAD + all; others] }]
+            }
+            What::ToAll { sent, received } => {
+                let frame = |bytes: &u64| HEAD + LENGTH * self.ranks + bytes;
+                let of = |each: &[u64]| each.iter().skip(1).map(frame).collect();
+                vec![Piece { up: of(sent), down: of(received) }]
             }
             What::Sum { elements } => of(*elements, at_once)
                 .map(|(_, count)| {

@@ -53,7 +53,7 @@ impl Mesh<'_> {
             crate::What::Scatter { .. } | crate::What::Gather { .. } => {
                 self.network().half(self.ranks, bytes)
             }
-            crate::What::Pool { .. } => 0.0,
+            crate::What::ToAll { .. } | crate::What::Pool { .. } => 0.0,
         }
     }
 

@@ -29,7 +29,7 @@ use dreamc_compiler::program::{
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Options, compile};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::Precision;
+use dreamc_dsl::spec::{Parallel, Precision};
 use indexmap::IndexMap;
 use serde::Serialize;
 use std::thread;
@@ -283,8 +283,8 @@ pub fn together(
     let rank = |group: Group| -> Result<Vec<[f64; 3]>, BenchError> {
         let narrow = device.narrow(spec.train.precision);
         let (rank, segments, rewrite) = (group.rank(), prepare::masked(spec), rewriting.clone());
-        let shard = spec.train.parallel.shard;
-        let forward = Options { ranks, rank, shard, ..prepare::forward(shape.0, shape.1) };
+        let Parallel { shard, experts, .. } = spec.train.parallel;
+        let forward = Options { ranks, rank, shard, experts, ..prepare::forward(shape.0, shape.1) };
         let options = Options { train: true, segments, rewrite, narrow, ..forward };
         let mut model = Model::of_rank(device, compile(spec, &options)?, &group)?;
         model.initialise(spec.train.seed)?;

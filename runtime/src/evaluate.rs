@@ -111,7 +111,7 @@ pub fn shared(
     // Where layers gather their weights all ranks run as often: those without a batch in the last
     // round run one of another rank.
     let (rest, rank) = (number % group.size(), group.rank());
-    if let Some(batch) = shown.filter(|_| model.shard().weights() && rest > 0 && rank >= rest) {
+    if let Some(batch) = shown.filter(|_| model.is_shared() && rest > 0 && rank >= rest) {
         model.evaluate(&batch)?;
     }
     let mut all = Loss::default();

@@ -210,6 +210,36 @@ impl Model {
         self.compiled.cut
     }
 
+    /// Whether programs exchange numbers wherever they read weights, so that all ranks run them
+    /// together.
+    pub fn is_shared(&self) -> bool {
+        self.compiled.tensors.iter().any(|tensor| tensor.cut)
+    }
+
+    /// All numbers of a tensor, of which each rank has brought its own: those that it keeps, where
+    /// they are cut over ranks.
+    pub fn together(tensor: &Tensor, group: &Group, own: &[f32]) -> Result<Vec<f32>, GroupError> {
+        // Of ranks that own the same experts the first brings them.
+        let brings = tensor.owners == 1 || group.rank() < tensor.owners;
+        let own = if brings { own } else { &[] };
+        let bytes = group.gather(bytemuck::cast_slice(own))?.concat();
+        match bytes.len() as u64 == tensor.elements() * size_of::<f32>() as u64 {
+            true => Ok(bytemuck::pod_collect_to_vec(&bytes)),
+            false => {
+                Err(GroupError::Meeting(format!("the ranks have other numbers of {} together", tensor.name)))
+            }
+        }
+    }
+
+    /// The tensor of a name, or of the name of one of its states.
+    pub fn tensor_of(&self, name: &str) -> Option<&Tensor> {
+        let of = |t: &&Tensor| {
+            let state = name.strip_prefix(&t.name).and_then(|rest| rest.strip_prefix('.'));
+            t.name == name || t.states.iter().any(|(own, _)| Some(*own) == state)
+        };
+        self.compiled.tensors.iter().find(of)
+    }
+
     /// From now on [`Model::set_whole`] hands the numbers of tensors that are cut to the other
     /// ranks of a group, which [take](Model::take_handed) them.
     pub fn hand_to(&mut self, group: &Group) {
@@ -419,8 +449,8 @@ impl Model {
             let is = |state: &str| {
                 name.strip_prefix(&t.name).and_then(|rest| rest.strip_prefix('.')) == Some(state)
             };
-            let state = t.states.iter().any(|(state, _)| is(state)) && self.compiled.cut.states();
-            let own = state || t.cut && name == t.name;
+            let state = t.states.iter().any(|(state, _)| is(state));
+            let own = state && (t.cut || self.compiled.cut.states()) || t.cut && name == t.name;
             own.then_some(t.kept.start as usize..t.kept.end as usize)
         };
         self.compiled.tensors.iter().find_map(of)

@@ -15,7 +15,7 @@ use dreamc_compiler::program::Plan;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{LAST, Options, compile, compile_timed};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::Shard;
+use dreamc_dsl::spec::Parallel;
 use dreamc_runtime::device::gpu::{Table, Target, codes, distinct, registers, sources, table};
 use dreamc_runtime::train::prepare;
 use std::collections::HashMap;
@@ -169,8 +169,8 @@ pub fn run(a: Arguments) -> Done {
         Some(Arithmetic::F32) | None => Narrow::Nothing,
     };
     let (ranks, forward) = (a.gpus, prepare::forward(batch, sequence));
-    let shard = if ranks > 1 { spec.train.parallel.shard } else { Shard::None };
-    let options = Options { train: true, segments, rewrite, narrow, ranks, shard, ..forward };
+    let Parallel { shard, experts, .. } = if ranks > 1 { spec.train.parallel } else { Parallel::default() };
+    let options = Options { train: true, segments, rewrite, narrow, ranks, shard, experts, ..forward };
     if a.emit == Emit::Ir {
         let architecture = Architecture::new(&spec.model, None)?;
         let lowered = lower(&architecture, Shape { batch, sequence, segments, ..Shape::default() })?;

@@ -78,6 +78,9 @@ struct Report {
     executed: Option<Programs>,
     #[serde(skip_serializing_if = "Option::is_none")]
     scaling: Option<Scaling>,
+    /// Ranks that own the experts together, of a recipe that shares them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owners: Option<u64>,
     /// Most bytes that training may take.
     #[serde(skip_serializing_if = "Option::is_none")]
     limit_bytes: Option<u64>,
@@ -176,7 +179,9 @@ pub fn run(a: Arguments) -> Done {
     make_absolute(&mut placed, &a.spec.base());
     let teacher = teacher(&placed, counts.micro_batch);
     let stored = stored(&a.spec.spec)?;
-    let report = Report { counts, executed, scaling, limit_bytes: spec.train.memory, stored, teacher };
+    let owners = Some(spec.train.parallel.experts).filter(|experts| *experts > 1);
+    let report =
+        Report { counts, executed, scaling, owners, limit_bytes: spec.train.memory, stored, teacher };
     if a.json {
         return Ok(show::json(&report)?);
     }
@@ -364,7 +369,12 @@ fn table(report: &Report) -> String {
         times(&mut t, predicted, m.training);
     }
     if let Some(scaling) = &report.scaling {
-        many(&mut t, scaling, m);
+        many(
+            &mut t,
+            scaling,
+            m,
+            report.owners.map(|owners| (owners, k.routed as f64 / p.total.max(1) as f64)),
+        );
     }
     conventions(&mut t, c);
     t
@@ -389,7 +399,9 @@ fn times(t: &mut String, p: &Predicted, training: u128) {
     let _ = writeln!(t, "    training {fits} its {}", decimal_bytes(memory));
 }
 
-fn many(t: &mut String, s: &Scaling, m: &Memory) {
+/// A step on many GPUs. `experts`: how many own the routed experts together, and the share of all
+/// parameters that those are.
+fn many(t: &mut String, s: &Scaling, m: &Memory, experts: Option<(u64, f64)>) {
     let network = &s.network;
     let _ = writeln!(t, "\na step on {} GPUs, at best", s.gpus);
     let mut row = |name: &str, seconds: f64, note: String| {
@@ -421,6 +433,12 @@ fn many(t: &mut String, s: &Scaling, m: &Memory) {
         ),
     ] {
         let _ = writeln!(t, "    {name:<24}{:>18}   {note}", decimal_bytes(bytes));
+    }
+    if let Some((owners, routed)) = experts {
+        let held = (m.training - m.activations) as f64;
+        let own = m.training - (held * routed * (1.0 - 1.0 / owners as f64)) as u128;
+        let note = format!("owned by {owners} together, all else whole; it waits for their rows");
+        let _ = writeln!(t, "    {:<24}{:>18}   {note}", "memory, experts shared", decimal_bytes(own));
     }
     t.push_str("    by the α–β model of NCCL's collectives (docs/scaling.md); ranks on CPUs exchange over TCP or MPI\n");
 }

@@ -6,6 +6,7 @@ use crate::show::{self, duration, short, table};
 use crate::spec::{SpecArguments, make_absolute};
 use crate::{note, output};
 use clap::{Args, value_parser};
+use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::format::Formats;
 use dreamc_compiler::program::{Kernel, Plan, Step};
 use dreamc_compiler::rewrite::{Rewriting, Target};
@@ -84,13 +85,12 @@ struct Report {
     meshes: Vec<Offer>,
     /// Those that do not.
     too_large: Vec<TooLarge>,
-    not_built: [&'static str; 4],
+    not_built: [&'static str; 3],
 }
 
 /// Forms of other programs, which this one does not run.
-const NOT_BUILT: [&str; 4] = [
+const NOT_BUILT: [&str; 3] = [
     "gradients cut over ranks and weights whole (ZeRO-2)",
-    "experts over ranks",
     "matrices over ranks (tensor parallel)",
     "layers over ranks (pipeline)",
 ];
@@ -102,6 +102,8 @@ struct Offer {
     data: u64,
     /// Tensors that are cut over them.
     shard: &'static str,
+    /// Ranks that own the experts of a mixture together.
+    experts: u64,
     /// Micro-batches of a step, and of a rank.
     accumulate: u64,
     micro_batches: u64,
@@ -131,6 +133,7 @@ struct Offer {
 #[derive(Serialize)]
 struct TooLarge {
     shard: &'static str,
+    experts: u64,
     rows: u64,
     memory: u64,
 }
@@ -140,6 +143,7 @@ struct TooLarge {
 struct Asked {
     ranks: u64,
     shard: Shard,
+    experts: u64,
     accumulate: u64,
 }
 
@@ -163,9 +167,13 @@ pub fn run(a: Arguments) -> Done {
     let (mut meshes, mut too_large) = (vec![], vec![]);
     // Cut weights pass through the memory of a GPU's host, of which no table has a time.
     let priced = |shard: &Shard| !shard.weights() || machine.device().is_none();
-    for shard in Shard::ALL.into_iter().filter(priced) {
+    // So do the rows of experts.
+    let teams = if machine.device().is_none() { teams(&spec, &machine, ranks, sizes[0])? } else { vec![1] };
+    let forms =
+        Shard::ALL.into_iter().filter(priced).flat_map(|shard| teams.iter().map(move |&team| (shard, team)));
+    for (shard, experts) in forms {
         for &accumulate in sizes.iter().filter(|_| ranks > 1 || !shard.states()) {
-            match offer(&spec, &machine, Asked { ranks, shard, accumulate }, &a)? {
+            match offer(&spec, &machine, Asked { ranks, shard, experts, accumulate }, &a)? {
                 Ok(offer) => meshes.push(offer),
                 Err(large) => too_large.push(large),
             }
@@ -193,6 +201,23 @@ pub fn run(a: Arguments) -> Done {
         return Err(Failure::Said);
     }
     Ok(())
+}
+
+/// How many ranks can own the experts of every mixture together, one alone first.
+fn teams(spec: &Spec, machine: &Machine, ranks: u64, accumulate: u64) -> Result<Vec<u64>, Failure> {
+    let divisors: Vec<u64> = (1..=ranks).filter(|team| ranks.is_multiple_of(*team)).collect();
+    let asked = Asked { ranks, shard: Shard::None, experts: 1, accumulate };
+    let (prepared, _) = match prepared(&with(spec, asked), machine, asked, 0) {
+        // No mesh of whole experts fits into what training may take.
+        Err(Failure::Error(e)) if matches!(e.downcast_ref(), Some(TrainError::Memory(_))) => {
+            return Ok(vec![1]);
+        }
+        found => found?,
+    };
+    let experts: Vec<u64> = prepared.compiled.tensors.iter().filter_map(Tensor::experts).collect();
+    let fits =
+        |team: &u64| *team == 1 || !experts.is_empty() && experts.iter().all(|n| n.is_multiple_of(*team));
+    Ok(divisors.into_iter().filter(fits).collect())
 }
 
 /// Micro-batches of a step that so many ranks can share, those nearest the recipe's first, in
@@ -237,7 +262,7 @@ fn sizes(spec: &Spec, machine: &Machine, (ranks, nodes): (u64, u64)) -> Result<V
 fn with(spec: &Spec, asked: Asked) -> Spec {
     let mut spec = spec.clone();
     spec.train.accumulate = asked.accumulate;
-    spec.train.parallel.shard = asked.shard;
+    (spec.train.parallel.shard, spec.train.parallel.experts) = (asked.shard, asked.experts);
     spec
 }
 
@@ -305,9 +330,9 @@ fn offer(
     a: &Arguments,
 ) -> Result<Result<Offer, TooLarge>, Failure> {
     let spec = with(spec, asked);
-    let Asked { ranks, shard, accumulate } = asked;
+    let Asked { ranks, shard, experts, accumulate } = asked;
     let (shard_name, rows) = (shard.name(), spec.train.batch / accumulate);
-    let large = |memory| TooLarge { shard: shard_name, rows, memory };
+    let large = |memory| TooLarge { shard: shard_name, experts, rows, memory };
     let (prepared, mut memory) = match self::prepared(&spec, machine, asked, 0) {
         Err(Failure::Error(e)) if matches!(e.downcast_ref(), Some(TrainError::Memory(_))) => {
             return Ok(Err(large(0)));
@@ -334,7 +359,7 @@ fn offer(
     let mesh = Mesh { machine, ranks, at_once: AT_ONCE };
     let micro_batches = accumulate / ranks;
     let lesson = lesson(&spec, &prepared, machine, ranks)?;
-    let work = timeline(plan, &priced(plan, machine, ranks)?, &lesson, micro_batches, ranks);
+    let work = timeline(plan, &priced(plan, machine, ranks)?, &lesson, micro_batches, (ranks, AT_ONCE));
     let seconds = mesh.step(&work);
     let simulated = a.simulate.then(|| simulate(&work, &mesh, &|_| 1.0).step);
     let (checkpoint, failures) = failing(&prepared, &mesh, a.failure_hours);
@@ -349,6 +374,7 @@ fn offer(
     Ok(Ok(Offer {
         data: ranks,
         shard: shard_name,
+        experts,
         accumulate,
         micro_batches,
         rows,
@@ -431,11 +457,12 @@ fn text(r: &Report) -> String {
     if let Some(least) = r.too_large.iter().min_by_key(|l| l.memory) {
         let _ = writeln!(
             t,
-            "  {} do not fit into {}; the smallest, {} with shard {}, takes {}",
+            "  {} do not fit into {}; the smallest, {} with shard {}{}, takes {}",
             r.too_large.len(),
             decimal_bytes(r.machine.memory.into()),
             many(least.rows.into(), "row"),
             least.shard,
+            if least.experts > 1 { format!(" and experts {}", least.experts) } else { String::new() },
             if least.memory > 0 {
                 decimal_bytes(least.memory.into())
             } else {
@@ -449,7 +476,7 @@ fn text(r: &Report) -> String {
     let _ = writeln!(t, "\nnot built, and not offered: {}", r.not_built.join("; "));
     if r.machine.device().is_some() {
         t.push_str(
-            "not priced: weights cut over ranks (ZeRO-3), which pass through the memory of the host\n",
+            "not priced: weights cut over ranks (ZeRO-3) and experts over ranks, which pass through the memory of the host\n",
         );
     }
     let _ = writeln!(
@@ -462,7 +489,8 @@ fn text(r: &Report) -> String {
 
 fn mesh_name(o: &Offer) -> String {
     let shard = Some(o.shard).filter(|shard| *shard != Shard::None.name());
-    format!("data {}{}", o.data, shard.map_or(String::new(), |shard| format!(", shard {shard}")))
+    let experts = if o.experts > 1 { format!(", experts {}", o.experts) } else { String::new() };
+    format!("data {}{}{experts}", o.data, shard.map_or(String::new(), |shard| format!(", shard {shard}")))
 }
 
 fn batches(n: u64) -> String {

@@ -17,6 +17,7 @@ use clap::{Args, value_parser};
 use dreamc_compiler::format::Formats;
 use dreamc_compiler::looks_ahead;
 use dreamc_compiler::precision::Narrow;
+use dreamc_compiler::program::BufferId;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Precision, Shard};
@@ -298,6 +299,7 @@ impl Job<'_> {
                 format!("{}, {} of a step each", self.group.size(), parts(t.accumulate / self.group.size())),
             ],
             vec![if shard.weights() { "weights" } else { "states" }.into(), cut(shard, &kept)],
+            vec!["experts".into(), owned(&prepared)],
             vec![
                 "memory".into(),
                 format!(
@@ -326,6 +328,7 @@ impl Job<'_> {
             "ranks" => self.group.size() > 1,
             "teacher" | "teacher's memory" => prepared.teacher.is_some(),
             "states" | "weights" => shard.states(),
+            "experts" => prepared.compiled.tensors.iter().any(|t| t.owners > 1),
             "in its file" => memory.mapped > 0,
             "computed again" => t.memory.is_some(),
             _ => true,
@@ -454,6 +457,18 @@ fn held(memory: &Memory) -> String {
         0 => all,
         mapped => format!("{all}, {} in its file, mapped", bytes(mapped)),
     }
+}
+
+/// Memory of the experts of a rank, where ranks share them.
+fn owned(prepared: &Prepared) -> String {
+    let all = prepared.compiled.tensors.iter().filter(|t| t.owners > 1);
+    let own = all.map(|t| {
+        let state = |(_, id): &(&str, BufferId)| prepared.compiled.plan.buffer(*id).dtype.bytes();
+        let each = 4 + if t.gradient.is_some() { 4 } else { 0 } + t.states.iter().map(state).sum::<u64>();
+        (t.owners, (t.kept.end - t.kept.start) * each)
+    });
+    let (owners, all) = own.fold((1, 0), |(owners, all), (team, own)| (team.max(owners), all + own));
+    format!("owned by {owners} ranks together, {} of weights, gradients and states by each", bytes(all))
 }
 
 /// Memory on each rank of what is cut.

@@ -36,7 +36,11 @@ fn a_step_on_many_gpus_is_predicted_from_its_gradients() {
     let text = dreamc(&["count", "dr-da-16.yaml", "--target", "h200", "--gpus", "64"], 0);
     assert!(text.contains("a step on 64 GPUs, at best") && text.contains("NVLink 4"), "{text}");
     assert!(text.contains("memory, states whole") && text.contains("memory, states cut"), "{text}");
-    assert!(text.contains("memory, weights cut"), "{text}");
+    assert!(text.contains("memory, weights cut") && !text.contains("experts shared"), "{text}");
+    let shared = ["--set", "train.parallel.experts=8"];
+    let text =
+        dreamc(&[&["count", "la-16.yaml", "--target", "h200", "--gpus", "64"][..], &shared].concat(), 0);
+    assert!(text.contains("memory, experts shared") && text.contains("owned by 8 together"), "{text}");
 }
 
 /// By the same table as `count`.

@@ -169,6 +169,71 @@ fn cut_over_ranks(shard: &str) {
     }
 }
 
+/// Ranks that own experts together train what ranks with all experts train, in less memory, whole
+/// or with weights cut as well, and any form of ranks goes on with their checkpoints.
+#[test]
+fn experts_that_ranks_share_train_what_whole_ones_train() {
+    let s = sandbox();
+    let four = ["launch", "-n", "4", "train", "ranked.yaml", "--out"];
+    // Attentions that recur have as many projections as all ranks can share.
+    let all = [
+        "--set",
+        "model.components.sa.sequence.projection={count: 4}",
+        "--set",
+        // More experts than the rows of their turns take room.
+        "model.components.ea.experts.count=64",
+        "--set",
+        "model.components.ea.experts.intermediate=64",
+    ];
+    let line = |run, sets: &[&'static str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        four.into_iter().chain([run]).chain(all).chain(sets).collect::<Vec<_>>()
+    };
+    s.good(&line("whole", &[]));
+    let out = s.good(&line("shared", &["train.parallel.experts=4"]));
+    assert!(out.contains("experts") && out.contains("owned by 4 ranks together"), "{out}");
+    s.good(&line("again", &["train.parallel.experts=4"]));
+    s.good(&line("teams", &["train.parallel={experts: 2, shard: weights}"]));
+    let memory = |run: &str| {
+        let ledger = serde_json::from_str::<Value>(&s.read(&format!("{run}/ledger.json"))).unwrap();
+        ledger["peak_memory"].as_u64().unwrap()
+    };
+    for run in ["shared", "teams"] {
+        close(&losses(&s.path(run)), &losses(&s.path("whole")));
+        assert!(memory(run) < memory("whole"), "{run}: {} and {}", memory(run), memory("whole"));
+    }
+    assert_eq!(bits(&s.path("again"), 8), bits(&s.path("shared"), 8));
+    // One process, ranks with all experts, and a team of two go on.
+    let goes_on = [("alone", "1", "4"), ("apart", "4", "1"), ("two", "2", "2")];
+    for (run, ranks, experts) in goes_on {
+        let copied = Command::new("cp").arg("-r").arg(s.path("shared")).arg(s.path(run)).status().unwrap();
+        assert!(copied.success());
+        for step in [6, 8] {
+            std::fs::remove_dir_all(s.path(run).join(format!("checkpoints/step-{step:08}"))).unwrap();
+        }
+        let set = format!("train.parallel.experts={experts}");
+        s.good(&["launch", "-n", ranks, "resume", run, "--set", &set]);
+        close(&losses(&s.path(run)), &losses(&s.path("whole")));
+    }
+}
+
+#[test]
+fn experts_that_ranks_cannot_share_are_refused() {
+    let s = sandbox();
+    let refused = |ranks: &str, set: &str| {
+        let error = s.error(&["launch", "-n", ranks, "train", "ranked.yaml", "--set", set, "--out", "run"]);
+        assert!(!s.path("run").exists(), "a refusal changes nothing");
+        error
+    };
+    let error = refused("2", "train.parallel.experts=4");
+    assert!(error.contains("train.parallel.experts is 4, and 2 ranks are no multiple of it"), "{error}");
+    let error = refused("4", "train.parallel={data: 4, experts: 3}");
+    assert!(error.contains("teams of 3 ranks do not fill 4 ranks"), "{error}");
+    // The attention of a layer that recurs three times has three projections.
+    let error = refused("2", "train.parallel.experts=2");
+    assert!(error.contains("2 ranks cannot own the 3 experts of `sa.qkv.weight` equally"), "{error}");
+}
+
 #[test]
 fn another_number_of_ranks_than_the_recipe_has_is_refused() {
     let s = sandbox();
@@ -483,6 +548,14 @@ fn ranks_of_open_mpi_have_the_bits_of_the_others() {
     assert_eq!(out.matches("finished after 8 steps").count(), 1, "{out}");
     assert_eq!(bits(&s.path("mpi"), 8), bits(&s.path("tcp"), 8));
     assert_eq!(metrics(&s.path("mpi")), metrics(&s.path("tcp")));
+    let shared =
+        ["--set", "model.components.sa.sequence.projection={count: 4}", "--set", "train.parallel.experts=4"];
+    let over =
+        |start: &[&'static str], run| [start, &["train", "ranked.yaml", "--out", run], &shared].concat();
+    s.good(&over(&["launch", "-n", "4"], "tcp-experts"));
+    let output = mpirun(&over(&[], "mpi-experts"));
+    assert!(output.status.success(), "{}", texts(&output).1);
+    assert_eq!(bits(&s.path("mpi-experts"), 8), bits(&s.path("tcp-experts"), 8));
     // A refusal is reported; which ranks still can, mpirun decides.
     let output = mpirun(&["train", "ranked.yaml", "--out", "mpi"]);
     assert!(!output.status.success());

@@ -65,7 +65,7 @@ fn of_table(name: &str) -> Machine {
 fn work(prepared: &Prepared, micro_batches: u64, ranks: u64) -> Vec<Work> {
     let (rates, launch) = of_table("cpu").shared_rates(1).unwrap();
     let prices: Prices = prices_by_rates(&prepared.compiled.plan, rates, launch).unwrap();
-    timeline(&prepared.compiled.plan, &prices, &[], micro_batches, ranks)
+    timeline(&prepared.compiled.plan, &prices, &[], micro_batches, (ranks, AT_ONCE))
 }
 
 fn over_tcp(size: u64) -> Vec<Group> {
@@ -123,6 +123,12 @@ fn step(spec: &Spec, group: &Group) -> (Traffic, Memory, u64) {
     (passed, planned, allocated)
 }
 
+/// A mixture whose experts are all chosen.
+const CHOSEN: [&str; 2] = [
+    "model.components.ea={experts: {count: 4, active: 4, intermediate: 6}}",
+    "model.body=[{repeat: 2, layers: ['sa > ea']}]",
+];
+
 #[test]
 fn a_plan_pools_the_figures_that_a_run_pools() {
     assert_eq!(POOLED as usize, FIGURES);
@@ -131,8 +137,12 @@ fn a_plan_pools_the_figures_that_a_run_pools() {
 #[test]
 fn bytes_and_memory_are_those_of_ranks_that_train() {
     for ranks in [2, 4] {
-        for shard in ["none", "optimizer", "weights"] {
-            let spec = spec(&[&format!("train.parallel.shard={shard}")]);
+        let experts = [("none", 1), ("optimizer", 1), ("weights", 1), ("none", ranks), ("weights", 2)];
+        for (shard, team) in experts {
+            let parallel = format!("train.parallel={{shard: {shard}, experts: {team}}}");
+            // Every expert is chosen by every token, so that no router says how many rows pass.
+            let all: &[&str] = if team > 1 { &CHOSEN } else { &[] };
+            let spec = spec(&[&[parallel.as_str()], all].concat());
             let groups = over_tcp(ranks);
             let found: Vec<(Traffic, Memory, u64)> = thread::scope(|scope| {
                 let run = |group: Group| {
@@ -147,15 +157,15 @@ fn bytes_and_memory_are_those_of_ranks_that_train() {
             let on_paper = prepared(&spec, &CpuDevice::default(), &Group::on_paper(0, ranks));
             let bytes = mesh.bytes(&work(&on_paper, spec.train.accumulate / ranks, ranks));
             let first = Traffic { sent: bytes.star_sent, received: bytes.star_received };
-            assert_eq!(found[0].0, first, "{ranks} ranks, {shard}");
+            assert_eq!(found[0].0, first, "{ranks} ranks, {shard}, experts over {team}");
             let others = |of: fn(&Traffic) -> u64| found[1..].iter().map(|f| of(&f.0)).sum::<u64>();
             assert_eq!((others(|t| t.received), others(|t| t.sent)), (first.sent, first.received));
             for (rank, (_, planned, allocated)) in found.iter().enumerate() {
                 let on_paper = prepared(&spec, &CpuDevice::default(), &Group::on_paper(rank as u64, ranks));
                 let scratch = CpuDevice::default().scratch_bytes(&on_paper.compiled.plan).unwrap();
                 let paper = Memory::of(&on_paper.compiled.plan, scratch);
-                assert_eq!(&paper, planned, "rank {rank} of {ranks}, {shard}");
-                assert_eq!(paper.total, *allocated, "rank {rank} of {ranks}, {shard}");
+                assert_eq!(&paper, planned, "rank {rank} of {ranks}, {shard}, experts over {team}");
+                assert_eq!(paper.total, *allocated, "rank {rank} of {ranks}, {shard}, experts over {team}");
                 let kinds: u64 = paper.kinds().iter().map(|(_, bytes)| bytes).sum();
                 assert_eq!(kinds, paper.total);
             }
@@ -205,6 +215,7 @@ fn by_mpi(work: &[Work], ranks: u64) -> u64 {
         let numbers = match &exchange.what {
             What::Sum { elements } => 2 * ranks * others * elements.div_ceil(ranks) * 4,
             What::Scatter { lengths } | What::Gather { lengths } => others * 4 * lengths.iter().sum::<u64>(),
+            What::ToAll { sent, .. } => sent.iter().sum(),
             What::Pool { bytes } => ranks * others * bytes,
         };
         heads + numbers

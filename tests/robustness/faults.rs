@@ -8,6 +8,8 @@
 
 #[path = "faults/blocks.rs"]
 mod blocks;
+#[path = "faults/experts.rs"]
+mod experts;
 #[path = "faults/fp8.rs"]
 mod fp8;
 #[path = "faults/kernels.rs"]
@@ -2832,7 +2834,7 @@ fn main() -> ExitCode {
         sound("leaving", LEAVING),
         sound("e4m3", fp8::LAYERS),
         Trial::test("without a fault: ranks", || {
-            for spec in [RECURRENT, SKIPPING, KEYS, ORTHOGONAL] {
+            for spec in [RECURRENT, SKIPPING, KEYS, ORTHOGONAL, experts::MIXTURES] {
                 let report = prove(&Faulty::new(None), &specification(spec), &["ranks"])?;
                 if !report.holds() {
                     return Err(report.to_string().into());
@@ -2844,7 +2846,8 @@ fn main() -> ExitCode {
         Trial::test("the divergence of a teacher is that of PyTorch", teacher::agrees_with_pytorch),
         Trial::test("without a fault: golden files", files),
     ];
-    let faults: Vec<Fault> = faults().into_iter().chain(spread::faults()).chain(fp8::faults()).collect();
+    let added = spread::faults().into_iter().chain(fp8::faults()).chain(experts::faults());
+    let faults: Vec<Fault> = faults().into_iter().chain(added).collect();
     let number = faults.len();
     let moved = transplant::faults();
     let taught = teacher::faults();

@@ -600,7 +600,7 @@ kernels! { $
     loss { CrossEntropy, CrossEntropyGrad, HeadLoss, HeadLossGrad }
     memory { Zero, Copy }
     update { Norm, Balance }
-    collective { AllReduce, ReduceScatter, AllGather, Gathered, Scattered }
+    collective { AllReduce, ReduceScatter, AllGather, Gathered, Scattered, Sent, Returned, Pooled }
 }
 
 /// By name and printed attributes: the order of e-nodes in a class, which decides between terms of

@@ -287,7 +287,14 @@ impl Assembly<'_> {
         let Some(gradients) = self.bound(Slot::Gradients) else { return Ok(Program::default()) };
         let elements = self.plan.buffer(gradients).elements();
         let ranks = self.options.ranks;
-        // Gradients were summed while the way back went on.
+        // Gradients were summed while the way back went on, but for those of experts.
+        if let Some((experts, owners)) = self.stack_gradients.zip(self.owners())
+            && owners.ranks > owners.team
+        {
+            let elements = self.plan.buffer(experts).elements();
+            let sum = Kernel::Pooled(kernel::Pooled { elements, owners });
+            steps.push(self.launch(sum, vec![at(experts)], "gradients of experts"));
+        }
         if ranks > 1 {
             for Counted { counts, .. } in self.counts.values().copied().collect::<Vec<_>>() {
                 let (elements, sets) =
@@ -321,7 +328,8 @@ impl Assembly<'_> {
     }
 
     /// The norm of the norms of all ranks' parts, each of which its rank looks at: so its bits do
-    /// not depend on whether states are cut over the ranks.
+    /// not depend on whether states are cut over the ranks. Ranks that own the same experts look at
+    /// a part of them each.
     fn norms(
         &mut self,
         gradients: BufferId,
@@ -329,22 +337,32 @@ impl Assembly<'_> {
         steps: &mut Vec<Step>,
     ) -> Result<(), CompileError> {
         let Options { ranks, rank, .. } = self.options;
-        let norms = self.buffer("norms".into(), Space::Io, DType::F32, vec![ranks], 1)?;
-        let zero = Kernel::Zero(kernel::Zero { elements: ranks });
+        let part = self.part().unwrap_or(0..0);
+        let first = if self.is_spread() { 0 } else { part.start };
+        let mut looks = vec![(gradients, first, part.end - part.start)];
+        if let Some((experts, owners)) = self.stack_gradients.zip(self.owners()) {
+            let (all, alike) = (self.plan.buffer(experts).elements(), ranks / owners.team);
+            let cut = |number: u64| (u128::from(all) * u128::from(number) / u128::from(alike)) as u64;
+            let number = rank / owners.team;
+            looks.push((experts, cut(number), cut(number + 1) - cut(number)));
+        }
+        let each = looks.len() as u64;
+        let norms = self.buffer("norms".into(), Space::Io, DType::F32, vec![ranks * each], 1)?;
+        let zero = Kernel::Zero(kernel::Zero { elements: ranks * each });
         steps.push(self.launch(zero, vec![at(norms)], "gradient norms"));
         let from =
             |buffer, offset| Operand::Tensor { buffer, instance: Affine::default(), offset, stride: 0 };
-        let part = self.part().unwrap_or(0..0);
-        if !part.is_empty() {
-            let own = Kernel::Norm(kernel::Norm { elements: part.end - part.start });
-            let first = if self.is_spread() { 0 } else { part.start };
-            let operands = vec![from(gradients, first), from(norms, rank)];
-            steps.push(self.launch(own, operands, "norm of a part"));
+        for ((buffer, first, elements), place) in looks.into_iter().zip(rank * each..) {
+            if elements > 0 {
+                let own = Kernel::Norm(kernel::Norm { elements });
+                let operands = vec![from(buffer, first), from(norms, place)];
+                steps.push(self.launch(own, operands, "norm of a part"));
+            }
         }
-        let parts = self.parts(&(0..=ranks).collect::<Vec<_>>());
+        let parts = self.parts(&(0..=ranks).map(|rank| rank * each).collect::<Vec<_>>());
         let gather = Kernel::AllGather(kernel::AllGather { parts });
         steps.push(self.launch(gather, vec![at(norms)], "gradient norms"));
-        let root = Kernel::Norm(kernel::Norm { elements: ranks });
+        let root = Kernel::Norm(kernel::Norm { elements: ranks * each });
         steps.push(self.launch(root, vec![at(norms), at(norm)], "gradient norm"));
         Ok(())
     }
@@ -387,15 +405,17 @@ impl Assembly<'_> {
             }
         }
         let cuts = self.cuts.clone();
-        if let Some(weights) = self.trained_weights {
+        if let Some(weights) = self.trained_weights.filter(|_| cuts.last() > Some(&0)) {
             let parts = self.parts(&cuts);
             let gather = Kernel::AllGather(kernel::AllGather { parts });
             steps.push(self.launch(gather, vec![at(weights)], "weights"));
         }
-        let elements = self.plan.buffer(gradients).elements();
-        if elements > 0 {
-            let zero = Kernel::Zero(kernel::Zero { elements });
-            steps.push(self.launch(zero, vec![at(gradients)], "gradients"));
+        for gradients in [Some(gradients), self.stack_gradients].into_iter().flatten() {
+            let elements = self.plan.buffer(gradients).elements();
+            if elements > 0 {
+                let zero = Kernel::Zero(kernel::Zero { elements });
+                steps.push(self.launch(zero, vec![at(gradients)], "gradients"));
+            }
         }
         let balanced = if self.balances() { self.counts.values().copied().collect() } else { vec![] };
         for Counted { counts, bias, law } in balanced {

@@ -30,6 +30,7 @@ pub use report::{Firing, Report, Rewritten, Work};
 pub use rules::{RULES, Rule, Stage};
 pub use target::Target;
 
+use self::rules::ALL_EXPERTS;
 use crate::CompileError;
 use crate::ir::{Binding, Function, Module, Op, Port, verify_function};
 use egg::{
@@ -79,6 +80,17 @@ impl Rewriting {
             rules: Rules::Only(names.iter().map(|n| n.to_string()).collect()),
             ..Rewriting::default()
         }
+    }
+
+    /// The same without a rule.
+    fn without(&self, name: &str) -> Self {
+        let rules = match &self.rules {
+            Rules::All => RULES.iter().map(|rule| rule.name.to_string()).collect(),
+            Rules::Off => return self.clone(),
+            Rules::Only(names) => names.clone(),
+        };
+        let rules = Rules::Only(rules.into_iter().filter(|other| other != name).collect());
+        Rewriting { rules, ..self.clone() }
     }
 
     fn uses(&self, rule: &Rule) -> bool {
@@ -169,9 +181,10 @@ pub struct Optimiser {
 
 impl Optimiser {
     /// An optimiser; an error where `rewriting` names a rule that does not exist.
-    pub fn new(rewriting: &Rewriting) -> Result<Self, CompileError> {
+    pub fn new(rewriting: &Rewriting, grouped: bool) -> Result<Self, CompileError> {
         rewriting.check()?;
-        Ok(Optimiser { rewriting: rewriting.clone(), report: Report::default(), names: Default::default() })
+        let rewriting = if grouped { rewriting.without(ALL_EXPERTS) } else { rewriting.clone() };
+        Ok(Optimiser { rewriting, report: Report::default(), names: Default::default() })
     }
 
     /// An optimiser of the same rules with books of its own.

@@ -132,7 +132,7 @@ pub const RULES: &[Rule] = &[
         about: "with one expert there is nothing to route: gather, grouped product and combine are dense",
     },
     Rule {
-        name: "all-experts",
+        name: ALL_EXPERTS,
         stage: Stage::Differentiable,
         at: |op| matches!(op, Op::Combine),
         apply: all_experts,
@@ -545,6 +545,9 @@ fn all_tokens(g: &mut Graph, id: Id, _: &Op, x: &[Id]) -> Option<Equal> {
     let all = if dims(g, x[0])? == to { x[0] } else { make(g, Reshape(to), &[x[0]])? };
     Some(vec![(id, all)])
 }
+
+/// The rule that makes dense products of the experts of a mixture.
+pub(super) const ALL_EXPERTS: &str = "all-experts";
 
 /// How far back `all_experts` looks.
 const DEPTH: usize = 12;

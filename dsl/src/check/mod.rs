@@ -165,6 +165,7 @@ impl Checker {
             sources: SourceMap::default(),
         };
         self.preferences(&spec);
+        self.teams(&spec);
         let bad = spec.train.transfer.as_ref().and_then(|transfer| transfer.bad(&spec.model));
         if let Some(bad) = bad {
             self.error_at("bad-base", &format!("train.transfer.{}", bad.field), bad.message, bad.help);

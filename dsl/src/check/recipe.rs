@@ -304,6 +304,14 @@ impl Checker {
             let help = "make `accumulate` a multiple of the ranks";
             self.error_at("indivisible", &parallel.path("data"), message, help);
         }
+        let teams = self.int(&parallel, "experts");
+        if let (Some(Some(data)), Some(experts)) = (shared.0, teams)
+            && data % experts != 0
+        {
+            let message = format!("teams of {experts} ranks do not fill {data} ranks");
+            let help = "`data` counts all ranks, and `experts` those that own the experts together: it divides `data`";
+            self.error_at("indivisible", &parallel.path("experts"), message, help);
+        }
         let random_depth = self.random_depth(group);
         let evaluate = self.section_or_default(group, "evaluate", &keys::EVALUATE);
         let evaluate = (self.int(&evaluate, "every"), self.int(&evaluate, "batches"));
@@ -351,7 +359,11 @@ impl Checker {
             only: only?,
             freeze: freeze?,
             groups: groups?,
-            parallel: Parallel { data: shared.0?, shard: Shard::of(shared.1?).unwrap_or_default() },
+            parallel: Parallel {
+                data: shared.0?,
+                shard: Shard::of(shared.1?).unwrap_or_default(),
+                experts: teams?,
+            },
             random_depth: random_depth?,
             evaluate: Evaluate { every: evaluate.0?, batches: evaluate.1? },
             checkpoint: Checkpoint {
@@ -399,6 +411,26 @@ impl Checker {
             );
         }
         Some(Some(Dpo { beta: beta?, smoothing: smoothing? }))
+    }
+
+    /// Refuses ranks that cannot own the experts of a mixture equally. How many projections an
+    /// attention has may follow from its layers, which compiling finds.
+    pub(super) fn teams(&mut self, spec: &Spec) {
+        let team = spec.train.parallel.experts;
+        let experts = spec.model.components.iter().filter_map(|(name, c)| match c {
+            Component::Experts(e) => Some((name, e.count)),
+            Component::Sequence(a) | Component::Depth(a) => Some((name, a.projection.as_ref()?.count?)),
+            Component::Mlp(_) | Component::Defined(_) => None,
+        });
+        let odd: Vec<(String, u64)> = experts
+            .filter(|(_, count)| count % team != 0)
+            .map(|(name, count)| (name.clone(), count))
+            .collect();
+        for (name, count) in odd {
+            let message = format!("{team} ranks cannot own the {count} experts of `{name}` equally");
+            let help = "make it divide the experts of every mixture";
+            self.error_at("indivisible", "train.parallel.experts", message, help);
+        }
     }
 
     /// Preferences and pairs go together.

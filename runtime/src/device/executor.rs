@@ -19,14 +19,17 @@
 
 use super::backend::{Backend, Call, Value};
 use super::check::check;
+use super::rows::{self, Moved};
 use super::{Choice, DeviceError, Group, Instrument, LaunchStats, RunStats, Session};
 use crate::group::GroupError;
 use crate::mapped::Mapped;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::ints;
-use dreamc_compiler::program::kernel::{AllReduce, Gathered, ReduceScatter, Scattered};
+use dreamc_compiler::program::kernel::{
+    AllReduce, Gathered, Pooled, ReduceScatter, Returned, Scattered, Sent,
+};
 use dreamc_compiler::program::{
-    Affine, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Parts, Plan, Slot, Space, Step,
+    Affine, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Owners, Parts, Plan, Slot, Space, Step,
 };
 use std::borrow::Cow;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -312,6 +315,11 @@ pub(crate) enum Collective<'p> {
     /// Of numbers whose parts are elsewhere.
     Gathered(&'p Gathered, Away),
     Scattered(&'p Scattered, Away),
+    /// Of rows that go to the owners of their experts, and back.
+    Sent(&'p Sent, Moved),
+    Returned(&'p Returned, Moved),
+    /// Over the ranks that own the same experts.
+    Pooled(&'p Pooled),
 }
 
 /// Where the part of a rank is, and the first of the numbers that take part.
@@ -348,6 +356,12 @@ impl<'p> Collective<'p> {
             Some(Collective::Gathered(gathered, Away::default()))
         } else if let Kernel::Scattered(scattered) = kernel {
             Some(Collective::Scattered(scattered, Away::default()))
+        } else if let Kernel::Sent(sent) = kernel {
+            Some(Collective::Sent(sent, Moved::default()))
+        } else if let Kernel::Returned(returned) = kernel {
+            Some(Collective::Returned(returned, Moved::default()))
+        } else if let Kernel::Pooled(pooled) = kernel {
+            Some(Collective::Pooled(pooled))
         } else {
             None
         }
@@ -361,7 +375,9 @@ impl<'p> Collective<'p> {
             }
             Collective::Gathered(gathered, _) => Collective::Gathered(gathered, Away::of(values)),
             Collective::Scattered(scattered, _) => Collective::Scattered(scattered, Away::of(values)),
-            Collective::Sum(_) | Collective::Gather(_) => self,
+            Collective::Sent(sent, _) => Collective::Sent(sent, Moved::of(values)),
+            Collective::Returned(returned, _) => Collective::Returned(returned, Moved::of(values)),
+            Collective::Sum(_) | Collective::Gather(_) | Collective::Pooled(_) => self,
         }
     }
 
@@ -370,11 +386,16 @@ impl<'p> Collective<'p> {
         match self {
             Collective::Sum(sum) => sum.overlap,
             Collective::Scatter(..) => true,
-            Collective::Gather(_) | Collective::Gathered(..) | Collective::Scattered(..) => false,
+            Collective::Gather(_)
+            | Collective::Gathered(..)
+            | Collective::Scattered(..)
+            | Collective::Sent(..)
+            | Collective::Returned(..)
+            | Collective::Pooled(_) => false,
         }
     }
 
-    /// Numbers that take part.
+    /// Numbers that take part, at the most.
     pub(crate) fn elements(self) -> u64 {
         match self {
             Collective::Sum(sum) => sum.elements,
@@ -382,13 +403,32 @@ impl<'p> Collective<'p> {
             Collective::Gather(parts) => parts.elements(),
             Collective::Gathered(gathered, _) => gathered.elements,
             Collective::Scattered(scattered, _) => scattered.elements,
+            Collective::Sent(Sent { slots, width, .. }, _)
+            | Collective::Returned(Returned { slots, width, .. }, _) => slots * width,
+            Collective::Pooled(pooled) => pooled.elements,
+        }
+    }
+
+    /// The owners of experts, where some are asked.
+    pub(crate) fn owners(self) -> Option<Owners> {
+        match self {
+            Collective::Sent(Sent { owners, .. }, _)
+            | Collective::Returned(Returned { owners, .. }, _)
+            | Collective::Pooled(Pooled { owners, .. }) => Some(*owners),
+            Collective::Sum(_)
+            | Collective::Scatter(..)
+            | Collective::Gather(_)
+            | Collective::Gathered(..)
+            | Collective::Scattered(..) => None,
         }
     }
 
     /// The parts of all ranks.
     pub(crate) fn parts(self) -> Option<&'p Parts> {
         match self {
-            Collective::Sum(_) => None,
+            Collective::Sum(_) | Collective::Sent(..) | Collective::Returned(..) | Collective::Pooled(_) => {
+                None
+            }
             Collective::Gather(parts)
             | Collective::Scatter(ReduceScatter { parts, .. }, _)
             | Collective::Gathered(Gathered { parts, .. }, _)
@@ -403,15 +443,21 @@ impl<'p> Collective<'p> {
             Collective::Scattered(scattered, away) => {
                 Some(scattered.parts.within(away.first, scattered.elements))
             }
-            Collective::Sum(_) | Collective::Gather(_) | Collective::Gathered(..) => None,
+            Collective::Sum(_)
+            | Collective::Gather(_)
+            | Collective::Gathered(..)
+            | Collective::Sent(..)
+            | Collective::Returned(..)
+            | Collective::Pooled(_) => None,
         }
     }
 
     /// Whether the group is the one that the plan was compiled for.
     fn check(self, group: &Group, origin: &str) -> Result<(), DeviceError> {
-        let (ranks, rank) = match (self, self.parts()) {
-            (Collective::Sum(sum), _) => (sum.ranks, group.rank()),
-            (_, parts) => parts.map_or((1, 0), |parts| (parts.ranks(), parts.rank)),
+        let (ranks, rank) = match (self, self.owners(), self.parts()) {
+            (Collective::Sum(sum), ..) => (sum.ranks, group.rank()),
+            (_, Some(owners), _) => (owners.ranks, owners.rank),
+            (_, None, parts) => parts.map_or((1, 0), |parts| (parts.ranks(), parts.rank)),
         };
         let origin = origin.to_string();
         if ranks != group.size() {
@@ -437,6 +483,8 @@ impl<'p> Collective<'p> {
                 let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max();
                 longest.unwrap_or(0).min((AT_ONCE / parts.ranks().max(1)).max(1))
             }
+            // They bring memory of their own.
+            Collective::Sent(..) | Collective::Returned(..) | Collective::Pooled(_) => 0,
         }
     }
 
@@ -488,6 +536,9 @@ impl<'p> Collective<'p> {
                     backend.write(own, bytemuck::cast_slice(&before))?;
                 }
             }
+            Collective::Sent(sent, moved) => rows::send(sent, moved, backend, group)?,
+            Collective::Returned(returned, moved) => rows::give_back(returned, moved, backend, group)?,
+            Collective::Pooled(pooled) => rows::pool(pooled, at, backend, group)?,
         }
         Ok(())
     }
@@ -741,6 +792,8 @@ impl<B: Backend> Run<'_, B> {
             self.backend.read(at, bytemuck::cast_slice_mut(&mut numbers))?;
             overlap.begin(Job { at, numbers, cut: collective.cut() });
         } else {
+            // The thread that sums has the group until it is done with what was begun before.
+            self.summed()?;
             let begun = Instant::now();
             collective.run(self.backend, self.group, self.numbers, at)?;
             // Nothing else is done meanwhile.
@@ -834,15 +887,21 @@ impl<B: Backend> Run<'_, B> {
     fn join(&mut self) -> Result<(), DeviceError> {
         let begun = Instant::now();
         self.stats.exchanged += self.backend.joined()?;
+        self.summed()?;
+        if self.stats.exchanged > 0.0 {
+            self.stats.waited += begun.elapsed().as_secs_f64();
+        }
+        Ok(())
+    }
+
+    /// Waits for the thread that sums, and takes its results.
+    fn summed(&mut self) -> Result<(), DeviceError> {
         while let Some(overlap) = self.overlap.as_mut().filter(|overlap| overlap.pending > 0) {
             let (at, numbers, seconds) = overlap.next()?;
             if !numbers.is_empty() {
                 self.backend.write(at, bytemuck::cast_slice(&numbers))?;
             }
             self.stats.exchanged += seconds;
-        }
-        if self.stats.exchanged > 0.0 {
-            self.stats.waited += begun.elapsed().as_secs_f64();
         }
         Ok(())
     }

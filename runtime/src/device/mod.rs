@@ -23,6 +23,7 @@ pub mod check;
 mod executor;
 pub mod machine;
 pub mod poison;
+mod rows;
 
 pub use crate::group::Group;
 pub use backend::*;

@@ -96,6 +96,10 @@ pub enum Collective {
     AllGather,
     /// Every rank gets the bytes of this rank.
     Broadcast(u64),
+    /// Every rank gets what each rank has for it, each behind its length, in the order of the
+    /// ranks. A rank's bytes for all ranks stand behind the lengths for each (8 bytes, little
+    /// endian).
+    AllToAll,
 }
 
 impl Collective {
@@ -106,15 +110,25 @@ impl Collective {
             Collective::ReduceScatter => (1, 0),
             Collective::AllGather => (2, 0),
             Collective::Broadcast(root) => (3, root),
+            Collective::AllToAll => (4, 0),
         }
     }
 
     fn of_tag(tag: u8, root: u64) -> Option<Self> {
         let broadcast = Collective::Broadcast(root);
-        let all = [Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather, broadcast];
+        let all = [
+            Collective::AllReduce,
+            Collective::ReduceScatter,
+            Collective::AllGather,
+            broadcast,
+            Collective::AllToAll,
+        ];
         all.into_iter().find(|what| what.tag().0 == tag)
     }
 }
+
+/// Bytes of a number.
+pub(crate) const NUMBER: usize = size_of::<f32>();
 
 /// The tag of a rank that fails.
 const FAILED: u8 = 255;
@@ -129,6 +143,7 @@ impl fmt::Display for Collective {
             Collective::ReduceScatter => f.write_str("a reduce-scatter"),
             Collective::AllGather => f.write_str("an all-gather"),
             Collective::Broadcast(rank) => write!(f, "a broadcast of rank {rank}"),
+            Collective::AllToAll => f.write_str("an all-to-all"),
         }
     }
 }
@@ -258,8 +273,24 @@ impl Group {
     /// The bytes of all ranks, in their order.
     pub fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
         let Some(transport) = &self.transport else { return Ok(vec![bytes.to_vec()]) };
-        let all = transport.exchange(Collective::AllGather, bytes)?;
-        let (mut rest, mut parts) = (all.as_slice(), vec![]);
+        self.parted(&transport.exchange(Collective::AllGather, bytes)?)
+    }
+
+    /// The bytes of each rank for this one, in their order: `parts` are those of this rank for
+    /// each.
+    pub fn all_to_all(&self, parts: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, GroupError> {
+        if parts.len() as u64 != self.size {
+            return Err(garbled());
+        }
+        let Some(transport) = &self.transport else { return Ok(parts.to_vec()) };
+        let lengths = parts.iter().flat_map(|part| (part.len() as u64).to_le_bytes());
+        let bytes = [lengths.collect(), parts.concat()].concat();
+        self.parted(&transport.exchange(Collective::AllToAll, &bytes)?)
+    }
+
+    /// The bytes of each rank, each behind its length.
+    fn parted(&self, all: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
+        let (mut rest, mut parts) = (all, vec![]);
         while let Some((length, behind)) = rest.split_first_chunk::<8>() {
             let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
             let Some((part, behind)) = behind.split_at_checked(length) else { break };
@@ -387,8 +418,10 @@ pub(crate) fn combine<B: AsRef<[u8]>>(
         Collective::AllReduce => bytemuck::cast_slice(&sum()?).to_vec(),
         Collective::ReduceScatter => {
             let own = parts.get(rank as usize).ok_or_else(garbled)?;
-            let (lengths, _) = lengths_of(own.as_ref(), parts.len())?;
-            let own = parts.iter().map(|of| part_of(lengths_of(of.as_ref(), parts.len())?.1, rank, &lengths));
+            let (lengths, _) = lengths_of(own.as_ref(), parts.len(), NUMBER)?;
+            let own = parts
+                .iter()
+                .map(|of| part_of(lengths_of(of.as_ref(), parts.len(), NUMBER)?.1, rank, &lengths));
             combine(Collective::AllReduce, &own.collect::<Result<Vec<_>, GroupError>>()?, rank)?
         }
         Collective::AllGather => {
@@ -396,16 +429,26 @@ pub(crate) fn combine<B: AsRef<[u8]>>(
             parts.iter().flat_map(behind_length).collect()
         }
         Collective::Broadcast(root) => parts.get(root as usize).ok_or_else(garbled)?.as_ref().to_vec(),
+        Collective::AllToAll => {
+            let mut all = vec![];
+            for part in parts {
+                let (lengths, bytes) = lengths_of(part.as_ref(), parts.len(), 1)?;
+                let own = part_of(bytes, rank, &lengths)?;
+                all.extend((own.len() as u64).to_le_bytes());
+                all.extend(own);
+            }
+            all
+        }
     })
 }
 
-/// The lengths of the parts of so many ranks, in bytes, and the numbers behind them: what a rank
-/// brings to [`Collective::ReduceScatter`].
-pub(crate) fn lengths_of(bytes: &[u8], ranks: usize) -> Result<(Vec<usize>, &[u8]), GroupError> {
+/// The lengths of the parts of so many ranks, in bytes, and what is behind them, in `unit`s of so
+/// many bytes: what a rank brings to [`Collective::ReduceScatter`] and [`Collective::AllToAll`].
+pub(crate) fn lengths_of(bytes: &[u8], ranks: usize, unit: usize) -> Result<(Vec<usize>, &[u8]), GroupError> {
     let (head, numbers) = bytes.split_at_checked(8 * ranks).ok_or_else(garbled)?;
     let length = |bytes: &[u8]| {
         let numbers = bytes.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
-        usize::try_from(numbers).ok()?.checked_mul(size_of::<f32>())
+        usize::try_from(numbers).ok()?.checked_mul(unit)
     };
     let lengths: Option<Vec<usize>> = head.chunks(8).map(length).collect();
     let all = |lengths: &Vec<usize>| lengths.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));

@@ -13,7 +13,7 @@
 //! (`ompi_mpi_comm_world`). Another library is refused by their absence.
 
 use super::place::Place;
-use super::{Collective, FAILED, Group, GroupError, Transport, combine, lengths_of};
+use super::{Collective, FAILED, Group, GroupError, NUMBER, Transport, combine, lengths_of};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -244,9 +244,10 @@ impl Mpi {
         match what {
             Collective::AllReduce if lengths.iter().all(|n| n == &lengths[0]) => self.sum(bytes),
             Collective::ReduceScatter if lengths.iter().all(|n| n == &lengths[0]) => {
-                let (parts, numbers) = lengths_of(bytes, self.size)?;
+                let (parts, numbers) = lengths_of(bytes, self.size, NUMBER)?;
                 self.own_sum(numbers, &parts)
             }
+            Collective::AllToAll => self.to_all(bytes),
             Collective::AllReduce
             | Collective::ReduceScatter
             | Collective::AllGather
@@ -256,41 +257,73 @@ impl Mpi {
 
     /// This rank's part of the sum of as many numbers of every rank; parts are so many bytes long.
     fn own_sum(&self, bytes: &[u8], lengths: &[usize]) -> Result<Vec<u8>, GroupError> {
-        let long = |_| bad("more than 2 GiB at once");
-        let counts: Result<Vec<c_int>, _> = lengths.iter().map(|&n| c_int::try_from(n)).collect();
-        let counts = counts.map_err(long)?;
-        let mut places = vec![];
-        let mut end: usize = 0;
-        for length in lengths {
-            places.push(c_int::try_from(end).map_err(long)?);
-            end += length;
-        }
         let own = lengths.get(self.rank as usize).copied().unwrap_or(0);
-        let (come, mut parts) =
-            (vec![c_int::try_from(own).map_err(long)?; self.size], vec![0; own * self.size]);
-        let at: Result<Vec<c_int>, _> = (0..self.size).map(|rank| c_int::try_from(rank * own)).collect();
-        let at = at.map_err(long)?;
-        if bytes.len() != end || lengths.len() != self.size {
+        if bytes.len() != lengths.iter().sum::<usize>() || lengths.len() != self.size {
             return Err(bad("parts that are not those of a sum"));
         }
         if bytes.is_empty() {
             return Ok(vec![]);
         }
+        let parts = self.parts_to_all(bytes, lengths, &vec![own; self.size])?;
+        if own == 0 {
+            return Ok(vec![]);
+        }
+        let parts: Vec<&[u8]> = parts.chunks(own).collect();
+        combine(Collective::AllReduce, &parts, self.rank)
+    }
+
+    /// The bytes of each rank for this one, each behind their length.
+    fn to_all(&self, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
+        let (lengths, parts) = lengths_of(bytes, self.size, 1)?;
+        let table = self.gather(&bytes[..bytes.len() - parts.len()])?;
+        let number = |at: usize| table[8 * at..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+        let come: Vec<usize> =
+            (0..self.size).map(|rank| number(rank * self.size + self.rank as usize) as usize).collect();
+        let come_bytes = self.parts_to_all(parts, &lengths, &come)?;
+        let (mut all, mut rest) = (vec![], come_bytes.as_slice());
+        for length in come {
+            let (part, behind) =
+                rest.split_at_checked(length).ok_or_else(|| bad("parts of other lengths"))?;
+            all.extend((length as u64).to_le_bytes());
+            all.extend(part);
+            rest = behind;
+        }
+        Ok(all)
+    }
+
+    /// Sends each rank its part of these bytes, and gets so many bytes of each, one behind another.
+    fn parts_to_all(&self, bytes: &[u8], lengths: &[usize], come: &[usize]) -> Result<Vec<u8>, GroupError> {
+        let long = |_| bad("more than 2 GiB at once");
+        let places = |lengths: &[usize]| -> Result<(Vec<c_int>, Vec<c_int>, usize), GroupError> {
+            let (mut counts, mut places, mut end) = (vec![], vec![], 0usize);
+            for &length in lengths {
+                counts.push(c_int::try_from(length).map_err(long)?);
+                places.push(c_int::try_from(end).map_err(long)?);
+                end += length;
+            }
+            Ok((counts, places, end))
+        };
+        let ((counts, from_places, sent), (coming, to_places, got)) = (places(lengths)?, places(come)?);
+        if [lengths.len(), come.len()] != [self.size; 2] || sent != bytes.len() {
+            return Err(bad("parts of other ranks"));
+        }
+        let mut parts = vec![0u8; got];
         // The address of no bytes is 1, which is `MPI_IN_PLACE`.
-        let mut nothing = [0u8];
+        let (none, mut nothing) = ([0u8], [0u8]);
+        let from: &[u8] = if bytes.is_empty() { &none } else { bytes };
         let to: &mut [u8] = if parts.is_empty() { &mut nothing } else { &mut parts };
-        let (from, to) = (bytes.as_ptr().cast(), to.as_mut_ptr().cast());
+        let (from, to) = (from.as_ptr().cast(), to.as_mut_ptr().cast());
         // SAFETY: the parts of `bytes` begin at their places and end with it; `to` has room for
-        // this rank's part of every rank's numbers, one behind another.
+        // what comes of each rank, one behind another, as every rank has heard.
         let code = unsafe {
             (self.all_to_all_parts)(
                 from,
                 counts.as_ptr(),
-                places.as_ptr(),
+                from_places.as_ptr(),
                 self.byte,
                 to,
-                come.as_ptr(),
-                at.as_ptr(),
+                coming.as_ptr(),
+                to_places.as_ptr(),
                 self.byte,
                 self.world,
             )
@@ -298,11 +331,7 @@ impl Mpi {
         if code != 0 {
             return Err(bad(format!("MPI_Alltoallv gives {code}")));
         }
-        if own == 0 {
-            return Ok(vec![]);
-        }
-        let parts: Vec<&[u8]> = parts.chunks(own).collect();
-        combine(Collective::AllReduce, &parts, self.rank)
+        Ok(parts)
     }
 
     /// The sum of as many numbers of every rank: each rank adds its part of them.

@@ -13,8 +13,10 @@
 
 use super::place::Place;
 use super::{
-    ALIVE, Collective, FAILED, Group, GroupError, Meter, Traffic, Transport, combine, lengths_of, part_of,
+    ALIVE, Collective, FAILED, Group, GroupError, Meter, NUMBER, Traffic, Transport, combine, lengths_of,
+    part_of,
 };
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -216,27 +218,34 @@ impl Centre {
             parts[rank as usize] = Some(bytes);
         }
         let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
-        // Results are made once; of a sum that is cut each rank gets its part.
-        let scattered = match what {
-            Collective::ReduceScatter => Some(lengths_of(bytes, parts.len())?.0),
-            Collective::AllReduce | Collective::AllGather | Collective::Broadcast(_) => None,
-        };
-        let all = match &scattered {
-            Some(_) => {
-                let numbers = parts.iter().map(|part| Ok(lengths_of(part, parts.len())?.1));
-                combine(Collective::AllReduce, &numbers.collect::<Result<Vec<_>, GroupError>>()?, 0)?
+        // A result that all ranks get is made once, and so is a sum that is cut.
+        let (all, lengths) = match what {
+            Collective::ReduceScatter => {
+                let numbers = parts.iter().map(|part| Ok(lengths_of(part, parts.len(), NUMBER)?.1));
+                let numbers = numbers.collect::<Result<Vec<_>, GroupError>>()?;
+                let lengths = lengths_of(bytes, parts.len(), NUMBER)?.0;
+                (combine(Collective::AllReduce, &numbers, 0)?, lengths)
             }
-            None => combine(what, &parts, 0)?,
+            Collective::AllReduce | Collective::AllGather | Collective::Broadcast(_) => {
+                (combine(what, &parts, 0)?, vec![])
+            }
+            Collective::AllToAll => (vec![], vec![]),
         };
-        let own = |rank| match &scattered {
-            Some(lengths) => part_of(&all, rank, lengths),
-            None => Ok(&all[..]),
+        let own = |rank| -> Result<Cow<[u8]>, GroupError> {
+            Ok(match what {
+                Collective::ReduceScatter => Cow::Borrowed(part_of(&all, rank, &lengths)?),
+                Collective::AllReduce | Collective::AllGather | Collective::Broadcast(_) => {
+                    Cow::Borrowed(&all[..])
+                }
+                Collective::AllToAll => Cow::Owned(combine(what, &parts, rank)?),
+            })
         };
         for (stream, rank) in self.streams().iter_mut().zip(1..) {
-            send(stream, what.tag(), own(rank)?).map_err(|error| unsent(&error, rank, self.patience))?;
-            self.meter.sent(HEAD + own(rank)?.len());
+            let own = own(rank)?;
+            send(stream, what.tag(), &own).map_err(|error| unsent(&error, rank, self.patience))?;
+            self.meter.sent(HEAD + own.len());
         }
-        Ok(own(0)?.to_vec())
+        Ok(own(0)?.into_owned())
     }
 
     fn frames(&self) -> MutexGuard<'_, Frames> {

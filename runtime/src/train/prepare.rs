@@ -270,6 +270,13 @@ pub fn prepare(
             train.accumulate
         ));
     }
+    let experts = if ranks > 1 { train.parallel.experts } else { 1 };
+    if !ranks.is_multiple_of(experts.max(1)) {
+        return refuse(format!(
+            "train.parallel.experts is {experts}, and {ranks} ranks are no multiple of it: start {}, or set it to a number that divides {ranks}",
+            experts * ranks.div_ceil(experts)
+        ));
+    }
     let depths = super::schedule::possible_depths(spec);
     let (rows, sequence) = (train.batch / train.accumulate, sequence(spec));
     if sequence > spec.model.context {
@@ -286,7 +293,7 @@ pub fn prepare(
     let rank = group.rank();
     let teacher = teacher::Plan::of(spec, rows, device, rewriting)?;
     let taught = teacher.as_ref().map_or(vec![], teacher::Plan::taught);
-    let with = Options { ranks, rank, shard, taught, ..forward(rows, sequence) };
+    let with = Options { ranks, rank, shard, experts, taught, ..forward(rows, sequence) };
     let options =
         Options { train: true, segments, depths, rewrite, narrow, formats: formats.clone(), ..with };
     let tasks = spec.data.iter().flat_map(|d| &d.sources).any(|(s, _)| matches!(s, Source::Task(_)));

@@ -268,7 +268,7 @@ impl<'a> Runner<'a> {
         let mut kept = model.entries();
         let (mut bound, mut states, mut donor_flops) = (None, None, None);
         let begins = setup.from.is_none();
-        if group.leads() && model.shard().weights() {
+        if group.leads() && model.is_shared() {
             model.hand_to(group);
         }
         let mut state = match setup.from.take() {
@@ -635,7 +635,7 @@ impl<'a> Runner<'a> {
             }
         }
         // A rank sees its own part of what is cut: the first that found something names it.
-        if self.model.shard().weights() {
+        if self.model.is_shared() {
             let all = self.setup.group.gather(tensor.unwrap_or_default().as_bytes())?;
             let found = all.iter().find(|name| !name.is_empty());
             tensor = found.map(|name| String::from_utf8_lossy(name).into_owned());
@@ -712,7 +712,7 @@ impl<'a> Runner<'a> {
         }
         // Rank 0 asks the problems and looks at the routers; the others hear how many were asked.
         // Where layers gather their weights all of them do.
-        let looks = group.leads() || self.model.shard().weights();
+        let looks = group.leads() || self.model.is_shared();
         if let (Some(scorer), true) = (&mut self.scorer, looks) {
             let mut found = vec![];
             for task in dataset.tasks() {
@@ -800,7 +800,7 @@ impl<'a> Runner<'a> {
     /// Lets the model write, for people to look at.
     fn samples(&mut self) -> Result<(), TrainError> {
         let Setup { spec, dataset, .. } = self.setup;
-        let looks = self.record.is_some() || self.model.shard().weights();
+        let looks = self.record.is_some() || self.model.is_shared();
         let (Some(writer), true) = (&mut self.writer, looks) else { return Ok(()) };
         let step = self.state.step;
         for (i, sample) in sample::write(writer, dataset, spec)?.iter().enumerate() {
@@ -1013,10 +1013,10 @@ fn open<'a>(
 /// same order.
 fn whole(model: &Model, group: &Group, name: &str) -> Result<Vec<f32>, TrainError> {
     let own = model.get(name)?;
-    if model.part(name).is_none() {
-        return Ok(own);
+    match model.tensor_of(name).filter(|_| model.part(name).is_some()) {
+        Some(tensor) => Ok(Model::together(tensor, group, &own)?),
+        None => Ok(own),
     }
-    Ok(bytemuck::pod_collect_to_vec(&group.gather(bytemuck::cast_slice(&own))?.concat()))
 }
 
 /// Gives all ranks the tensors and the state that rank 0 begins with, the names of the tensors that
@@ -1031,7 +1031,7 @@ fn share(
         return Ok(states.map_or(Ok(()), |states| model.restore_optimizer(states))?);
     }
     // Rank 0 handed what is cut as it got it: it has its part of that alone.
-    match (model.shard().weights(), group.leads()) {
+    match (model.is_shared(), group.leads()) {
         (true, true) => model.handed()?,
         (true, false) => model.take_handed(group)?,
         (false, _) => {}
@@ -1039,7 +1039,7 @@ fn share(
     let unread = |error: serde_json::Error| GroupError::Meeting(format!("the state of rank 0: {error}"));
     let text = serde_json::to_vec(state).map_err(unread)?;
     *state = serde_json::from_slice(&group.broadcast(0, &text)?).map_err(unread)?;
-    if model.shard().weights() {
+    if model.is_shared() {
         let text = serde_json::to_vec(kept).map_err(unread)?;
         *kept = serde_json::from_slice(&group.broadcast(0, &text)?).map_err(unread)?;
     }

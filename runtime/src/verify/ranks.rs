@@ -9,7 +9,8 @@ use crate::group::{Group, local};
 use crate::model::{Model, Scale};
 use crate::train::folder::RunFolder;
 use crate::train::{Prepared, TrainError};
-use dreamc_dsl::spec::Shard;
+use dreamc_compiler::compiled::{Tensor, TensorKind};
+use dreamc_dsl::spec::{Item, Shard};
 use indexmap::IndexMap;
 use std::thread;
 use std::time::Duration;
@@ -43,7 +44,8 @@ impl Proof for Ranks {
          of one rank; the bits of every rank, and of three and three steps; checkpoints of several ranks continued by one, \
          and of one by several; the same bits with the optimizer's states cut over the ranks, from the first step and from \
          checkpoints with whole ones; with weights cut the same bits where a rank has one micro-batch, and gradients that \
-         are the sums of such where it has two"
+         are the sums of such where it has two; with experts over ranks the same bits of gradients, alone and with each \
+         of these, losses of whole runs, and checkpoints continued both ways"
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
@@ -98,6 +100,7 @@ impl Proof for Ranks {
             CUT + 1,
         )?;
         spread(s, checks, (&trial, &many, &together))?;
+        experts(s, checks)?;
         Ok(None)
     }
 }
@@ -117,11 +120,11 @@ fn spread(
     if let Some(batch) = trial.dataset.train(Cursor::default())?.take((ROWS * 2 * n) as usize)? {
         let of = |team: &[Prepared], which| step(s, trial, team, (&batch, which));
         let (first, second) = (of(many, Some(0))?, of(many, Some(1))?);
-        same(checks, "one micro-batch", &of(&cut, Some(0))?, &first);
+        same(checks, "one micro-batch, weights cut over ranks", &of(&cut, Some(0))?, &first);
         let mut sum = of(&cut, None)?;
         // The order of losses and norms is another.
         (sum.loss, sum.auxiliary, sum.norm) = (first.loss, first.auxiliary, first.norm);
-        same(checks, "two micro-batches", &sum, &first.plus(&second));
+        same(checks, "two micro-batches, weights cut over ranks", &sum, &first.plus(&second));
     }
     let folder = trial.folder("spread")?;
     go(s, trial, &cut, &folder, None)?;
@@ -143,22 +146,122 @@ fn spread(
     Ok(())
 }
 
+/// Proves experts that ranks share, beside a team in which each rank has all and what it trained.
+///
+/// Where all ranks own the experts together, an owner adds up what each rank's tokens give, in the
+/// order of the ranks, as sums over ranks do: the bits of a step are equal where a rank has one
+/// micro-batch, but for gradients that are sums over experts, and those of experts in loops.
+fn experts(s: &Subject, checks: &mut Checks) -> Result<(), VerifyError> {
+    let n = s.ranks;
+    let Some(trial) = Trial::sharing_experts(s, 2 * n)? else { return Ok(()) };
+    let many = trial.team(s, n, Shard::None)?;
+    let together = trial.folder("whole experts")?;
+    go(s, &trial, &many, &together, None)?;
+    let batch = trial.dataset.train(Cursor::default())?.take((ROWS * 2 * n) as usize)?;
+    for team in (2..=n).filter(|team| n.is_multiple_of(*team)) {
+        for shard in Shard::ALL {
+            let own = trial.sharing(s, n, (shard, team))?;
+            let name = format!("experts over {team} ranks, {} cut", shard.name());
+            if shard.states() {
+                held(checks, &many[0], &own);
+            }
+            if let Some(batch) = &batch {
+                steps_of_experts(s, checks, &trial, (&many, &own, &name), (batch, team == n))?;
+            }
+            // One run for each form of a team, and each of what is cut.
+            if (team == n) != (shard == Shard::Optimizer) {
+                runs_of_experts(s, checks, &trial, (&many, &own, &name), &together)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a layer is applied more than once.
+fn recurs(items: &[Item]) -> bool {
+    items.iter().any(|item| match item {
+        Item::Recur { .. } => true,
+        Item::Repeat { items, .. } => recurs(items),
+        Item::Layer(_) | Item::Statement(_) => false,
+    })
+}
+
+/// Compares a step of ranks that share experts with one of ranks that have all.
+fn steps_of_experts(
+    s: &Subject,
+    checks: &mut Checks,
+    trial: &Trial,
+    (many, own, name): (&[Prepared], &[Prepared], &str),
+    (batch, all): (&Batch, bool),
+) -> Result<(), VerifyError> {
+    for which in [Some(0), None] {
+        let (mut found, whole) =
+            (step(s, trial, own, (batch, which))?, step(s, trial, many, (batch, which))?);
+        let cut = own[0].compiled.cut;
+        if cut == Shard::Optimizer {
+            // A rank has its part of sums alone, and those of experts.
+            let tensors = &own[0].compiled.tensors;
+            let stack = |name: &String| tensors.iter().any(|t| t.name == *name && t.owners > 1);
+            found.gradients.retain(|name, _| stack(name));
+        }
+        let mut whole = whole;
+        whole.gradients.retain(|name, _| found.gradients.contains_key(name));
+        if which.is_some() && all {
+            // Passes of a loop add to the same experts, owners rank by rank in each of them.
+            let passes = recurs(&trial.spec.model.body);
+            let in_order = |t: &Tensor| t.kind != TensorKind::Shared && (t.owners == 1 || !passes);
+            let exact =
+                |name: &String| own[0].compiled.tensors.iter().any(|t| t.name == *name && in_order(t));
+            let (mut a, mut b) = (found.clone(), whole.clone());
+            [&mut a, &mut b].into_iter().for_each(|of| of.gradients.retain(|name, _| exact(name)));
+            // Norms of other parts are added up.
+            (a.norm, b.norm) = (0.0, 0.0);
+            same(checks, &format!("one micro-batch, {name}"), &a, &b);
+        }
+        compare(checks, &found, &whole);
+    }
+    Ok(())
+}
+
+/// Compares runs of ranks that share experts with those of ranks that have all, and continues
+/// checkpoints of each with the other.
+fn runs_of_experts(
+    s: &Subject,
+    checks: &mut Checks,
+    trial: &Trial,
+    (many, own, name): (&[Prepared], &[Prepared], &str),
+    together: &RunFolder,
+) -> Result<(), VerifyError> {
+    let run = |to: &str, team: &[Prepared], from: Option<&RunFolder>| -> Result<RunFolder, VerifyError> {
+        let folder = trial.folder(&format!("{name}, {to}"))?;
+        go(s, trial, team, &folder, from.map(|from| checkpoint(from, CUT)).transpose()?)?;
+        Ok(folder)
+    };
+    let folder = run("first", own, None)?;
+    losses(checks, &format!("{name}: "), &folder, together, 1)?;
+    let again = run("again", own, Some(&folder))?;
+    same_bits(checks, &checkpoint(&folder, STEPS)?, &checkpoint(&again, STEPS)?)?;
+    let (whole, after) = (run("whole", many, Some(&folder))?, run("after whole", own, Some(together))?);
+    losses(checks, &format!("whole experts after {name}: "), &whole, together, CUT + 1)?;
+    losses(checks, &format!("{name} after whole experts: "), &after, together, CUT + 1)
+}
+
 /// Compares the sums of a step, which are the same numbers.
 fn same(checks: &mut Checks, of: &str, found: &Summed, expected: &Summed) {
     let off =
         [(found.loss, expected.loss), (found.auxiliary, expected.auxiliary), (found.norm, expected.norm)];
     let off = off.map(|(a, b)| (a - b).abs()).into_iter().fold(0.0, f64::max);
-    checks.check(format!("norm and losses of {of}, weights cut over ranks"), off, 0.0, Place::default());
+    checks.check(format!("norm and losses of {of}"), off, 0.0, Place::default());
     for (name, expected) in &expected.gradients {
         let found = found.gradients.get(name).map_or(&[][..], Vec::as_slice);
         let other = found.iter().zip(expected).filter(|(a, b)| a != b).count();
         let other = other + found.len().abs_diff(expected.len());
-        let what = format!("gradient of {name} of {of}, weights cut over ranks");
+        let what = format!("gradient of {name} of {of}");
         checks.check(what, other as f64, 0.0, Place::of_tensor(name));
     }
     for (name, expected) in &expected.counts {
         let other = f64::from(u8::from(found.counts.get(name) != Some(expected)));
-        let what = format!("selection counts of {name} of {of}, weights cut over ranks");
+        let what = format!("selection counts of {name} of {of}");
         checks.check(what, other, 0.0, Place::of_tensor(name));
     }
 }
@@ -166,7 +269,10 @@ fn same(checks: &mut Checks, of: &str, found: &Summed, expected: &Summed) {
 /// That the parts of the ranks are all of the optimizer's states, each once.
 fn held(checks: &mut Checks, whole: &Prepared, cut: &[Prepared]) {
     for (i, tensor) in whole.compiled.tensors.iter().enumerate().filter(|(_, t)| !t.states.is_empty()) {
-        let parts = cut.iter().map(|p| p.compiled.tensors[i].kept.clone());
+        // Ranks that own the same experts have them all.
+        let owners = cut[0].compiled.tensors[i].owners;
+        let ranks = if owners > 1 { owners as usize } else { cut.len() };
+        let parts = cut.iter().take(ranks).map(|p| p.compiled.tensors[i].kept.clone());
         let end =
             parts.fold(
                 0,
@@ -233,6 +339,7 @@ fn go(
 }
 
 /// The sums of a step before its update.
+#[derive(Clone)]
 struct Summed {
     loss: f64,
     auxiliary: f64,
@@ -290,8 +397,7 @@ fn step(
         for tensor in model.compiled().tensors.clone() {
             if let Some(mut gradient) = model.gradient(&tensor)? {
                 if tensor.cut {
-                    let all = group.gather(bytemuck::cast_slice(&gradient))?;
-                    gradient = bytemuck::pod_collect_to_vec(&all.concat());
+                    gradient = Model::together(&tensor, &group, &gradient)?;
                 }
                 gradients.insert(tensor.name.clone(), widen(&gradient));
             }

@@ -11,9 +11,11 @@ use crate::train::folder::{Place, RunFolder};
 use crate::train::{Outcome, Prepared, Setup, TrainError, run};
 use crate::verify::{Checks, Place as At};
 use dreamc_compiler::Options;
+use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
+use dreamc_dsl::component::Component;
 use dreamc_dsl::spec::{BadRows, Data, Item, Shard, Source, Task, TaskKind, Tokenizer};
 use std::path::Path;
 use tempfile::TempDir;
@@ -38,7 +40,29 @@ pub struct Trial {
 impl Trial {
     /// Six steps of so many micro-batches, at random depths where the model recurs.
     pub fn new(s: &Subject, parts: u64) -> Result<Self, VerifyError> {
+        Trial::of(s.spec.clone(), parts)
+    }
+
+    /// The same of a model whose mixtures have so many experts that all ranks can share them; none
+    /// of a model without mixtures.
+    pub fn sharing_experts(s: &Subject, parts: u64) -> Result<Option<Self>, VerifyError> {
         let mut spec = s.spec.clone();
+        let mut any = false;
+        for component in spec.model.components.values_mut() {
+            any |= widen(component, s.ranks);
+        }
+        // Attentions have mixtures in layers that recur, which compiling finds.
+        let trial = Trial::of(spec, parts)?;
+        if any {
+            let one = trial.compiled(s, Options::default())?;
+            // A definition has as many as it says.
+            let mut experts = one.compiled.tensors.iter().filter_map(Tensor::experts).peekable();
+            any = experts.peek().is_some() && experts.all(|n| n.is_multiple_of(s.ranks));
+        }
+        Ok(any.then_some(trial))
+    }
+
+    fn of(mut spec: Spec, parts: u64) -> Result<Self, VerifyError> {
         // The shortest problem of the byte level needs some room.
         spec.model.vocab = spec.model.vocab.max(256);
         spec.model.context = spec.model.context.max(SEQUENCE);
@@ -85,7 +109,17 @@ impl Trial {
 
     /// Its programs for each of so many ranks, with this cut over them.
     pub fn team(&self, s: &Subject, ranks: u64, shard: Shard) -> Result<Vec<Prepared>, VerifyError> {
-        let one = |rank| self.compiled(s, Options { ranks, rank, shard, ..Options::default() });
+        self.sharing(s, ranks, (shard, 1))
+    }
+
+    /// The same where so many of them own the experts of each mixture together.
+    pub fn sharing(
+        &self,
+        s: &Subject,
+        ranks: u64,
+        (shard, experts): (Shard, u64),
+    ) -> Result<Vec<Prepared>, VerifyError> {
+        let one = |rank| self.compiled(s, Options { ranks, rank, shard, experts, ..Options::default() });
         (0..ranks).map(one).collect()
     }
 
@@ -154,6 +188,27 @@ impl Trial {
             count: false,
         };
         run(prepared.clone(), setup, &mut |_: &crate::train::event::Event| {})
+    }
+}
+
+/// Gives a mixture so many experts that ranks can share them; false without a mixture.
+fn widen(component: &mut Component, ranks: u64) -> bool {
+    match component {
+        Component::Experts(e) => {
+            let all = e.active >= e.count + e.noop;
+            let unit =
+                (1..=ranks).map(|i| i * e.router.groups.max(1)).find(|unit| unit.is_multiple_of(ranks));
+            e.count = e.count.next_multiple_of(unit.unwrap_or(ranks));
+            if all {
+                e.active = e.count + e.noop;
+            }
+            true
+        }
+        Component::Sequence(a) | Component::Depth(a) => {
+            let count = a.projection.as_mut().map(|p| &mut p.count);
+            count.map(|count| *count = Some(count.unwrap_or(1).next_multiple_of(ranks))).is_some()
+        }
+        _ => false,
     }
 }
 

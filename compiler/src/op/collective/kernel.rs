@@ -1,7 +1,7 @@
 //! Exchanges of the ranks of a group.
 
 use crate::codegen::{CodegenError, Source, Variant};
-use crate::op::kernel::{KernelKind, Slot, Work, index, input, result, updated};
+use crate::op::kernel::{KernelKind, Slot, Work, index, input, ints, need, result, small, updated};
 
 /// The sum over the ranks of a group, left on all of them. A plan for one rank has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,6 +51,99 @@ pub struct Scattered {
     pub parts: Parts,
     /// How many of them are summed.
     pub elements: u64,
+}
+
+/// The rows of one rank's slots, which are sorted by expert, brought to the ranks that own their
+/// experts: of the rank that the last operand names. Each rank gets the rows of its experts, by
+/// expert, and where those of each begin; the rows behind them mean nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Sent {
+    /// Slots, used or not.
+    pub slots: u64,
+    /// Length of a row.
+    pub width: u64,
+    /// The owners of experts.
+    pub owners: Owners,
+}
+
+/// Rows that [`Sent`] has brought, brought back into the slots of the rank that the last operand
+/// names; its slots of no expert become zero. Other ranks keep what they have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Returned {
+    /// Slots, used or not.
+    pub slots: u64,
+    /// Length of a row.
+    pub width: u64,
+    /// The owners of experts.
+    pub owners: Owners,
+}
+
+/// The sum over the ranks that own the same experts, left on all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pooled {
+    /// How many.
+    pub elements: u64,
+    /// The owners of experts.
+    pub owners: Owners,
+}
+
+/// The experts of a mixture over ranks. So many successive ranks are a team, which has all of the
+/// experts; each of its members owns as many as the others, the first member the first of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Owners {
+    /// Experts of the mixture; 0 where no mixture is meant.
+    pub experts: u64,
+    /// Ranks of a team.
+    pub team: u64,
+    /// Ranks in all.
+    pub ranks: u64,
+    /// The rank of this plan.
+    pub rank: u64,
+}
+
+impl Owners {
+    /// Experts of each member.
+    pub fn own(&self) -> u64 {
+        self.experts / self.team.max(1)
+    }
+
+    /// Number of this rank among its team.
+    pub fn member(&self) -> u64 {
+        self.rank % self.team.max(1)
+    }
+
+    /// The first rank of this team.
+    pub fn first(&self) -> u64 {
+        self.rank - self.member()
+    }
+
+    /// The ranks that own the experts of this rank, in order.
+    pub fn alike(&self) -> impl Iterator<Item = u64> {
+        (self.member()..self.ranks).step_by(self.team.max(1) as usize)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        need(self.team > 1, "experts over one rank")?;
+        need(self.rank < self.ranks, "there is no such rank")?;
+        need(self.ranks.is_multiple_of(self.team), "a team that ranks do not fill")?;
+        need(self.experts.is_multiple_of(self.team), "members own different numbers of experts")
+    }
+
+    fn summary(&self) -> String {
+        let Owners { experts, team, ranks, rank } = self;
+        format!("{experts} experts over {team}, rank {rank} of {ranks}")
+    }
+
+    /// The operand that names a member of the team.
+    fn source(&self) -> Slot {
+        index("source", Some(self.team))
+    }
+
+    fn check_rows(&self, slots: u64) -> Result<(), String> {
+        need(self.experts > 0, "no experts")?;
+        small(slots, "more slots than integers")?;
+        self.check()
+    }
 }
 
 /// Numbers that are cut over the ranks of a group.
@@ -195,6 +288,67 @@ impl KernelKind for Scattered {
 
     fn summary(&self) -> String {
         format!("scattered {} of {}", self.elements, self.parts.summary())
+    }
+
+    by_the_group!();
+}
+
+impl KernelKind for Sent {
+    fn signature(&self) -> Vec<Slot> {
+        let &Sent { slots, width, owners } = self;
+        vec![
+            input("x", &[slots, width]).float(0),
+            ints("offsets", &[owners.experts.saturating_add(1)]),
+            result("rows", &[slots, width]).float(0),
+            result("begins", &[owners.own().saturating_add(1)]).ints(),
+            owners.source(),
+        ]
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.owners.check_rows(self.slots)
+    }
+
+    fn summary(&self) -> String {
+        format!("sent {}×{}, {}", self.slots, self.width, self.owners.summary())
+    }
+
+    by_the_group!();
+}
+
+impl KernelKind for Returned {
+    fn signature(&self) -> Vec<Slot> {
+        let &Returned { slots, width, owners } = self;
+        vec![
+            input("rows", &[slots, width]).float(0),
+            ints("offsets", &[owners.experts.saturating_add(1)]),
+            updated("y", &[slots, width]).float(0),
+            owners.source(),
+        ]
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.owners.check_rows(self.slots)
+    }
+
+    fn summary(&self) -> String {
+        format!("returned {}×{}, {}", self.slots, self.width, self.owners.summary())
+    }
+
+    by_the_group!();
+}
+
+impl KernelKind for Pooled {
+    fn signature(&self) -> Vec<Slot> {
+        vec![updated("x", &[self.elements])]
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.owners.check()
+    }
+
+    fn summary(&self) -> String {
+        format!("pooled {}, {}", self.elements, self.owners.summary())
     }
 
     by_the_group!();

@@ -698,8 +698,12 @@ impl<G: Gpu> Backend for Generated<G> {
                 of(&scatter.parts.within(first, scatter.elements), Exchanged::SumOn)
             }
             Collective::Gather(parts) => of(parts, Exchanged::From),
-            // Parts that are elsewhere go through the host.
-            Collective::Gathered(..) | Collective::Scattered(..) => return Ok(false),
+            // Parts that are elsewhere go through the host, and so do rows of experts.
+            Collective::Gathered(..)
+            | Collective::Scattered(..)
+            | Collective::Sent(..)
+            | Collective::Returned(..)
+            | Collective::Pooled(_) => return Ok(false),
         };
         self.loaded.gpu.exchange(list)
     }

@@ -220,9 +220,13 @@ fn exchanged(collective: Collective, kernel: String, launches: u128, device: &De
     let network = Network::of(device);
     let bytes = |elements: u64| (elements * DType::F32.bytes()) as f64;
     let bytes = bytes(collective.elements());
-    let once = match (collective, collective.parts()) {
-        (Collective::Sum(sum), _) => network.all_reduce(sum.ranks, bytes),
-        (_, parts) => network.half(parts.map_or(1, Parts::ranks), bytes),
+    let once = match (collective, collective.owners(), collective.parts()) {
+        (Collective::Sum(sum), ..) => network.all_reduce(sum.ranks, bytes),
+        (Collective::Pooled(_), Some(owners), _) => {
+            network.all_reduce(owners.ranks / owners.team.max(1), bytes)
+        }
+        (_, Some(owners), _) => network.half(owners.team, bytes),
+        (_, None, parts) => network.half(parts.map_or(1, Parts::ranks), bytes),
     };
     let times = launches as f64;
     KernelLine {

@@ -2,29 +2,17 @@
 
 use super::Run;
 use crate::device::backend::cpu::{Arguments, Context, Stored};
-use dreamc_compiler::program::kernel::{AllGather, AllReduce, Gathered, ReduceScatter, Scattered};
+use dreamc_compiler::program::kernel::{
+    AllGather, AllReduce, Gathered, Pooled, ReduceScatter, Returned, Scattered, Sent,
+};
 
-impl Run for AllReduce {
-    /// Nothing: the executor hands the range to the group.
-    fn run<T: Stored>(&self, _: &Context, _: &Arguments) {}
+/// A device runs nothing: the executor hands the range to the group.
+macro_rules! by_the_group {
+    ($($kernel:ident)*) => {$(
+        impl Run for $kernel {
+            fn run<T: Stored>(&self, _: &Context, _: &Arguments) {}
+        }
+    )*};
 }
 
-impl Run for ReduceScatter {
-    /// Nothing: the executor hands the range to the group.
-    fn run<T: Stored>(&self, _: &Context, _: &Arguments) {}
-}
-
-impl Run for Gathered {
-    /// Nothing: the executor hands the range to the group.
-    fn run<T: Stored>(&self, _: &Context, _: &Arguments) {}
-}
-
-impl Run for Scattered {
-    /// Nothing: the executor hands the range to the group.
-    fn run<T: Stored>(&self, _: &Context, _: &Arguments) {}
-}
-
-impl Run for AllGather {
-    /// Nothing: the executor hands the range to the group.
-    fn run<T: Stored>(&self, _: &Context, _: &Arguments) {}
-}
+by_the_group! { AllReduce ReduceScatter Gathered Scattered AllGather Sent Returned Pooled }
