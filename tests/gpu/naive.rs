@@ -235,8 +235,8 @@ fn naive_kernels_do_what_fast_ones_do() {
         }
     }
     // The executor hands the range of a collective to the group: there is no kernel.
-    const COLLECTIVES: [&str; 7] =
-        ["AllReduce", "ReduceScatter", "AllGather", "Gathered", "Scattered", "Sent", "Returned"];
+    const COLLECTIVES: [&str; 8] =
+        ["AllReduce", "ReduceScatter", "AllGather", "Gathered", "Scattered", "Sent", "Returned", "Pooled"];
     for variant in Kernel::VARIANTS.iter().filter(|name| !COLLECTIVES.contains(name)) {
         let capital = |c: char| if c.is_uppercase() { format!("_{}", c.to_lowercase()) } else { c.into() };
         let name: String = variant.chars().map(capital).collect();
