@@ -27,7 +27,7 @@ DEVICE float fp8_round(float x, u32 largest) {
 
 // Tiles of one row: a warp has one, a lane every 32nd number of it.
 template <int ROWS, int COLUMNS, int WIDE, class E>
-DEVICE void fp8_rows(const E *x, i64 x_stride, bf16 *y) {
+DEVICE void fp8_rows(const E *x, bf16 *y) {
     constexpr int ACROSS = (COLUMNS + WIDE - 1) / WIDE, EACH = (WIDE + 31) / 32;
     i64 tile = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
     if (tile >= i64(ROWS) * ACROSS) return;
@@ -39,7 +39,7 @@ DEVICE void fp8_rows(const E *x, i64 x_stride, bf16 *y) {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         int column = lane + 32 * i;
-        numbers[i] = column < count ? widened(x[row * x_stride + first + column]) : 0.0f;
+        numbers[i] = column < count ? widened(x[row * COLUMNS + first + column]) : 0.0f;
         largest = max(largest, size_of(numbers[i]));
     }
 #pragma unroll
@@ -76,7 +76,7 @@ DEVICE bool fp8_of_group(const int *offsets, int down, int &first, int &last, in
 // Tiles of several rows. A block has `SPAN` columns of them, and a thread one column: numbers are
 // read once for the scale and once more, from the cache.
 template <int ROWS, int COLUMNS, int HIGH, int WIDE, int SPAN, int THREADS, class E>
-DEVICE void fp8_block(const E *x, i64 x_stride, bf16 *y, i64 matrix, int first, int last, int from) {
+DEVICE void fp8_block(const E *x, bf16 *y, i64 matrix, int first, int last, int from) {
     constexpr int TILES = (SPAN + WIDE - 1) / WIDE;
     __shared__ u32 sizes[TILES];
     int column = int(threadIdx.x) % SPAN, tile = column / WIDE;
@@ -84,32 +84,32 @@ DEVICE void fp8_block(const E *x, i64 x_stride, bf16 *y, i64 matrix, int first, 
     __syncthreads();
     bool there = from + column < COLUMNS;
     u32 largest = 0;
-    const E *at = x + matrix * ROWS * x_stride + from + column;
+    const E *at = x + matrix * ROWS * COLUMNS + from + column;
     for (int row = first + int(threadIdx.x) / SPAN; row < last && there; row += THREADS / SPAN) {
-        largest = max(largest, size_of(widened(at[row * x_stride])));
+        largest = max(largest, size_of(widened(at[i64(row) * COLUMNS])));
     }
     atomicMax(&sizes[tile], largest);
     __syncthreads();
     largest = sizes[tile];
     bf16 *to = y + matrix * ROWS * COLUMNS + from + column;
     for (int row = first + int(threadIdx.x) / SPAN; row < last && there; row += THREADS / SPAN) {
-        store(to[i64(row) * COLUMNS], fp8_round(widened(at[row * x_stride]), largest));
+        store(to[i64(row) * COLUMNS], fp8_round(widened(at[i64(row) * COLUMNS]), largest));
     }
 }
 
 template <int ROWS, int COLUMNS, int HIGH, int WIDE, int SPAN, int THREADS, class E>
-DEVICE void fp8_tiles(const E *x, i64 x_stride, bf16 *y) {
+DEVICE void fp8_tiles(const E *x, bf16 *y) {
     constexpr int ACROSS = (COLUMNS + SPAN - 1) / SPAN, DOWN = (ROWS + HIGH - 1) / HIGH;
     int down = int(blockIdx.x / ACROSS % DOWN);
     i64 matrix = blockIdx.x / ACROSS / DOWN;
     int first = down * HIGH, from = int(blockIdx.x % ACROSS) * SPAN;
-    fp8_block<ROWS, COLUMNS, HIGH, WIDE, SPAN, THREADS>(x, x_stride, y, matrix, first, min(first + HIGH, ROWS), from);
+    fp8_block<ROWS, COLUMNS, HIGH, WIDE, SPAN, THREADS>(x, y, matrix, first, min(first + HIGH, ROWS), from);
 }
 
 template <int ROWS, int COLUMNS, int HIGH, int WIDE, int SPAN, int THREADS, int GROUPS, class E>
-DEVICE void fp8_groups(const E *x, i64 x_stride, const int *offsets, bf16 *y, int *status, int launch) {
+DEVICE void fp8_groups(const E *x, const int *offsets, bf16 *y, int *status, int launch) {
     constexpr int ACROSS = (COLUMNS + SPAN - 1) / SPAN;
     int first, last, from = int(blockIdx.x % ACROSS) * SPAN;
     if (!fp8_of_group<ROWS, HIGH, GROUPS>(offsets, int(blockIdx.x / ACROSS), first, last, status, launch)) return;
-    fp8_block<ROWS, COLUMNS, HIGH, WIDE, SPAN, THREADS>(x, x_stride, y, 0, first, last, from);
+    fp8_block<ROWS, COLUMNS, HIGH, WIDE, SPAN, THREADS>(x, y, 0, first, last, from);
 }

@@ -14,8 +14,8 @@ use std::str::FromStr;
 /// Where to run.
 #[derive(Args, Clone)]
 pub struct DeviceArguments {
-    /// Where to run: cpu, cuda (of several ranks each its own), cuda:1, …, or ptx (the GPU's
-    /// kernels, interpreted and checked)
+    /// Where to run: cpu, cuda (of several ranks each its own), cuda:1, …, rocm (a GPU of AMD's,
+    /// by naive kernels, tried on none yet), or ptx (the GPU's kernels, interpreted and checked)
     #[arg(long, default_value_t = Kind::Cpu)]
     pub device: Kind,
 
@@ -40,6 +40,9 @@ pub enum Kind {
     Cpu,
     /// An NVIDIA GPU by number
     Cuda(usize),
+    /// An AMD GPU by number
+    #[cfg(feature = "rocm")]
+    Rocm(usize),
     /// The interpreter of generated kernels
     Ptx,
 }
@@ -50,6 +53,8 @@ impl Kind {
         Ok(match self {
             Kind::Cpu => Box::new(CpuDevice::new(CpuOptions { threads })),
             Kind::Cuda(number) => Box::new(CudaDevice::new(number)?),
+            #[cfg(feature = "rocm")]
+            Kind::Rocm(number) => Box::new(dreamc_runtime::device::rocm::RocmDevice::new(number)?),
             Kind::Ptx => Box::new(PtxDevice::checked()?),
         })
     }
@@ -60,6 +65,8 @@ impl fmt::Display for Kind {
         match self {
             Kind::Cpu => f.write_str("cpu"),
             Kind::Cuda(number) => write!(f, "cuda:{number}"),
+            #[cfg(feature = "rocm")]
+            Kind::Rocm(number) => write!(f, "rocm:{number}"),
             Kind::Ptx => f.write_str("ptx"),
         }
     }
@@ -69,12 +76,21 @@ impl FromStr for Kind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match (text, text.strip_prefix("cuda:").map(usize::from_str)) {
-            ("cpu", _) => Ok(Kind::Cpu),
-            ("ptx", _) => Ok(Kind::Ptx),
-            ("cuda", _) => Ok(Kind::Cuda(ranks::here().map_or(0, |place| place.local_rank as usize))),
-            (_, Some(Ok(number))) => Ok(Kind::Cuda(number)),
-            _ => Err("there are cpu, cuda, cuda:NUMBER and ptx".into()),
+        let own = || ranks::here().map_or(0, |place| place.local_rank as usize);
+        let (kind, number) = match text.split_once(':') {
+            None => (text, None),
+            Some((kind, number)) => (kind, Some(number.parse::<usize>())),
+        };
+        match (kind, number) {
+            ("cpu", None) => Ok(Kind::Cpu),
+            ("ptx", None) => Ok(Kind::Ptx),
+            ("cuda", None) => Ok(Kind::Cuda(own())),
+            ("cuda", Some(Ok(number))) => Ok(Kind::Cuda(number)),
+            #[cfg(feature = "rocm")]
+            ("rocm", None) => Ok(Kind::Rocm(own())),
+            #[cfg(feature = "rocm")]
+            ("rocm", Some(Ok(number))) => Ok(Kind::Rocm(number)),
+            _ => Err("there are cpu, cuda, cuda:NUMBER, rocm, rocm:NUMBER and ptx".into()),
         }
     }
 }
@@ -100,15 +116,20 @@ impl DeviceArguments {
         }
     }
 
+    /// The device alone, with its name.
+    fn alone(&self) -> Result<Vec<Named>, Failure> {
+        let device = self.open()?;
+        Ok(vec![(device.name(), device)])
+    }
+
     /// The devices to compare with the CPU, each with a name: nothing where the CPU is asked for;
     /// the interpreter of kernels under two schedules.
     pub fn compared(&self, seed: u64) -> Result<Vec<Named>, Failure> {
         match self.device {
             Kind::Cpu => Ok(vec![]),
-            Kind::Cuda(_) => {
-                let device = self.open()?;
-                Ok(vec![(device.name(), device)])
-            }
+            Kind::Cuda(_) => self.alone(),
+            #[cfg(feature = "rocm")]
+            Kind::Rocm(_) => self.alone(),
             Kind::Ptx => {
                 let schedules =
                     [("in order", Schedule::Forward), ("in random order", Schedule::Random(seed))];

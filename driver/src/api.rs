@@ -281,7 +281,7 @@ pub unsafe extern "C" fn cuGetExportTable(_to: *mut *const c_void, _id: *const c
 }
 
 /// Names of codes, which live as long as the process.
-fn name(code: u32) -> *const c_char {
+pub(crate) fn name(code: u32) -> *const c_char {
     static NAMES: OnceLock<Mutex<HashMap<u32, CString>>> = OnceLock::new();
     let names = NAMES.get_or_init(Mutex::default);
     let mut names = names.lock().unwrap_or_else(|e| e.into_inner());

@@ -10,12 +10,14 @@
 //! every call from then on; what a capture forbids ends the capture.
 //!
 //! [`machine`] has the rules, each with the place of NVIDIA's documentation that it is from;
-//! [`api`] is the C interface over it; [`nvrtc`] wraps NVRTC, so that what it gives as machine code
-//! is PTX under a line that names the card; [`cublaslt`] is what of cuBLASLt dreamc calls, [`nccl`]
-//! what of NCCL, and [`library`] the form of their calls.
+//! [`api`] is the C interface over it, [`hip`] that of AMD's runtime and compiler over the same;
+//! [`nvrtc`] wraps NVRTC, so that what it gives as machine code is PTX under a line that names the
+//! card; [`cublaslt`] is what of cuBLASLt dreamc calls, [`nccl`] what of NCCL, and [`library`] the
+//! form of their calls.
 
 pub mod api;
 pub mod cublaslt;
+pub mod hip;
 pub mod library;
 pub mod machine;
 pub mod nccl;

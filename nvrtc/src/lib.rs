@@ -1,5 +1,6 @@
 //! CUDA C++ text in, PTX or cubin out: NVIDIA's run-time compiler, loaded where it is and missed
-//! politely where it is not.
+//! politely where it is not. AMD's hipRTC has the same calls under names of its own, so
+//! [`Nvrtc::find_amd`] gives the same type.
 //!
 //! NVRTC is a shared library that needs neither a GPU nor a driver. It is never linked:
 //! [`Nvrtc::find`] looks for it once per process and every other function calls through the handle
@@ -9,7 +10,8 @@
 //! The search, first hit wins: `DREAMC_NVRTC` (a virtual environment, a folder or the library
 //! itself; when it is set nothing else is tried), `VIRTUAL_ENV`, a `.venv` beside or above the
 //! working directory, `CUDA_HOME` and `CUDA_PATH`, `/usr/local/cuda*`, Python packages of the
-//! system and the user, and at last the loader's own paths.
+//! system and the user, and at last the loader's own paths. hipRTC is looked for in `DREAMC_HIPRTC`
+//! alone where that is set, else in `ROCM_PATH`, `HIP_PATH`, `/opt/rocm*` and the loader's paths.
 
 use libloading::Library;
 use std::ffi::{CString, OsStr, c_char, c_int, c_void};
@@ -21,15 +23,97 @@ pub mod search;
 
 use search::{children, library_in, usual_places};
 
-/// Beginning of the library's file name.
-const LIBRARY: &str = "libnvrtc.so";
+/// The maker of a run-time compiler, whose library and calls have its names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Maker {
+    /// NVRTC.
+    Nvidia,
+    /// hipRTC.
+    Amd,
+}
 
-/// Names by which the loader may know it, where it is in no usual place.
-const NAMES: [&str; 5] =
-    [LIBRARY, "libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
+/// Names of a maker's library and calls.
+struct Names {
+    library: &'static str,
+    /// By which the loader may know it, where it is in no usual place.
+    loader: &'static [&'static str],
+    variable: &'static str,
+    version: &'static str,
+    create: &'static str,
+    compile: &'static str,
+    destroy: &'static str,
+    code: [&'static str; 2],
+    log: [&'static str; 2],
+    /// Before the name of a result.
+    result: &'static str,
+}
 
-/// NVRTC as found on this machine.
+const NVIDIA: Names = Names {
+    library: "libnvrtc.so",
+    loader: &["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll"],
+    variable: "DREAMC_NVRTC",
+    version: "nvrtcVersion",
+    create: "nvrtcCreateProgram",
+    compile: "nvrtcCompileProgram",
+    destroy: "nvrtcDestroyProgram",
+    code: ["nvrtcGetCUBINSize", "nvrtcGetCUBIN"],
+    log: ["nvrtcGetProgramLogSize", "nvrtcGetProgramLog"],
+    result: "NVRTC",
+};
+
+const AMD: Names = Names {
+    library: "libhiprtc.so",
+    // Older runtimes have it in themselves.
+    loader: &["libhiprtc.so", "libhiprtc.so.7", "libhiprtc.so.6", "libamdhip64.so.6", "libamdhip64.so.5"],
+    variable: "DREAMC_HIPRTC",
+    version: "hiprtcVersion",
+    create: "hiprtcCreateProgram",
+    compile: "hiprtcCompileProgram",
+    destroy: "hiprtcDestroyProgram",
+    code: ["hiprtcGetCodeSize", "hiprtcGetCode"],
+    log: ["hiprtcGetProgramLogSize", "hiprtcGetProgramLog"],
+    result: "HIPRTC",
+};
+
+impl Maker {
+    fn names(self) -> &'static Names {
+        match self {
+            Maker::Nvidia => &NVIDIA,
+            Maker::Amd => &AMD,
+        }
+    }
+
+    /// Its compiler's name.
+    pub fn compiler(self) -> &'static str {
+        match self {
+            Maker::Nvidia => "NVRTC",
+            Maker::Amd => "hipRTC",
+        }
+    }
+
+    /// Folders that its library usually is in.
+    fn places(self) -> Vec<PathBuf> {
+        match self {
+            Maker::Nvidia => usual_places(),
+            Maker::Amd => {
+                let named = ["ROCM_PATH", "HIP_PATH"].into_iter().filter_map(std::env::var_os);
+                named.map(PathBuf::from).chain(children(Path::new("/opt"), "rocm")).collect()
+            }
+        }
+    }
+
+    /// No library anywhere.
+    fn missing(self, searched: String) -> NvrtcError {
+        match self {
+            Maker::Nvidia => NvrtcError::NotFound { searched },
+            Maker::Amd => NvrtcError::NoHip { searched },
+        }
+    }
+}
+
+/// NVRTC, or hipRTC, as found on this machine.
 pub struct Nvrtc {
+    maker: Maker,
     path: Option<PathBuf>,
     version: (i32, i32),
     api: Api,
@@ -53,9 +137,11 @@ struct Api {
     create: unsafe extern "C" fn(*mut Handle, *const c_char, *const c_char, c_int, Strings, Strings) -> Code,
     compile: unsafe extern "C" fn(Handle, c_int, Strings) -> Code,
     destroy: unsafe extern "C" fn(*mut Handle) -> Code,
-    ptx: Pair,
-    cubin: Pair,
+    /// Of NVRTC alone.
+    ptx: Option<Pair>,
+    code: Pair,
     log: Pair,
+    names: &'static Names,
     /// Holds the code; never unloaded.
     _library: Library,
 }
@@ -68,21 +154,26 @@ struct Pair {
 }
 
 impl Api {
-    fn of(library: Library) -> Result<Api, libloading::Error> {
-        // SAFETY: each is of the type that `nvrtc.h` gives the function of that name, and stays
-        // while the library does.
+    fn of(library: Library, maker: Maker) -> Result<Api, libloading::Error> {
+        let names = maker.names();
+        // SAFETY: each is of the type that `nvrtc.h` and `hiprtc.h` give the function of that name,
+        // and stays while the library does.
         unsafe {
-            let pair = |size: &[u8], get: &[u8]| {
+            let pair = |[size, get]: [&str; 2]| {
                 Ok::<_, libloading::Error>(Pair { size: *library.get(size)?, get: *library.get(get)? })
             };
             Ok(Api {
-                version: *library.get(b"nvrtcVersion\0")?,
-                create: *library.get(b"nvrtcCreateProgram\0")?,
-                compile: *library.get(b"nvrtcCompileProgram\0")?,
-                destroy: *library.get(b"nvrtcDestroyProgram\0")?,
-                ptx: pair(b"nvrtcGetPTXSize\0", b"nvrtcGetPTX\0")?,
-                cubin: pair(b"nvrtcGetCUBINSize\0", b"nvrtcGetCUBIN\0")?,
-                log: pair(b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0")?,
+                version: *library.get(names.version)?,
+                create: *library.get(names.create)?,
+                compile: *library.get(names.compile)?,
+                destroy: *library.get(names.destroy)?,
+                ptx: match maker {
+                    Maker::Nvidia => Some(pair(["nvrtcGetPTXSize", "nvrtcGetPTX"])?),
+                    Maker::Amd => None,
+                },
+                code: pair(names.code)?,
+                log: pair(names.log)?,
+                names,
                 _library: library,
             })
         }
@@ -124,8 +215,17 @@ pub enum NvrtcError {
         /// The places that were tried.
         searched: String,
     },
+    /// No hipRTC anywhere.
+    #[error(
+        "hipRTC, ROCm's run-time compiler, was not found (looked in {searched}); install ROCm 5.7 or newer, and name its \
+         folder in DREAMC_HIPRTC where it is not in /opt"
+    )]
+    NoHip {
+        /// The places that were tried.
+        searched: String,
+    },
     /// A library that does not load.
-    #[error("NVRTC at {path} does not load: {reason}")]
+    #[error("the run-time compiler at {path} does not load: {reason}")]
     Load {
         /// The file.
         path: String,
@@ -133,8 +233,10 @@ pub enum NvrtcError {
         reason: String,
     },
     /// The text does not compile.
-    #[error("NVRTC does not compile {name}:\n{log}")]
+    #[error("{} does not compile {name}:\n{log}", maker.compiler())]
     Compile {
+        /// Whose compiler.
+        maker: Maker,
         /// The source's name.
         name: String,
         /// The compiler's words.
@@ -160,7 +262,18 @@ impl Nvrtc {
     /// The NVRTC of this process: searched and loaded on the first call.
     pub fn find() -> Result<&'static Nvrtc, NvrtcError> {
         static FOUND: OnceLock<Result<Nvrtc, NvrtcError>> = OnceLock::new();
-        FOUND.get_or_init(load).as_ref().map_err(Clone::clone)
+        FOUND.get_or_init(|| load(Maker::Nvidia)).as_ref().map_err(Clone::clone)
+    }
+
+    /// The hipRTC of this process, likewise.
+    pub fn find_amd() -> Result<&'static Nvrtc, NvrtcError> {
+        static FOUND: OnceLock<Result<Nvrtc, NvrtcError>> = OnceLock::new();
+        FOUND.get_or_init(|| load(Maker::Amd)).as_ref().map_err(Clone::clone)
+    }
+
+    /// Whose it is.
+    pub fn maker(&self) -> Maker {
+        self.maker
     }
 
     /// Major and minor version, as in (13, 0).
@@ -176,19 +289,28 @@ impl Nvrtc {
     /// Compiles to PTX. `options` as on nvcc's command line: `--gpu-architecture=compute_90a`,
     /// `-lineinfo`.
     pub fn ptx(&self, source: Source, options: &[&str]) -> Result<Compiled<String>, NvrtcError> {
-        let program = Program::compile(&self.api, source, options)?;
-        let mut code = program.fetch("nvrtcGetPTX", self.api.ptx)?;
+        let Some(ptx) = self.api.ptx else {
+            let reason = "hipRTC gives machine code alone".into();
+            return Err(NvrtcError::Call { call: "hiprtcGetCode", reason });
+        };
+        let program = Program::compile(self, source, options)?;
+        let mut code = program.fetch("nvrtcGetPTX", ptx)?;
         code.truncate(code.iter().position(|&byte| byte == 0).unwrap_or(code.len()));
         Ok(Compiled { code: String::from_utf8_lossy(&code).into_owned(), log: program.log() })
     }
 
-    /// Compiles to a cubin: `options` must name a real architecture, `--gpu-architecture=sm_90a`.
+    /// Compiles to machine code. NVRTC's `options` must name a real architecture,
+    /// `--gpu-architecture=sm_90a`; hipRTC takes that of the current GPU.
     pub fn cubin(&self, source: Source, options: &[&str]) -> Result<Compiled<Vec<u8>>, NvrtcError> {
-        let program = Program::compile(&self.api, source, options)?;
-        let code = program.fetch("nvrtcGetCUBIN", self.api.cubin)?;
+        let program = Program::compile(self, source, options)?;
+        let call = self.api.names.code[1];
+        let code = program.fetch(call, self.api.code)?;
         if code.is_empty() {
-            let reason = "no cubin; name a real architecture (sm_…), not a virtual one (compute_…)".into();
-            return Err(NvrtcError::Call { call: "nvrtcGetCUBIN", reason });
+            let reason = match self.maker {
+                Maker::Nvidia => "no cubin; name a real architecture (sm_…), not a virtual one (compute_…)",
+                Maker::Amd => "no code came out",
+            };
+            return Err(NvrtcError::Call { call, reason: reason.into() });
         }
         Ok(Compiled { code, log: program.log() })
     }
@@ -197,6 +319,7 @@ impl Nvrtc {
 /// A program handle that is destroyed whatever happens in between.
 struct Program<'a> {
     api: &'a Api,
+    maker: Maker,
     handle: Handle,
 }
 
@@ -208,7 +331,8 @@ impl Drop for Program<'_> {
 }
 
 impl<'a> Program<'a> {
-    fn compile(api: &'a Api, source: Source, options: &[&str]) -> Result<Self, NvrtcError> {
+    fn compile(compiler: &'a Nvrtc, source: Source, options: &[&str]) -> Result<Self, NvrtcError> {
+        let (api, maker) = (&compiler.api, compiler.maker);
         let text = c_string(source.text, "source")?;
         let name = c_string(source.name, "source's name")?;
         let options = c_strings(options.iter().copied(), "compiler option")?;
@@ -230,32 +354,32 @@ impl<'a> Program<'a> {
                 names_at.as_ptr(),
             )
         };
-        check("nvrtcCreateProgram", created)?;
-        let program = Program { api, handle };
+        check(maker, api.names.create, created)?;
+        let program = Program { api, maker, handle };
         // SAFETY: a live handle and `options.len()` C strings.
         let compiled = unsafe { (api.compile)(program.handle, options.len() as c_int, options_at.as_ptr()) };
         match compiled {
             0 => Ok(program),
             INVALID_OPTION | COMPILATION => {
-                Err(NvrtcError::Compile { name: source.name.into(), log: program.log() })
+                Err(NvrtcError::Compile { maker, name: source.name.into(), log: program.log() })
             }
-            other => check("nvrtcCompileProgram", other).map(|()| program),
+            other => check(maker, api.names.compile, other).map(|()| program),
         }
     }
 
     fn log(&self) -> String {
-        let log = self.fetch("nvrtcGetProgramLog", self.api.log).unwrap_or_default();
+        let log = self.fetch(self.api.names.log[1], self.api.log).unwrap_or_default();
         String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).into()
     }
 
     fn fetch(&self, call: &'static str, pair: Pair) -> Result<Vec<u8>, NvrtcError> {
         let mut bytes = 0;
         // SAFETY: a live handle and a place for the size.
-        check(call, unsafe { (pair.size)(self.handle, &mut bytes) })?;
+        check(self.maker, call, unsafe { (pair.size)(self.handle, &mut bytes) })?;
         let mut data = vec![0u8; bytes];
         if bytes > 0 {
             // SAFETY: `data` has the size NVRTC just asked for.
-            check(call, unsafe { (pair.get)(self.handle, data.as_mut_ptr().cast()) })?;
+            check(self.maker, call, unsafe { (pair.get)(self.handle, data.as_mut_ptr().cast()) })?;
         }
         Ok(data)
     }
@@ -264,29 +388,30 @@ impl<'a> Program<'a> {
 const INVALID_OPTION: Code = 5;
 const COMPILATION: Code = 6;
 
-/// NVRTC's names of its results, from 0 on.
+/// Names of results, from 0 on, after the library's own; hipRTC has the first twelve.
 const RESULTS: [&str; 13] = [
-    "NVRTC_SUCCESS",
-    "NVRTC_ERROR_OUT_OF_MEMORY",
-    "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
-    "NVRTC_ERROR_INVALID_INPUT",
-    "NVRTC_ERROR_INVALID_PROGRAM",
-    "NVRTC_ERROR_INVALID_OPTION",
-    "NVRTC_ERROR_COMPILATION",
-    "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
-    "NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION",
-    "NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION",
-    "NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID",
-    "NVRTC_ERROR_INTERNAL_ERROR",
-    "NVRTC_ERROR_TIME_FILE_WRITE_FAILED",
+    "SUCCESS",
+    "ERROR_OUT_OF_MEMORY",
+    "ERROR_PROGRAM_CREATION_FAILURE",
+    "ERROR_INVALID_INPUT",
+    "ERROR_INVALID_PROGRAM",
+    "ERROR_INVALID_OPTION",
+    "ERROR_COMPILATION",
+    "ERROR_BUILTIN_OPERATION_FAILURE",
+    "ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION",
+    "ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION",
+    "ERROR_NAME_EXPRESSION_NOT_VALID",
+    "ERROR_INTERNAL_ERROR",
+    "ERROR_TIME_FILE_WRITE_FAILED",
 ];
 
-fn check(call: &'static str, result: Code) -> Result<(), NvrtcError> {
+fn check(maker: Maker, call: &'static str, result: Code) -> Result<(), NvrtcError> {
     if result == 0 {
         return Ok(());
     }
-    let name = usize::try_from(result).ok().and_then(|i| RESULTS.get(i));
-    let reason = name.map_or(format!("nvrtcResult {result}"), |name| name.to_string());
+    let (name, own) = (usize::try_from(result).ok().and_then(|i| RESULTS.get(i)), maker.names().result);
+    let reason =
+        name.map_or(format!("{}'s result {result}", maker.compiler()), |name| format!("{own}_{name}"));
     Err(NvrtcError::Call { call, reason })
 }
 
@@ -306,32 +431,32 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
 }
 
 /// Finds and loads the library.
-fn load() -> Result<Nvrtc, NvrtcError> {
-    let named = std::env::var_os("DREAMC_NVRTC").filter(|value| !value.is_empty()).map(PathBuf::from);
+fn load(maker: Maker) -> Result<Nvrtc, NvrtcError> {
+    let names = maker.names();
+    let named = std::env::var_os(names.variable).filter(|value| !value.is_empty()).map(PathBuf::from);
     let asked = named.is_some();
-    let places = named.map_or_else(usual_places, |place| vec![place]);
-    let path = places.iter().find_map(|place| library_in(place, LIBRARY));
+    let places = named.map_or_else(|| maker.places(), |place| vec![place]);
+    let path = places.iter().find_map(|place| library_in(place, names.library));
+    let not_found = || not_found(maker, &places);
     let library = match &path {
         Some(path) => open_with_builtins(path)?,
         // The loader's own is not the one that was asked for.
-        None if asked => return Err(not_found(&places)),
-        None => {
-            NAMES.iter().find_map(|name| open(OsStr::new(name)).ok()).ok_or_else(|| not_found(&places))?
-        }
+        None if asked => return Err(not_found()),
+        None => names.loader.iter().find_map(|name| open(OsStr::new(name)).ok()).ok_or_else(not_found)?,
     };
-    let shown = path.as_deref().unwrap_or(Path::new(LIBRARY)).display().to_string();
+    let shown = path.as_deref().unwrap_or(Path::new(names.library)).display().to_string();
     let lacks = |error: libloading::Error| NvrtcError::Load { path: shown, reason: error.to_string() };
-    let api = Api::of(library).map_err(lacks)?;
+    let api = Api::of(library, maker).map_err(lacks)?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the function's own type; two places to write to.
-    check("nvrtcVersion", unsafe { (api.version)(&mut major, &mut minor) })?;
-    Ok(Nvrtc { path, version: (major, minor), api })
+    check(maker, names.version, unsafe { (api.version)(&mut major, &mut minor) })?;
+    Ok(Nvrtc { maker, path, version: (major, minor), api })
 }
 
-fn not_found(places: &[PathBuf]) -> NvrtcError {
+fn not_found(maker: Maker, places: &[PathBuf]) -> NvrtcError {
     let mut searched: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
     searched.push("the loader's paths".into());
-    NvrtcError::NotFound { searched: searched.join(", ") }
+    maker.missing(searched.join(", "))
 }
 
 /// Loads NVRTC from its file; its builtins first, which it looks for by name alone and would find

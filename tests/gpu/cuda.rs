@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 /// Small, and with what makes launches differ from one another: a layer that is applied again,
 /// caches along depth, experts.
-const TINY: &str = "\
+pub const TINY: &str = "\
 model:
   name: tiny
   vocab: 256
@@ -125,7 +125,7 @@ impl Card {
 }
 
 /// The shared library that cargo made of `driver/`, beside this test.
-fn library() -> PathBuf {
+pub fn library() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let library = tests.parent().unwrap().join("libdreamc_driver.so");
     assert!(library.is_file(), "{} is missing", library.display());

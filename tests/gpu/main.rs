@@ -12,3 +12,5 @@ mod linear;
 mod machine;
 mod naive;
 mod ptx;
+#[cfg(feature = "rocm")]
+mod rocm;

@@ -337,8 +337,8 @@ fn writing_in_bf16_follows_f32() {
         let wide = |b: &&Buffer| b.dtype != DType::Bf16;
         let wide: Vec<_> = compiled.plan.buffers.iter().filter(kept).filter(wide).map(|b| &b.name).collect();
         assert!(wide.is_empty(), "{}: {wide:?} are not bf16", golden.name);
-        // A token of which an expert or a router chose otherwise has other logits; most have not. In
-        // `prelude_core_coda` nearly half have.
+        // A token of which an expert or a router chose otherwise has other logits; most have not.
+        // In `prelude_core_coda` nearly half have.
         assert!(middle > 1e-5 && middle < 7e-2, "{}: logits differ by {middle}", golden.name);
     }
 }

@@ -68,13 +68,15 @@ impl Proof for Fp8 {
 }
 
 /// Whether a tensor is a matrix of a layer that matmuls alone read, and one tile or one of each
-/// expert. Definitions may do anything with theirs.
+/// expert. Definitions may do anything with theirs, and projections of several matrices add one of
+/// all experts to each.
 fn is_rounded(s: &Subject, t: &Tensor) -> bool {
     let place = Place::of_tensor(&t.name);
     let all = components(&s.spec.model);
     let built_in = place.component.as_ref().and_then(|name| all.get(name.as_str()));
-    let built_in = built_in.is_some_and(|c| !matches!(c, Component::Defined(_)));
-    let kind = matches!(t.kind, TensorKind::Matrix | TensorKind::Routed | TensorKind::Shared);
+    let mixed = |c: &Component| c.attention().is_some_and(|a| a.projection.is_some());
+    let built_in = built_in.is_some_and(|c| !matches!(c, Component::Defined(_)) && !mixed(c));
+    let kind = matches!(t.kind, TensorKind::Matrix | TensorKind::Routed);
     let elements: u64 = t.shape.iter().product();
     kind && built_in && t.shape.len() >= 2 && elements / matrices(t).max(1) <= TILE
 }

@@ -45,7 +45,7 @@ impl KernelKind for Fp8 {
         let &Fp8 { matrices, rows, columns, groups, .. } = self;
         let shape = [times(&[matrices, rows]), columns];
         let offsets = groups.map(|groups| ints("offsets", &[groups.saturating_add(1)]));
-        let x = input("x", &shape).float(0).rows(1);
+        let x = input("x", &shape).float(0);
         let y = result("y", &shape).stored(crate::ir::DType::Bf16);
         [x].into_iter().chain(offsets).chain([y]).collect()
     }
@@ -94,10 +94,6 @@ impl Choose for super::Fp8 {
         let (rows, columns) = rest.split_at(self.down as usize);
         let [matrices, rows, columns] = [matrices, rows, columns].map(|dims| s.elements(dims));
         let groups = self.groups.then(|| s.size(s.dims(1)[0]).saturating_sub(1));
-        // Rows a stride apart are those of the last dimension.
-        if s.rows_and_last(0).1 != columns {
-            s.make_adjacent(0)?;
-        }
         Ok(Kernel::Fp8(Fp8 { matrices, rows, columns, tile: self.tile, groups }))
     }
 }

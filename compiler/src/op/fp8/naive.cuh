@@ -35,14 +35,14 @@ i64 from = across * WIDE, to = from + WIDE < COLUMNS ? from + WIDE : COLUMNS;
 u32 largest = 0;
 for (i64 row = first; row < last; ++row) {
     for (i64 column = from; column < to; ++column) {
-        u32 size = bits_of(value(x[(matrix * ROWS + row) * x_stride + column])) & 0x7fffffffu;
+        u32 size = bits_of(value(x[(matrix * ROWS + row) * COLUMNS + column])) & 0x7fffffffu;
         largest = size > largest ? size : largest;
     }
 }
 int k = exponent_of(largest);
 for (i64 row = first; row < last; ++row) {
     for (i64 column = from; column < to; ++column) {
-        float number = value(x[(matrix * ROWS + row) * x_stride + column]) * power_of_two(-k);
+        float number = value(x[(matrix * ROWS + row) * COLUMNS + column]) * power_of_two(-k);
         put(y + (matrix * ROWS + row) * COLUMNS + column, largest < 0x7f800000u ? e4m3(number) * power_of_two(k) : float_of(0x7fc00000u));
     }
 }

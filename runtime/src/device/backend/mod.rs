@@ -4,14 +4,17 @@
 //! order. *Promise*: a backend knows nothing of programs and loops; it allocates all memory while
 //! it is made, and makes every launch ready then.
 //!
-//! [`cpu`] runs native code. [`cuda`] and [`ptx`] run generated kernels and share all but the
-//! driver: see [`gpu`]. [`paper`] is for plans of machines that are not here, and runs nothing.
+//! [`cpu`] runs native code. [`cuda`], [`ptx`] and `rocm` run generated kernels and share all but
+//! the driver: see [`gpu`]. [`paper`] is for plans of machines that are not here, and runs nothing.
 
 pub mod cpu;
 pub mod cuda;
+mod foreign;
 pub mod gpu;
 pub mod paper;
 pub mod ptx;
+#[cfg(feature = "rocm")]
+pub mod rocm;
 mod room;
 
 use super::executor::Collective;

@@ -12,7 +12,7 @@
 //! CUDA 12 or newer. Its calls, codes and defaults are those of `cublasLt.h` (13.10) and of
 //! *cuBLAS*, section "Using the cuBLASLt API".
 
-use super::foreign::{calls, first, version};
+use crate::device::backend::foreign::{calls, first, version};
 use crate::device::gpu::{Dense, Side};
 use crate::nvrtc::search::{library_in, usual_places};
 use cudarc::cublaslt::sys;

@@ -10,7 +10,6 @@
 //! `ptx` device runs.
 
 mod cublaslt;
-mod foreign;
 mod nccl;
 
 use super::gpu::launch::{Arg, Launch, Swizzle, TensorMap};

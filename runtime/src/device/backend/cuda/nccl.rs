@@ -14,9 +14,9 @@
 //! Calls, codes and rules are those of `nccl.h` (2.27) and NVIDIA's *NCCL*, sections "Creating a
 //! Communicator", "Group Calls", "In-place Operations" and "Fault Tolerance".
 
-use super::foreign::{calls, first, version};
 use super::{Context, words};
 use crate::device::DeviceError;
+use crate::device::backend::foreign::{calls, first, version};
 use crate::device::gpu::{Exchange, Exchanged};
 use crate::group::{Group, patience};
 use crate::nvrtc::search::{library_in, usual_places};

@@ -28,15 +28,19 @@ pub enum Target {
     Ptx,
     /// Machine code.
     Cubin,
+    /// Machine code of AMD's.
+    Hip,
 }
 
 /// Code, or why there is none.
 pub(crate) type Compiled = Result<Vec<u8>, NvrtcError>;
 
-/// NVRTC with its options and its cache.
+/// NVRTC, or hipRTC, with its options and its cache.
 pub(crate) struct Compiler {
     nvrtc: &'static Nvrtc,
     target: Target,
+    /// The GPU that code is for, where no option says it.
+    card: String,
     options: Vec<String>,
     folder: Option<PathBuf>,
     texts: Variant,
@@ -64,7 +68,24 @@ impl Compiler {
         if let Some(folder) = &folder {
             files::remove_abandoned(folder, None);
         }
-        Ok(Compiler { nvrtc, target, options, folder, texts: texts(architecture) })
+        Ok(Compiler { nvrtc, target, card: String::new(), options, folder, texts: texts(architecture) })
+    }
+
+    /// hipRTC for the current GPU of AMD's, a `card` with its driver: naive texts, as no others are
+    /// for it. Products and sums are joined where a text says so alone.
+    #[cfg(feature = "rocm")]
+    pub(crate) fn amd(card: &str) -> Result<Self, NvrtcError> {
+        let options = ["-O3", "-ffp-contract=off"].map(String::from).to_vec();
+        let texts = Variant { naive: true, ..Variant::default() };
+        let card = card.to_string();
+        Ok(Compiler {
+            nvrtc: Nvrtc::find_amd()?,
+            target: Target::Hip,
+            card,
+            options,
+            folder: folder(),
+            texts,
+        })
     }
 
     /// Version of NVRTC.
@@ -123,7 +144,7 @@ impl Compiler {
             hash.update(bytes);
         };
         let (major, minor) = self.nvrtc.version();
-        add(format!("{major}.{minor} {:?}", self.target).as_bytes());
+        add(format!("{major}.{minor} {:?}{}", self.target, self.card).as_bytes());
         self.options.iter().for_each(|option| add(option.as_bytes()));
         for (name, text) in headers() {
             add(name.as_bytes());
@@ -190,7 +211,7 @@ impl Compiler {
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
         let code = match self.target {
             Target::Ptx => self.nvrtc.ptx(text, &options)?.code.into_bytes(),
-            Target::Cubin => self.nvrtc.cubin(text, &options)?.code,
+            Target::Cubin | Target::Hip => self.nvrtc.cubin(text, &options)?.code,
         };
         if let Some(path) = path {
             write(&path, &code);

@@ -148,7 +148,7 @@ fn rounds<T: Number + Sync>(kernel: &Fp8, cx: &Context, args: &Arguments) {
     let [matrices, rows, columns] = sizes([kernel.matrices, kernel.rows, kernel.columns]);
     let [high, wide] = sizes(kernel.tile);
     let (wide, span) = (wide.min(columns.max(1)), span(kernel));
-    let (x, y) = (args.view::<T>("x"), args.view::<bf16>("y").rows_of(columns));
+    let (x, y) = (args.view::<T>("x").rows_of(columns), args.view::<bf16>("y").rows_of(columns));
     let offsets = kernel.groups.map(|_| args.ints("offsets").all());
     if offsets.is_some_and(|offsets| !offsets_fit(cx, offsets, rows)) {
         return;

@@ -1,4 +1,5 @@
-//! NVIDIA's libraries, loaded where they are: the first file that loads, and its calls by name.
+//! Libraries of makers of GPUs, loaded where they are: the first file that loads, and its calls by
+//! name.
 
 use libloading::Library;
 use std::path::PathBuf;
@@ -25,7 +26,7 @@ pub(super) fn first(names: &[PathBuf]) -> Result<(Library, String), String> {
     let mut reason = String::new();
     for name in names {
         let at = name.display();
-        // SAFETY: loads a shared library whose initialisers are NVIDIA's own.
+        // SAFETY: loads a shared library whose initialisers are its maker's own.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok((library, at.to_string())),
             Err(error) => reason = format!("{at}: {error}"),

@@ -1,0 +1,122 @@
+//! The `rocm` device without a GPU: the program as its users run it, on the stand-in's HIP runtime;
+//! and AMD's own compiler, which needs no GPU, on the texts.
+
+use super::cuda::{TINY, library};
+use crate::support::sandbox::{Sandbox, metrics, texts};
+use dreamc_compiler::codegen::{HEADERS, Variant, generate};
+use dreamc_compiler::{Options, compile};
+use dreamc_dsl::{Spelling, check, parse};
+use dreamc_runtime::nvrtc::{Nvrtc, Source};
+use std::collections::BTreeMap;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// The stand-in where a loader finds it, as AMD's runtime and compiler.
+struct Card {
+    folder: TempDir,
+    nvrtc: PathBuf,
+}
+
+impl Card {
+    /// `None` where NVRTC is missing, which compiles for the stand-in.
+    fn new() -> Option<Card> {
+        let nvrtc = dreamc_skip::need(Nvrtc::find())?.path().expect("a file").to_path_buf();
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["libamdhip64.so", "libhiprtc.so"] {
+            symlink(library(), folder.path().join(name)).unwrap();
+        }
+        Some(Card { folder, nvrtc })
+    }
+
+    fn command(&self, sandbox: &Sandbox, settings: &str, line: &[&str]) -> Command {
+        let mut command = sandbox.command(line);
+        command.env("STANDIN", format!("{settings} nvrtc={}", self.nvrtc.display()));
+        command.env("LD_LIBRARY_PATH", self.folder.path()).env("DREAMC_HIPRTC", self.folder.path());
+        command.env("DREAMC_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("rocm"));
+        command
+    }
+}
+
+fn sandbox() -> Sandbox {
+    let book = "the quick brown fox jumps over the lazy dog\n".repeat(20);
+    Sandbox::with(&[("tiny.yaml", TINY), ("book.txt", &book)])
+}
+
+fn losses(sandbox: &Sandbox, run: &str) -> Vec<f64> {
+    metrics(&sandbox.path(run)).iter().filter_map(|line| line["loss"].as_f64()).collect()
+}
+
+#[test]
+fn a_gpu_of_amds_trains_as_the_cpu_does() {
+    let Some(card) = Card::new() else { return };
+    let sandbox = sandbox();
+    for device in ["rocm", "cpu"] {
+        let line = ["train", "tiny.yaml", "--device", device, "--out", device];
+        let output = card.command(&sandbox, "", &line).output().unwrap();
+        let (out, err) = texts(&output);
+        assert!(output.status.success(), "{device}: {out}\n{err}");
+        assert!(device == "cpu" || (out + &err).contains("tried on no GPU of AMD's yet"), "{device}");
+    }
+    let [amd, cpu] = ["rocm", "cpu"].map(|run| losses(&sandbox, run));
+    assert_eq!(amd.len(), cpu.len());
+    assert!(amd.iter().zip(&cpu).all(|(a, b)| (a - b).abs() < 1e-5), "{amd:?} {cpu:?}");
+    let line = ["verify", "tiny.yaml", "--device", "rocm", "--only", "devices"];
+    let output = card.command(&sandbox, "", &line).output().unwrap();
+    assert!(output.status.success(), "{:?}", texts(&output));
+}
+
+#[test]
+fn a_runtime_of_amds_that_does_not_serve_is_an_error_that_says_what_would() {
+    let Some(card) = Card::new() else { return };
+    let sandbox = sandbox();
+    let refused = |settings: &str, device: &str, alter: fn(&mut Command)| {
+        let mut command =
+            card.command(&sandbox, settings, &["train", "tiny.yaml", "--device", device, "--out", "run"]);
+        alter(&mut command);
+        let output = command.output().unwrap();
+        let (out, err) = texts(&output);
+        assert_eq!(output.status.code(), Some(1), "{out}\n{err}");
+        assert!(!err.contains("panicked") && !sandbox.path("run").exists(), "{err}");
+        err
+    };
+    assert!(refused("cards=0", "rocm", |_| ()).contains("sees no GPU"));
+    let other = refused("cards=2", "rocm:7", |_| ());
+    assert!(other.contains("no such GPU") && other.contains("there are 2"), "{other}");
+    let compiler = refused("", "rocm", |c| {
+        c.env("DREAMC_HIPRTC", "/nowhere");
+    });
+    assert!(compiler.contains("hipRTC") && compiler.contains("DREAMC_HIPRTC"), "{compiler}");
+    let full = refused("memory=4194304", "rocm", |_| ());
+    assert!(full.contains("room for 4194304 bytes"), "{full}");
+}
+
+/// AMD's own compiler takes the naive text of every kernel.
+#[test]
+fn amds_compiler_takes_naive_kernels() {
+    let compiler = match Nvrtc::find_amd() {
+        Ok(compiler) => compiler,
+        Err(error) => return dreamc_skip::skip(&error.to_string()),
+    };
+    // A text of each kind, with each of its entries.
+    let mut list: BTreeMap<String, String> = BTreeMap::new();
+    for text in [TINY, include_str!("../../examples/tiny-mod-dr.yaml")] {
+        let spec = check(&parse("a.yaml", text, Spelling::Yaml).unwrap(), &[]).unwrap().0;
+        let options = Options { batch: 1, sequence: 16, train: true, ..Options::default() };
+        let plan = compile(&spec, &options).unwrap().plan;
+        for kernel in &plan.kernels {
+            let naive = Variant { naive: true, ..Variant::default() };
+            let Some(source) = generate(kernel, naive).unwrap() else { continue };
+            let kind = kernel.to_string().split(' ').next().unwrap_or_default().to_string();
+            list.entry(kind).or_insert(source.text);
+        }
+    }
+    assert!(list.len() > 12, "{:?}", list.keys());
+    for (kind, text) in list {
+        let source = Source { name: &kind, text: &text, headers: HEADERS };
+        let options = ["--offload-arch=gfx90a", "-O3", "-ffp-contract=off"];
+        let compiled = compiler.cubin(source, &options).unwrap_or_else(|e| panic!("{kind}: {e}"));
+        assert!(!compiled.code.is_empty(), "{kind}");
+    }
+}
