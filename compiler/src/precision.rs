@@ -186,7 +186,9 @@ fn routers(f: &Function, source: &[Source], logits: &[bool], router: &dyn Fn(&Po
         (products, params)
     };
     let weight = |v: &Value| f.params[v.index()].binding.is_weights();
-    let reads = |n: usize| f.nodes[n].inputs.iter().flat_map(|v| made_of(*v).1).filter(weight);
+    let of_weights = |v: &&Value| source[v.index()] == Source::Weights;
+    let reads =
+        |n: usize| f.nodes[n].inputs.iter().filter(of_weights).flat_map(|v| made_of(*v).1).filter(weight);
     let product = |n: &usize| matches!(f.nodes[*n].op, Op::Contract(_));
     let of_logits = (0..f.nodes.len()).filter(|&n| logits[n]).filter(product).flat_map(reads);
     let own = (0..f.params.len() as u32).map(Value).filter(|v| weight(v) && router(&f.params[v.index()]));

@@ -97,7 +97,7 @@ fn a_runtime_of_amds_that_does_not_serve_is_an_error_that_says_what_would() {
 fn amds_compiler_takes_naive_kernels() {
     let compiler = match Nvrtc::find_amd() {
         Ok(compiler) => compiler,
-        Err(error) => return dreamc_skip::skip(&error.to_string()),
+        Err(error) => return dreamc_skip::skip(error.to_string()),
     };
     // A text of each kind, with each of its entries.
     let mut list: BTreeMap<String, String> = BTreeMap::new();
