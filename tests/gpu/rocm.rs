@@ -78,7 +78,7 @@ fn a_runtime_of_amds_that_does_not_serve_is_an_error_that_says_what_would() {
         let output = command.output().unwrap();
         let (out, err) = texts(&output);
         assert_eq!(output.status.code(), Some(1), "{out}\n{err}");
-        assert!(!err.contains("panicked") && !sandbox.path("run").exists(), "{err}");
+        assert!(!err.contains("panicked"), "{err}");
         err
     };
     assert!(refused("cards=0", "rocm", |_| ()).contains("sees no GPU"));
