@@ -53,6 +53,9 @@ impl From<Precision> for Narrow {
     }
 }
 
+/// The dimension that every value of tokens has.
+const BATCH: Dim = Dim(0);
+
 /// Numbers of a tile along the sum, and rows of one of weights.
 const TILE: u64 = 128;
 
@@ -117,7 +120,7 @@ pub fn narrow(
         f,
         g,
         defined: f.definitions(),
-        routers: routers(f, &source, &logits, router),
+        routers: if how == Narrow::Fp8 { routers(f, &source, &logits, router) } else { vec![] },
         source,
         logits,
         wide: (0..f.params.len() as u32).map(Value).collect(),
@@ -198,10 +201,11 @@ fn routers(f: &Function, source: &[Source], logits: &[bool], router: &dyn Fn(&Po
         .collect();
     let names: HashSet<String> = weights.iter().map(|v| f.params[v.index()].cotangent().name).collect();
     for (_, v) in f.results.iter().filter(|(port, _)| names.contains(&port.name)) {
-        // Its own gradient may pass row work, that of a norm of a weight.
+        // A gradient may pass work on weights, a norm of one. It ends where tokens are summed, as
+        // these may bring the layer's own matmuls: a score has the cotangent of all that it weighs.
         let mut stack = vec![*v];
         while let Some(v) = stack.pop() {
-            let Some(n) = defined[v.index()] else { continue };
+            let Some(n) = defined[v.index()].filter(|_| !f.ty(v).has(BATCH)) else { continue };
             match f.nodes[n].op.class() {
                 Class::Anchor(..) => found[n] = true,
                 _ => stack.extend(&f.nodes[n].inputs),
@@ -219,6 +223,7 @@ struct Pass<'a> {
     defined: Vec<Option<usize>>,
     source: Vec<Source>,
     logits: Vec<bool>,
+    /// In fp8, matmuls that stay out of it.
     routers: Vec<bool>,
     /// Values of `f` in `g`, in their own types.
     wide: Vec<Value>,
@@ -426,7 +431,6 @@ impl Pass<'_> {
     }
 
     fn node(&mut self, i: usize) -> Result<(), CompileError> {
-        const BATCH: Dim = Dim(0);
         let f = self.f;
         let node = &f.nodes[i];
         // Operands that are read in bf16, and whether the results are stored so.
