@@ -4,8 +4,6 @@
 #include "prelude.cuh"
 
 DEVICE u32 size_of(float x) { return __float_as_uint(x) & 0x7fffffffu; }
-DEVICE float widened(float x) { return x; }
-DEVICE float widened(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
 
 // The exponent of a tile's scale, by the bits of its largest magnitude: the least at which that is
 // at most 448.
@@ -39,7 +37,7 @@ DEVICE void fp8_rows(const E *x, bf16 *y) {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         int column = lane + 32 * i;
-        numbers[i] = column < count ? widened(x[row * COLUMNS + first + column]) : 0.0f;
+        numbers[i] = column < count ? to_float(x[row * COLUMNS + first + column]) : 0.0f;
         largest = max(largest, size_of(numbers[i]));
     }
 #pragma unroll
@@ -75,7 +73,7 @@ DEVICE bool fp8_of_group(const int *offsets, int down, int &first, int &last, in
 
 // Tiles of several rows. A block has `SPAN` columns of them, and a thread one column: numbers are
 // read once for the scale and once more, from the cache.
-template <int ROWS, int COLUMNS, int HIGH, int WIDE, int SPAN, int THREADS, class E>
+template <int ROWS, int COLUMNS, int WIDE, int SPAN, int THREADS, class E>
 DEVICE void fp8_block(const E *x, bf16 *y, i64 matrix, int first, int last, int from) {
     constexpr int TILES = (SPAN + WIDE - 1) / WIDE;
     __shared__ u32 sizes[TILES];
@@ -86,14 +84,14 @@ DEVICE void fp8_block(const E *x, bf16 *y, i64 matrix, int first, int last, int 
     u32 largest = 0;
     const E *at = x + matrix * ROWS * COLUMNS + from + column;
     for (int row = first + int(threadIdx.x) / SPAN; row < last && there; row += THREADS / SPAN) {
-        largest = max(largest, size_of(widened(at[i64(row) * COLUMNS])));
+        largest = max(largest, size_of(to_float(at[i64(row) * COLUMNS])));
     }
     atomicMax(&sizes[tile], largest);
     __syncthreads();
     largest = sizes[tile];
     bf16 *to = y + matrix * ROWS * COLUMNS + from + column;
     for (int row = first + int(threadIdx.x) / SPAN; row < last && there; row += THREADS / SPAN) {
-        store(to[i64(row) * COLUMNS], fp8_round(widened(at[i64(row) * COLUMNS]), largest));
+        store(to[i64(row) * COLUMNS], fp8_round(to_float(at[i64(row) * COLUMNS]), largest));
     }
 }
 
@@ -103,7 +101,7 @@ DEVICE void fp8_tiles(const E *x, bf16 *y) {
     int down = int(blockIdx.x / ACROSS % DOWN);
     i64 matrix = blockIdx.x / ACROSS / DOWN;
     int first = down * HIGH, from = int(blockIdx.x % ACROSS) * SPAN;
-    fp8_block<ROWS, COLUMNS, HIGH, WIDE, SPAN, THREADS>(x, y, matrix, first, min(first + HIGH, ROWS), from);
+    fp8_block<ROWS, COLUMNS, WIDE, SPAN, THREADS>(x, y, matrix, first, min(first + HIGH, ROWS), from);
 }
 
 template <int ROWS, int COLUMNS, int HIGH, int WIDE, int SPAN, int THREADS, int GROUPS, class E>
@@ -111,5 +109,5 @@ DEVICE void fp8_groups(const E *x, const int *offsets, bf16 *y, int *status, int
     constexpr int ACROSS = (COLUMNS + SPAN - 1) / SPAN;
     int first, last, from = int(blockIdx.x % ACROSS) * SPAN;
     if (!fp8_of_group<ROWS, HIGH, GROUPS>(offsets, int(blockIdx.x / ACROSS), first, last, status, launch)) return;
-    fp8_block<ROWS, COLUMNS, HIGH, WIDE, SPAN, THREADS>(x, y, 0, first, last, from);
+    fp8_block<ROWS, COLUMNS, WIDE, SPAN, THREADS>(x, y, 0, first, last, from);
 }

@@ -14,8 +14,8 @@
 //! the same rows share a loop, and rows are sent once in it.
 //!
 //! **Prepared experts.** Casts, and sums with a shared expert, are made of a rank's own, by the
-//! same function with fewer experts; where such a function cannot be
-//! of some experts alone, it is made of all, gathered.
+//! same function with fewer experts; where such a function cannot be of some experts alone, it is
+//! made of all, gathered.
 //!
 //! Anything else that reads experts gathers them ([`crate::spread`]).
 
@@ -127,11 +127,7 @@ impl Assembly<'_> {
                 own.or_else(|| self.called(&port.name).map(|t| t.weight))
             }
             Binding::Cotangent(Of::Weight) => self.gradients.get(&key).copied(),
-            Binding::Prepared => {
-                let made = self.bound(Slot::Prepared(body, port.name.clone()));
-                return made
-                    .filter(|id| self.spread.as_ref().is_some_and(|s| s.stacks.prepared.contains(id)));
-            }
+            Binding::Prepared => return self.prepared_stack(body, port),
             _ => None,
         };
         id.filter(|id| self.own_stack(*id).is_some())

@@ -39,7 +39,7 @@ pub struct Fp8 {
 /// The largest number of e4m3.
 const LARGEST: f64 = 448.0;
 /// The least exponent of a scale.
-pub(crate) const LEAST: i32 = -100;
+const LEAST: i32 = -100;
 
 /// The exponent of a tile's scale, by its largest magnitude.
 fn exponent(largest: f64) -> i32 {
