@@ -10,10 +10,7 @@ use super::gpu::launch::Launch;
 use super::gpu::{self, Compiler, Gpu, Target};
 use crate::device::{Device, DeviceError, Group, Session};
 use dreamc_compiler::codegen::{Limits, Source};
-use dreamc_compiler::format::Format;
-use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
-use dreamc_dsl::spec::Precision;
 use dreamc_ptx::{Memory, Module, run};
 use std::convert::Infallible;
 
@@ -80,17 +77,7 @@ impl Device for PtxDevice {
         gpu::scratch_bytes("ptx", &self.compiler, None, plan)
     }
 
-    fn narrow(&self, asked: Precision) -> Narrow {
-        asked.into()
-    }
-
-    fn maps(&self, format: Format) -> bool {
-        gpu::maps(format)
-    }
-
-    fn copies(&self) -> bool {
-        true
-    }
+    gpu::answers!();
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {
         gpu::load(

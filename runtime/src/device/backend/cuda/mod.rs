@@ -12,7 +12,7 @@
 mod cublaslt;
 mod nccl;
 
-use super::gpu::launch::{Arg, Launch, Swizzle, TensorMap};
+use super::gpu::launch::{Arg, Launch, Swizzle, TensorMap, placed};
 use super::gpu::proof::Trial;
 use super::gpu::{self, Compiler, Dense, Exchange, Gpu, Library, Target, proof};
 use crate::device::{Device, DeviceError, Group, Session};
@@ -20,10 +20,7 @@ use cublaslt::CublasLt;
 use cudarc::driver::{DriverError, result, sys};
 use dreamc_compiler::codegen::{Argument, Limits, Pass, Source};
 use dreamc_compiler::count::device::{self, DEVICES};
-use dreamc_compiler::format::Format;
-use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
-use dreamc_dsl::spec::Precision;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -442,17 +439,7 @@ impl Device for CudaDevice {
         gpu::scratch_bytes(&self.context.name, &self.compiler, self.library.as_ref(), plan)
     }
 
-    fn narrow(&self, asked: Precision) -> Narrow {
-        asked.into()
-    }
-
-    fn maps(&self, format: Format) -> bool {
-        gpu::maps(format)
-    }
-
-    fn copies(&self) -> bool {
-        true
-    }
+    gpu::answers!();
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {
         let meeting = proof::Meeting {
@@ -922,15 +909,9 @@ impl Gpu for Stream {
             device: self.context.name.clone(),
             message: format!("{origin}: no function {}", launch.kernel),
         })?;
-        // Each argument at a place of its own, which suits the largest of them.
         let places = launch.args.iter().map(|arg| match arg {
             Arg::TensorMap(map) => self.encode(map),
-            plain => {
-                let mut place = sys::CUtensorMap { opaque: [0; 16] };
-                let bytes = plain.bytes();
-                bytemuck::bytes_of_mut(&mut place.opaque)[..bytes.len()].copy_from_slice(&bytes);
-                Ok(place)
-            }
+            plain => Ok(sys::CUtensorMap { opaque: placed(plain) }),
         });
         let mut places = places.collect::<Result<Vec<_>, _>>()?;
         let mut pointers: Vec<*mut c_void> =

@@ -186,6 +186,24 @@ pub(crate) trait Gpu: Send + 'static {
     }
 }
 
+/// The answers of [`Device`](crate::device::Device) that are those of every GPU.
+macro_rules! answers {
+    () => {
+        fn narrow(&self, asked: dreamc_dsl::spec::Precision) -> dreamc_compiler::precision::Narrow {
+            asked.into()
+        }
+
+        fn maps(&self, format: dreamc_compiler::format::Format) -> bool {
+            $crate::device::backend::gpu::maps(format)
+        }
+
+        fn copies(&self) -> bool {
+            true
+        }
+    };
+}
+pub(crate) use answers;
+
 /// The use of numbers that all ranks have at one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exchanged {

@@ -10,14 +10,11 @@
 //! NVRTC; they show that calls and texts fit each other, not that a card agrees.
 
 use super::foreign::{calls, first};
-use super::gpu::launch::{Arg, Launch};
+use super::gpu::launch::{Arg, Launch, placed};
 use super::gpu::{self, Compiler, Gpu};
 use crate::device::{Device, DeviceError, Group, Session};
 use dreamc_compiler::codegen::Source;
-use dreamc_compiler::format::Format;
-use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
-use dreamc_dsl::spec::Precision;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -187,17 +184,7 @@ impl Device for RocmDevice {
         gpu::scratch_bytes(&self.card.name, &self.compiler, None, plan)
     }
 
-    fn narrow(&self, asked: Precision) -> Narrow {
-        asked.into()
-    }
-
-    fn maps(&self, format: Format) -> bool {
-        gpu::maps(format)
-    }
-
-    fn copies(&self) -> bool {
-        true
-    }
+    gpu::answers!();
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {
         let memory = Memory { card: self.card.clone(), allocations: vec![], modules: vec![] };
@@ -324,14 +311,7 @@ impl Gpu for Memory {
                 .card
                 .error(format!("{origin}: a bug in dreamc: a naive kernel with a tensor map")));
         }
-        // Each argument at a place of its own, which suits the largest of them.
-        let place = |arg: &Arg| {
-            let mut place = [0u64; 16];
-            let bytes = arg.bytes();
-            bytemuck::bytes_of_mut(&mut place)[..bytes.len()].copy_from_slice(&bytes);
-            place
-        };
-        let mut places: Vec<[u64; 16]> = launch.args.iter().map(place).collect();
+        let mut places: Vec<[u64; 16]> = launch.args.iter().map(placed).collect();
         let mut pointers: Vec<*mut c_void> =
             places.iter_mut().map(|p| std::ptr::from_mut(p).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
