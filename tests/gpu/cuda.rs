@@ -30,21 +30,26 @@ train: {steps: 4, batch: 2, sequence: 16, precision: f32, checkpoint: {every: 1,
         evaluate: {every: 2, batches: 1}}
 ";
 
-/// The stand-in where a loader finds it, as the driver and as NVRTC.
-struct Card {
-    folder: TempDir,
-    nvrtc: PathBuf,
+/// The stand-in where a loader finds it.
+pub struct Card {
+    pub folder: TempDir,
+    pub nvrtc: PathBuf,
 }
 
 impl Card {
-    /// `None` where NVRTC is missing.
-    fn new() -> Option<Card> {
+    /// By these names of libraries; `None` where NVRTC is missing.
+    pub fn of(names: &[&str]) -> Option<Card> {
         let nvrtc = dreamc_skip::need(Nvrtc::find())?.path().expect("a file").to_path_buf();
         let folder = tempfile::tempdir().unwrap();
-        for name in ["libcuda.so", "libcuda.so.1", "libnvrtc.so", "libnvrtc.so.13"] {
+        for name in names {
             std::os::unix::fs::symlink(library(), folder.path().join(name)).unwrap();
         }
-        let card = Card { folder, nvrtc };
+        Some(Card { folder, nvrtc })
+    }
+
+    /// As the driver and as NVRTC.
+    fn new() -> Option<Card> {
+        let card = Card::of(&["libcuda.so", "libcuda.so.1", "libnvrtc.so", "libnvrtc.so.13"])?;
         // The kernels that most tests need are compiled once, by the first of them.
         static WARM: OnceLock<()> = OnceLock::new();
         WARM.get_or_init(|| {
@@ -125,14 +130,14 @@ impl Card {
 }
 
 /// The shared library that cargo made of `driver/`, beside this test.
-pub fn library() -> PathBuf {
+fn library() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let library = tests.parent().unwrap().join("libdreamc_driver.so");
     assert!(library.is_file(), "{} is missing", library.display());
     library
 }
 
-fn sandbox() -> Sandbox {
+pub fn sandbox() -> Sandbox {
     let book = "the quick brown fox jumps over the lazy dog\n".repeat(20);
     Sandbox::with(&[("tiny.yaml", TINY), ("book.txt", &book)])
 }
@@ -199,7 +204,7 @@ fn again(sandbox: &Sandbox, run: &str) {
     let _ = fs::remove_dir_all(sandbox.path(run));
 }
 
-fn losses(sandbox: &Sandbox, run: &str) -> Vec<f64> {
+pub fn losses(sandbox: &Sandbox, run: &str) -> Vec<f64> {
     metrics(&sandbox.path(run)).iter().filter_map(|line| line["loss"].as_f64()).collect()
 }
 

@@ -1,60 +1,37 @@
 //! The `rocm` device without a GPU: the program as its users run it, on the stand-in's HIP runtime;
 //! and AMD's own compiler, which needs no GPU, on the texts.
 
-use super::cuda::{TINY, library};
-use crate::support::sandbox::{Sandbox, metrics, texts};
+use super::cuda::{Card, TINY, losses, sandbox};
+use crate::support::sandbox::{Sandbox, texts};
 use dreamc_compiler::codegen::{HEADERS, Variant, generate};
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::{Spelling, check, parse};
 use dreamc_runtime::nvrtc::{Nvrtc, Source};
 use std::collections::BTreeMap;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use tempfile::TempDir;
 
-/// The stand-in where a loader finds it, as AMD's runtime and compiler.
-struct Card {
-    folder: TempDir,
-    nvrtc: PathBuf,
+/// The stand-in as AMD's runtime and compiler; `None` where NVRTC is missing, which compiles for
+/// it.
+fn card() -> Option<Card> {
+    Card::of(&["libamdhip64.so", "libhiprtc.so"])
 }
 
-impl Card {
-    /// `None` where NVRTC is missing, which compiles for the stand-in.
-    fn new() -> Option<Card> {
-        let nvrtc = dreamc_skip::need(Nvrtc::find())?.path().expect("a file").to_path_buf();
-        let folder = tempfile::tempdir().unwrap();
-        for name in ["libamdhip64.so", "libhiprtc.so"] {
-            symlink(library(), folder.path().join(name)).unwrap();
-        }
-        Some(Card { folder, nvrtc })
-    }
-
-    fn command(&self, sandbox: &Sandbox, settings: &str, line: &[&str]) -> Command {
-        let mut command = sandbox.command(line);
-        command.env("STANDIN", format!("{settings} nvrtc={}", self.nvrtc.display()));
-        command.env("LD_LIBRARY_PATH", self.folder.path()).env("DREAMC_HIPRTC", self.folder.path());
-        command.env("DREAMC_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("rocm"));
-        command
-    }
-}
-
-fn sandbox() -> Sandbox {
-    let book = "the quick brown fox jumps over the lazy dog\n".repeat(20);
-    Sandbox::with(&[("tiny.yaml", TINY), ("book.txt", &book)])
-}
-
-fn losses(sandbox: &Sandbox, run: &str) -> Vec<f64> {
-    metrics(&sandbox.path(run)).iter().filter_map(|line| line["loss"].as_f64()).collect()
+fn command(card: &Card, sandbox: &Sandbox, settings: &str, line: &[&str]) -> Command {
+    let mut command = sandbox.command(line);
+    command.env("STANDIN", format!("{settings} nvrtc={}", card.nvrtc.display()));
+    command.env("LD_LIBRARY_PATH", card.folder.path()).env("DREAMC_HIPRTC", card.folder.path());
+    command.env("DREAMC_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("rocm"));
+    command
 }
 
 #[test]
 fn a_gpu_of_amds_trains_as_the_cpu_does() {
-    let Some(card) = Card::new() else { return };
+    let Some(card) = card() else { return };
     let sandbox = sandbox();
     for device in ["rocm", "cpu"] {
         let line = ["train", "tiny.yaml", "--device", device, "--out", device];
-        let output = card.command(&sandbox, "", &line).output().unwrap();
+        let output = command(&card, &sandbox, "", &line).output().unwrap();
         let (out, err) = texts(&output);
         assert!(output.status.success(), "{device}: {out}\n{err}");
         assert!(device == "cpu" || (out + &err).contains("tried on no GPU of AMD's yet"), "{device}");
@@ -63,17 +40,17 @@ fn a_gpu_of_amds_trains_as_the_cpu_does() {
     assert_eq!(amd.len(), cpu.len());
     assert!(amd.iter().zip(&cpu).all(|(a, b)| (a - b).abs() < 1e-5), "{amd:?} {cpu:?}");
     let line = ["verify", "tiny.yaml", "--device", "rocm", "--only", "devices"];
-    let output = card.command(&sandbox, "", &line).output().unwrap();
+    let output = command(&card, &sandbox, "", &line).output().unwrap();
     assert!(output.status.success(), "{:?}", texts(&output));
 }
 
 #[test]
 fn a_runtime_of_amds_that_does_not_serve_is_an_error_that_says_what_would() {
-    let Some(card) = Card::new() else { return };
+    let Some(card) = card() else { return };
     let sandbox = sandbox();
     let refused = |settings: &str, device: &str, alter: fn(&mut Command)| {
         let mut command =
-            card.command(&sandbox, settings, &["train", "tiny.yaml", "--device", device, "--out", "run"]);
+            command(&card, &sandbox, settings, &["train", "tiny.yaml", "--device", device, "--out", "run"]);
         alter(&mut command);
         let output = command.output().unwrap();
         let (out, err) = texts(&output);
@@ -88,6 +65,7 @@ fn a_runtime_of_amds_that_does_not_serve_is_an_error_that_says_what_would() {
         c.env("DREAMC_HIPRTC", "/nowhere");
     });
     assert!(compiler.contains("hipRTC") && compiler.contains("DREAMC_HIPRTC"), "{compiler}");
+    assert!(!sandbox.path("run").exists());
     let full = refused("memory=4194304", "rocm", |_| ());
     assert!(full.contains("room for 4194304 bytes"), "{full}");
 }
