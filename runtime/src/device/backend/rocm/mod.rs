@@ -48,8 +48,8 @@ calls! {
 
 /// `hipErrorOutOfMemory`
 const OUT_OF_MEMORY: c_uint = 2;
-/// `hipErrorNoDevice`
-const NO_DEVICE: c_uint = 100;
+/// `hipErrorNoDevice` and `hipErrorInvalidDevice`: a machine without an AMD GPU answers with either.
+const NO_DEVICE: [c_uint; 2] = [100, 101];
 
 /// Files of the runtime, by the loader's paths and where ROCm puts it.
 const NAMES: [&str; 5] = [
@@ -146,7 +146,10 @@ impl RocmDevice {
             let counted = if begun == 0 { (card.calls.hipGetDeviceCount)(&mut count) } else { 0 };
             (begun, counted, count)
         };
-        if begun == NO_DEVICE || counted == NO_DEVICE || (begun == 0 && counted == 0 && count <= 0) {
+        if NO_DEVICE.contains(&begun)
+            || NO_DEVICE.contains(&counted)
+            || (begun == 0 && counted == 0 && count <= 0)
+        {
             return Err(missing(none.into()));
         }
         card.check("hipInit", begun)?;
