@@ -36,6 +36,7 @@ mod recipe;
 pub mod rewrite;
 pub mod schedule;
 mod spread;
+pub mod statement;
 pub mod teach;
 pub mod transfer;
 pub mod wiring;
