@@ -6,7 +6,7 @@
 //! rounded to bf16 for the tensor cores, as the weights of a plan in bf16 are.
 
 use super::text::{Builder, Geometry, Operands, Param, fits, per_thread, scratch, size, times};
-use super::{Argument, Base, CodegenError, Pass, Source, Variant, generate};
+use super::{Argument, Base, CodegenError, Pass, Source, Variant, written};
 use crate::format::Packed;
 use crate::ir::DType;
 use crate::op::kernel::{KernelKind, Slot, Storage};
@@ -160,7 +160,7 @@ pub(crate) fn unpacked(of: &dyn KernelKind, plain: &Kernel, variant: Variant) ->
     let wide = variant.wide | 1 << weight | u64::from(moves);
     let bits = variant.narrow | both as u32;
     let aligned = bits != 0 && u64::from(bits) & !wide == 0;
-    let Some(inner) = generate(plain, Variant { packed: None, narrow: bits, wide, aligned, ..variant })?
+    let Some(inner) = written(plain, Variant { packed: None, narrow: bits, wide, aligned, ..variant })?
     else {
         return Ok(None);
     };
@@ -222,7 +222,7 @@ pub(crate) fn unpacked_rows(of: &RowKernel, variant: Variant) -> Result<Option<S
             variant.wide = if wide { variant.wide | bit } else { variant.wide & !bit };
         }
     }
-    let Some(inner) = generate(&Kernel::Rows(plain), variant)? else { return Ok(None) };
+    let Some(inner) = written(&Kernel::Rows(plain), variant)? else { return Ok(None) };
     let mut builder = Builder::over(inner, "blocks.cuh");
     let (first, mut moved) = (builder.passes(), vec![]);
     for (number, (i, packed, rows, length)) in packs.into_iter().enumerate() {

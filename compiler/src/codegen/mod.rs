@@ -25,9 +25,12 @@ pub(crate) mod rows;
 pub(crate) mod text;
 pub(crate) mod tile;
 
+pub use crate::statement::print::Dialect;
+
 use crate::count::device::Device;
 use crate::format::Packed;
 use crate::program::{Kernel, KernelKind};
+use crate::statement::{self, Unit};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -57,6 +60,8 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("blocks.cuh", include_str!("../../../kernels/blocks.cuh")),
     ("few.cuh", include_str!("../../../kernels/few.cuh")),
     ("several.cuh", include_str!("../../../kernels/several.cuh")),
+    ("words.cuh", include_str!("../../../kernels/words.cuh")),
+    ("library.cuh", include_str!("../../../kernels/library.cuh")),
     ("naive.cuh", include_str!("../../../kernels/naive.cuh")),
 ];
 
@@ -85,6 +90,9 @@ pub enum CodegenError {
     /// An operand that is packed and no weight.
     #[error("operand `{0}` is packed; kernels read weights so alone")]
     Packed(&'static str),
+    /// A kernel whose text is CUDA's alone.
+    #[error("{0} reads weights in few bits, which CUDA alone has kernels for; keep them in bf16 or in f32")]
+    Dialect(String),
     /// A kernel that is not well formed; the check of the plan finds it first.
     #[error("{0}")]
     Malformed(String),
@@ -143,6 +151,8 @@ pub struct Variant {
     pub limits: Limits,
     /// Whether the naive kernel stands in for the fast one.
     pub naive: bool,
+    /// The language of naive texts; all others are CUDA's.
+    pub dialect: Dialect,
 }
 
 impl Variant {
@@ -207,6 +217,7 @@ impl Default for Variant {
             hopper: false,
             limits: Limits::default(),
             naive: false,
+            dialect: Dialect::Cuda,
         }
     }
 }
@@ -225,6 +236,20 @@ pub struct Source {
     pub iterations: u32,
     /// Bytes of scratch memory that the passes share. Its content before does not matter.
     pub scratch: u64,
+    /// The text's language.
+    pub language: Language,
+}
+
+/// The language of a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Language {
+    /// That of a GPU; every architecture from `sm_80` on runs it.
+    #[default]
+    Portable,
+    /// CUDA that uses what `sm_90a` has.
+    Hopper,
+    /// Kernel statements, which are no dialect's yet.
+    Statements,
 }
 
 /// One launch of a source.
@@ -305,7 +330,26 @@ impl Matrices {
 /// The text of a kernel; `None` where there is nothing to run: no elements, or a sum over a group
 /// of one device.
 pub fn generate(kernel: &Kernel, variant: Variant) -> Result<Option<Source>, CodegenError> {
+    written(kernel, variant)?.map(|source| printed(source, variant.dialect)).transpose()
+}
+
+/// The same before statements are printed.
+pub(crate) fn written(kernel: &Kernel, variant: Variant) -> Result<Option<Source>, CodegenError> {
     if variant.naive { kernel.naive(variant) } else { kernel.cuda(variant) }
+}
+
+/// Kernel statements in a dialect; other texts are CUDA's, which AMD's compiler takes where nothing
+/// in them is NVIDIA's.
+fn printed(source: Source, dialect: Dialect) -> Result<Source, CodegenError> {
+    match (source.language == Language::Statements, dialect) {
+        (false, Dialect::Cuda | Dialect::Hip) | (true, Dialect::Plain) => return Ok(source),
+        (false, Dialect::Metal | Dialect::Plain) => return Err(CodegenError::Dialect(source.name)),
+        (true, Dialect::Cuda | Dialect::Hip | Dialect::Metal) => {}
+    }
+    let unit = Unit::parse(&source.text).map_err(|e| CodegenError::Malformed(e.to_string()))?;
+    let title = source.text.lines().next().unwrap_or_default().trim_start_matches("// ");
+    let text = statement::print::print(&unit, title, dialect);
+    Ok(Source { text, language: Language::Portable, ..source })
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! Naive kernels: a thread for each element of a result, in a C that every GPU dialect takes.
+//! Naive kernels: a thread for each element of a result, in kernel statements.
 //!
 //! *In*: a kernel, the sections of its `naive.cuh` and its numbers. *Out*: a [`Source`] with an
-//! entry for each section that runs. *Promise*: an entry has the operands of the kernel's signature
-//! by their names, the numbers by theirs in capitals, and `at`, the number of its thread; each sum
-//! is made by one thread in order, so two runs give the same bits.
+//! entry for each section that runs, which [`crate::statement`] types and prints in a dialect.
+//! *Promise*: an entry has the operands of the kernel's signature by their names, the numbers by
+//! theirs in capitals, and `at`, the number of its thread; each sum is made by one thread in order,
+//! so two runs give the same bits.
 //!
 //! It is the rung below the fast kernel: slow, obvious, and the arbiter on a new GPU.
 //! `DREAMC_NAIVE=1` runs it in the place of the fast one.
@@ -63,8 +64,9 @@ impl Naive {
         numbers: &[(&str, &dyn Display)],
         functions: &str,
     ) -> Result<Naive> {
-        let mut builder = Builder::new(format!("naive {}", kernel.summary()), "naive.cuh");
+        let mut builder = Builder::statements(format!("naive {}", kernel.summary()));
         if variant.packed.is_some() {
+            builder.portable();
             builder.line("#include \"blocks.cuh\"");
         }
         let mut groups: Vec<(u8, bool)> = vec![];

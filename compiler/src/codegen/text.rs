@@ -3,7 +3,7 @@
 //! *In*: the signature of a kernel and its [`Variant`]. *Out*: a [`Source`]. *Promise*: an
 //! operand's declaration and its number follow from the signature alone.
 
-use super::{Argument, CodegenError, HOPPER_SHARED, Pass, SHARED, Source, Variant, blocks};
+use super::{Argument, CodegenError, HOPPER_SHARED, Language, Pass, SHARED, Source, Variant, blocks};
 use crate::ir::{Binary, DType, Unary};
 pub(crate) use crate::op::kernel::times;
 use crate::op::kernel::{KernelKind, Layout, Role, Slot, Storage};
@@ -14,6 +14,8 @@ type Result<T> = std::result::Result<T, CodegenError>;
 
 /// Threads of a block where nothing says otherwise.
 pub(crate) const THREADS: u64 = 256;
+/// Files that use what `sm_90a` has.
+const HOPPERS: [&str; 2] = ["hopper.cuh", "flash_hopper.cuh"];
 /// Items of a chunk of a counting sort; `CHUNK` of `route.cuh`.
 pub(crate) const CHUNK: u64 = 256;
 
@@ -316,17 +318,33 @@ impl Builder {
     /// A source whose sizes are arguments; all of its family have its text.
     pub(crate) fn of_family(name: String, family: &str, header: &str) -> Self {
         let text = format!("// {family}\n#include \"{header}\"\n");
+        let language = if HOPPERS.contains(&header) { Language::Hopper } else { Language::Portable };
         Builder {
-            source: Source { name, text, passes: vec![], iterations: 1, scratch: 0 },
+            source: Source { name, text, passes: vec![], iterations: 1, scratch: 0, language },
             resident: 1,
             cluster: 1,
             shared: SHARED,
         }
     }
 
+    /// A source in kernel statements, which every dialect is printed from.
+    pub(crate) fn statements(name: String) -> Self {
+        let mut builder = Builder::new(name, "naive.cuh");
+        builder.source.language = Language::Statements;
+        builder
+    }
+
+    /// The text is no statements, which its first lines may be.
+    pub(crate) fn portable(&mut self) {
+        self.source.language = Language::Portable;
+    }
+
     /// Entries behind those of a source, of another file.
     pub(crate) fn over(source: Source, header: &str) -> Self {
         let mut builder = Builder { source, resident: 1, cluster: 1, shared: SHARED };
+        if builder.source.language == Language::Statements {
+            builder.portable();
+        }
         builder.line(&format!("#include \"{header}\""));
         builder
     }
@@ -363,8 +381,9 @@ impl Builder {
     /// The entries that follow use what `sm_90a` has.
     pub(crate) fn hopper(&mut self) {
         self.shared = HOPPER_SHARED;
-        if !self.source.text.contains("hopper.cuh\"") {
-            self.line("#include \"hopper.cuh\"");
+        if self.source.language != Language::Hopper {
+            self.source.language = Language::Hopper;
+            self.line(&format!("#include \"{}\"", HOPPERS[0]));
         }
     }
 

@@ -203,8 +203,15 @@ fn geometry(program: &Program, batch: u64, floats: u64, naive: bool) -> Result<(
 }
 
 fn builder(kernel: &dyn KernelKind, naive: bool) -> Builder {
-    let (prefix, header) = if naive { ("naive ", "naive.cuh") } else { ("", "prelude.cuh") };
-    Builder::new(format!("{prefix}{}", kernel.summary()), header)
+    match naive {
+        true => Builder::statements(format!("naive {}", kernel.summary())),
+        false => Builder::new(kernel.summary(), "prelude.cuh"),
+    }
+}
+
+/// The number of a thread of [`per_thread`].
+fn thread(naive: bool) -> &'static str {
+    if naive { "thread_number()" } else { "i64(blockIdx.x) * blockDim.x + threadIdx.x" }
 }
 
 /// Where the row of an operand at a token begins.
@@ -288,9 +295,10 @@ pub(super) fn forward(kernel: &Recurrence, variant: Variant, naive: bool) -> Res
     if kept {
         // Behind all blocks, which read it.
         let body = format!(
-            "    i64 b = i64(blockIdx.x) * blockDim.x + threadIdx.x;\n    if (b >= {}ll) return;\n    float count = \
+            "    i64 b = {};\n    if (b >= {}ll) return;\n    float count = \
              state[b * {}ll];\n    for (i64 t = 0; t < {tokens}ll; ++t) count += slots[b * {tokens}ll + t] < 0 ? 0.0f : \
              1.0f;\n    state[b * {}ll] = count;\n",
+            thread(naive),
             s.batch,
             kernel.kept(),
             kernel.kept(),
@@ -363,7 +371,7 @@ pub(super) fn backward(kernel: &RecurrenceGrad, variant: Variant, naive: bool) -
         at = [at[0] + port.elements(), at[1] + port.row];
     }
     builder.entry("recurrence_back", geometry, &list, &text.body);
-    joins(kernel, variant, &mut builder, parts, row)?;
+    joins(kernel, variant, &mut builder, parts, row, naive)?;
     Ok(builder.finish())
 }
 
@@ -374,14 +382,17 @@ fn joins(
     builder: &mut Builder,
     parts: u64,
     row: u64,
+    naive: bool,
 ) -> Result<()> {
     let names = kernel.results();
     let mut first = 0;
     for (port, name) in kernel.sums().zip(&names[kernel.shape.rows..]) {
         let body = format!(
-            "    i64 at = i64(blockIdx.x) * blockDim.x + threadIdx.x;\n    if (at >= {}ll) return;\n    float sum = \
+            "    i64 at = {};\n    if (at >= {}ll) return;\n    float sum = \
              0.0f;\n    for (i64 b = 0; b < {}ll; ++b) sum += parts[b * {row}ll + {first} + at];\n    {name}[at] = sum;\n",
-            port.row, kernel.shape.batch,
+            thread(naive),
+            port.row,
+            kernel.shape.batch,
         );
         let mut list = Operands::of(kernel, variant).list([name])?;
         list.push(Param { declaration: "const float *".into(), ..scratch("", "parts", parts) });

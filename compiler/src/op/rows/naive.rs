@@ -18,7 +18,7 @@ const MOST: u64 = 1024;
 
 pub(super) fn generate(kernel: &RowKernel, variant: Variant) -> Result<Option<Source>> {
     kernel.check().map_err(CodegenError::Malformed)?;
-    let mut builder = Builder::new(format!("naive {}", kernel.summary()), "naive.cuh");
+    let mut builder = Builder::statements(format!("naive {}", kernel.summary()));
     let blocks = kernel.rows.div_ceil(SUM_BLOCK);
     let threads = blocks.min(MOST);
     let total = kernel.lengths.iter().fold(0u64, |n, &l| n.saturating_add(l));
@@ -190,7 +190,7 @@ impl Text<'_> {
                 &format!(
                     "float m = -infinity(), s = 0.0f; \
                      for (i64 j = g; j < g + {size}; ++j) m = larger(m, a{x}[j]); \
-                     for (i64 j = g; j < g + {size}; ++j) s += a{n}[j] = expf(a{x}[j] - m); \
+                     for (i64 j = g; j < g + {size}; ++j) {{ a{n}[j] = expf(a{x}[j] - m); s += a{n}[j]; }} \
                      for (i64 j = g; j < g + {size}; ++j) a{n}[j] /= s;"
                 ),
             ),
