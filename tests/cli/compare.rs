@@ -457,7 +457,7 @@ fn what_skip_arms_process_is_shown_and_may_be_asked_for() {
 /// is asked for from elsewhere, and a page without scripts is whole.
 #[test]
 fn a_report_shows_values_at_the_pointer_and_hides_arms() {
-    let Some(python) = crate::serve::python() else { return };
+    let Some(python) = crate::support::python() else { return };
     let sandbox = sandbox();
     sandbox.write("pair.suite.yaml", &SUITE.replace("seeds: [0, 1]", "seeds: [0]"));
     sandbox.good(&["compare", "pair.suite.yaml", "--out", "out"]);

@@ -480,22 +480,9 @@ fn beginnings_are_kept_behind_their_texts() {
     assert_eq!(none.metric("dreamc_cache_tokens_kept"), 0.0);
 }
 
-/// A Python with the packages of `tests/clients`: `DREAMC_CLIENTS`, or `.venv-clients`.
-pub fn python() -> Option<std::path::PathBuf> {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folder = std::env::var_os("DREAMC_CLIENTS").map_or(root.join(".venv-clients"), Into::into);
-    let python = folder.join("bin/python");
-    if !python.is_file() {
-        dreamc_skip::skip(
-            "no clients: `python3 -m venv .venv-clients`, and pip install -r tests/clients/requirements.txt there",
-        );
-    }
-    python.is_file().then_some(python)
-}
-
 #[test]
 fn openai_reads_streams_and_is_refused() {
-    let Some(python) = python() else { return };
+    let Some(python) = crate::support::python() else { return };
     let sandbox = trained();
     let server = Server::start(&sandbox, &["--api-key", "secret"]);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/openai_client.py");
@@ -512,7 +499,7 @@ fn openai_reads_streams_and_is_refused() {
 /// lm-evaluation-harness finds the accuracy that `dreamc eval --choices` finds on the same rows.
 #[test]
 fn lm_eval_agrees_with_eval() {
-    let Some(python) = python() else { return };
+    let Some(python) = crate::support::python() else { return };
     let sandbox = trained();
     let words = ["quick", "brown", "fox", "jumps", "over", "lazy", "dog", "héllo", "wörld", "The"];
     let rows = (0..40).map(|i| {

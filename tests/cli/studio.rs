@@ -149,7 +149,7 @@ impl Studio {
 
 #[test]
 fn a_specification_is_written_and_seen_in_a_browser() {
-    let Some(python) = crate::serve::python() else { return };
+    let Some(python) = crate::support::python() else { return };
     let sandbox = sandbox();
     sandbox.good(&["train", "routed.dream", "--out", "runs/routed"]);
     let studio = Studio::start(&sandbox, "small.dream");

@@ -3,7 +3,7 @@
 //! the review of the machine code.
 
 use crate::support::{load, root};
-use dreamc_compiler::codegen::{Argument, Limits, Pass, Source};
+use dreamc_compiler::codegen::{Argument, Language, Limits, Pass, Source};
 use dreamc_compiler::count::device::Device;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::Plan;
@@ -54,7 +54,14 @@ fn like(change: impl Fn(&mut Device)) -> &'static Device {
 // --- facts of a text -----------------------------------------------------------------------------
 
 fn source(text: &str, pass: Pass) -> Source {
-    Source { name: "by hand".into(), text: text.into(), passes: vec![pass], iterations: 1, scratch: 0 }
+    Source {
+        name: "by hand".into(),
+        text: text.into(),
+        passes: vec![pass],
+        iterations: 1,
+        scratch: 0,
+        language: Language::Portable,
+    }
 }
 
 fn pass(entry: &str, block: u32, shared_bytes: u32, sizes: &[u32]) -> Pass {

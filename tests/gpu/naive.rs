@@ -1,5 +1,7 @@
-//! Naive kernels against fast ones, both interpreted: random instances of every kernel.
+//! Naive kernels: random instances of every kernel against fast ones, both interpreted; as
+//! statements against the CPU; and in Metal, which a compiler reads.
 
+use dreamc_compiler::codegen::{Dialect, Variant, generate};
 use dreamc_compiler::ir::random::{Instance, table};
 use dreamc_compiler::ir::{DType, Type, Value};
 use dreamc_compiler::op::Bits;
@@ -8,11 +10,17 @@ use dreamc_compiler::program::{
     Storage, kernel,
 };
 use dreamc_compiler::schedule::{Bind, LocalOperand, Place, schedule};
+use dreamc_compiler::statement::{Unit, print};
 use dreamc_dsl::spec::{BalanceLaw, BalanceTarget};
 use dreamc_runtime::device::check::check;
+use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::device::ptx::{Checks, Options, PtxDevice};
+use dreamc_runtime::device::statements::StatementDevice;
 use dreamc_runtime::device::{Device, DeviceError, Group, Session};
 use half::bf16;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A plan with one program, and the contents of some of its buffers.
 #[derive(Default)]
@@ -156,8 +164,24 @@ impl Case {
         self.ints.iter().try_for_each(|(id, values)| session.write_at(*id, 0, 0, values))
     }
 
+    /// Its kernels, and which of their operands are bf16.
+    fn kernels(&self) -> Vec<(Kernel, u32)> {
+        let mut list = vec![];
+        for step in &self.plan.programs["main"].steps {
+            let Step::Launch(launch) = step else { continue };
+            let narrow = launch.operands.iter().enumerate().map(|(i, operand)| match operand {
+                Operand::Tensor { buffer, .. } => {
+                    u32::from(self.plan.buffer(*buffer).dtype == DType::Bf16) << i
+                }
+                Operand::Index(_) => 0,
+            });
+            list.push((self.plan.kernel(launch.kernel).clone(), narrow.sum()));
+        }
+        list
+    }
+
     /// All buffers after a run, as floats.
-    fn results(&self, device: &PtxDevice) -> Result<Vec<Vec<f64>>, DeviceError> {
+    fn results(&self, device: &dyn Device) -> Result<Vec<Vec<f64>>, DeviceError> {
         let mut session = device.load(&self.plan, &Group::alone())?;
         self.fill(session.as_mut())?;
         session.run("main")?;
@@ -176,14 +200,14 @@ impl Case {
     /// Names of kernels that were compared. Integers are equal, and floats within `tolerance` of
     /// the largest of their buffer, or of 1 where that is smaller: a gradient that is zero by
     /// nature holds rounding noise.
-    fn agrees(&self, naive: &PtxDevice, fast: &PtxDevice, tolerance: f64) -> Vec<String> {
-        let run = |device| self.results(device).unwrap_or_else(|e| panic!("{e}\n{}", self.plan));
-        for ((naive, fast), buffer) in run(naive).iter().zip(&run(fast)).zip(&self.plan.buffers) {
-            let largest = fast.iter().filter(|x| x.is_finite()).fold(1.0f64, |m, x| m.max(x.abs()));
+    fn agrees(&self, one: &dyn Device, other: &dyn Device, tolerance: f64) -> Vec<String> {
+        let run = |device: &dyn Device| self.results(device).unwrap_or_else(|e| panic!("{e}\n{}", self.plan));
+        for ((these, those), buffer) in run(one).iter().zip(&run(other)).zip(&self.plan.buffers) {
+            let largest = those.iter().filter(|x| x.is_finite()).fold(1.0f64, |m, x| m.max(x.abs()));
             let bound = if buffer.dtype == DType::I32 { 0.0 } else { tolerance * largest };
-            for (a, b) in naive.iter().zip(fast) {
+            for (a, b) in these.iter().zip(those) {
                 let same = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= bound;
-                assert!(same, "`{}` holds {a}, of the fast kernel {b}\n{}", buffer.name, self.plan);
+                assert!(same, "`{}` holds {a}, of {} {b}\n{}", buffer.name, other.name(), self.plan);
             }
         }
         let name = |kernel: &Kernel| kernel.to_string().split(' ').next().unwrap_or_default().to_string();
@@ -195,20 +219,12 @@ fn tensor(buffer: BufferId) -> Operand {
     Operand::Tensor { buffer, instance: Affine::default(), offset: 0, stride: 0 }
 }
 
-#[test]
-fn naive_kernels_do_what_fast_ones_do() {
-    let options = Options { checks: Checks::NONE, ..Options::default() };
-    let Some(fast) = dreamc_skip::need(PtxDevice::new(options)) else { return };
-    let naive = PtxDevice::naive(options).unwrap();
-    let mut seen = std::collections::BTreeSet::new();
-    for entry in table() {
-        for case in (0..20).filter_map(|seed| Case::of(&entry.instance(seed))).take(2) {
-            seen.extend(case.agrees(&naive, &fast, 1e-4));
-            if let Some(case) = case.narrow() {
-                seen.extend(case.agrees(&naive, &fast, 2e-2));
-            }
-        }
-    }
+/// Instances of every kernel, and how far results may be apart.
+fn cases() -> impl Iterator<Item = (Case, f64)> {
+    let random = table().into_iter().flat_map(|entry| {
+        let found = (0..20).filter_map(move |seed| Case::of(&entry.instance(seed)));
+        found.take(2).map(|case| (case, 1e-4)).collect::<Vec<_>>()
+    });
     let (elements, experts) = (1003, 7);
     let tiles = |matrices, [rows, columns]: [u64; 2], tile| kernel::Fp8 {
         matrices,
@@ -218,7 +234,7 @@ fn naive_kernels_do_what_fast_ones_do() {
         groups: None,
     };
     let balance = |target, law| kernel::Balance { experts, rate: Bits(0.1), target, law };
-    for case in [
+    let by_hand = [
         Case::by_hand(kernel::Zero { elements }),
         Case::by_hand(kernel::Copy { elements, accumulate: false }),
         Case::by_hand(kernel::Copy { elements, accumulate: true }),
@@ -228,18 +244,118 @@ fn naive_kernels_do_what_fast_ones_do() {
         Case::by_hand(tiles(2, [130, 140], [128, 128])),
         Case::by_hand(balance(BalanceTarget::Mean, BalanceLaw::Proportional)),
         Case::by_hand(balance(BalanceTarget::Median, BalanceLaw::Sign)),
-    ] {
-        seen.extend(case.agrees(&naive, &fast, 1e-5));
+    ];
+    random.chain(by_hand.map(|case| (case, 1e-5)))
+}
+
+/// Every kernel is computed alike on two devices, in f32 and in bf16.
+fn all_agree(one: &dyn Device, other: &dyn Device) {
+    let mut seen = BTreeSet::new();
+    for (case, tolerance) in cases() {
+        seen.extend(case.agrees(one, other, tolerance));
         if let Some(case) = case.narrow() {
-            seen.extend(case.agrees(&naive, &fast, 2e-2));
+            seen.extend(case.agrees(one, other, 2e-2));
         }
     }
-    // The executor hands the range of a collective to the group: there is no kernel.
-    const COLLECTIVES: [&str; 8] =
-        ["AllReduce", "ReduceScatter", "AllGather", "Gathered", "Scattered", "Sent", "Returned", "Pooled"];
     for variant in Kernel::VARIANTS.iter().filter(|name| !COLLECTIVES.contains(name)) {
         let capital = |c: char| if c.is_uppercase() { format!("_{}", c.to_lowercase()) } else { c.into() };
         let name: String = variant.chars().map(capital).collect();
         assert!(seen.contains(name.trim_start_matches('_')), "no instance of {variant} was compared");
+    }
+}
+
+/// The executor hands the range of a collective to the group: there is no kernel.
+const COLLECTIVES: [&str; 8] =
+    ["AllReduce", "ReduceScatter", "AllGather", "Gathered", "Scattered", "Sent", "Returned", "Pooled"];
+
+#[test]
+fn naive_kernels_do_what_fast_ones_do() {
+    let options = Options { checks: Checks::NONE, ..Options::default() };
+    let Some(fast) = dreamc_skip::need(PtxDevice::new(options)) else { return };
+    all_agree(&PtxDevice::naive(options).unwrap(), &fast);
+}
+
+#[test]
+fn statements_do_what_the_cpu_does() {
+    all_agree(&StatementDevice::new(), &CpuDevice::new(CpuOptions::default()));
+}
+
+/// A text that is printed for CUDA is read again as the same statements.
+#[test]
+fn printed_statements_are_read_again() {
+    for (case, _) in cases() {
+        for kernel in &case.plan.kernels {
+            let of = |dialect| {
+                let variant = Variant { naive: true, dialect, ..Variant::default() };
+                generate(kernel, variant).unwrap().map(|source| source.text)
+            };
+            let (Some(plain), Some(cuda)) = (of(Dialect::Plain), of(Dialect::Cuda)) else { continue };
+            let units =
+                [plain, cuda].map(|text| Unit::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}")));
+            let [plain, cuda] = units.map(|unit| print::print(&unit, "again", Dialect::Cuda));
+            assert_eq!(plain, cuda);
+        }
+    }
+}
+
+/// Clang reads the Metal of every kernel, with address spaces as Metal has them: an address of the
+/// device's memory is no address of a thread's.
+#[test]
+fn metal_is_well_formed() {
+    let Some(clang) = Clang::find() else { return };
+    let mut texts = BTreeMap::new();
+    for (case, _) in cases() {
+        let mut kernels = case.kernels();
+        kernels.extend(case.narrow().map_or(vec![], |case| case.kernels()));
+        for (kernel, narrow) in kernels {
+            let variant = Variant { naive: true, narrow, dialect: Dialect::Metal, ..Variant::default() };
+            let Some(source) = generate(&kernel, variant).unwrap() else { continue };
+            let kind = kernel.to_string().split(' ').next().unwrap_or_default().to_string();
+            texts.entry((kind, narrow)).or_insert(source.text);
+        }
+    }
+    assert!(texts.len() > 40, "{:?}", texts.keys());
+    let texts: Vec<String> = texts.into_values().collect();
+    clang.check(&texts).unwrap();
+    // A text that is no Metal is noticed.
+    let spoiled = |from: &str, to: &str| {
+        let text = texts.iter().find(|text| text.contains(from)).unwrap();
+        clang.check(&[text.replacen(from, to, 1)]).unwrap_err()
+    };
+    spoiled("device const float *", "const float *");
+    spoiled("return;", "return 1;");
+    spoiled("i64 at = thread_number()", "i64 at = no_number()");
+}
+
+/// Clang's library, by its Python module.
+struct Clang(PathBuf);
+
+impl Clang {
+    fn find() -> Option<Clang> {
+        let python = crate::support::python()?;
+        let found = Command::new(&python).args(["-c", "import clang.cindex"]).output();
+        match found.is_ok_and(|output| output.status.success()) {
+            true => Some(Clang(python)),
+            false => {
+                dreamc_skip::skip("Python's `libclang` is not installed");
+                None
+            }
+        }
+    }
+
+    /// The first thing that it says against each text.
+    fn check(&self, texts: &[String]) -> Result<(), String> {
+        let folder = tempfile::tempdir().unwrap();
+        for (n, text) in texts.iter().enumerate() {
+            std::fs::write(folder.path().join(format!("{n}.metal")), text).unwrap();
+        }
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu/metal/check.py");
+        let output = Command::new(&self.0).arg(script).arg(folder.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let failed = String::from_utf8_lossy(&output.stderr).into_owned();
+        match output.status.success() && said.is_empty() {
+            true => Ok(()),
+            false => Err(said + &failed),
+        }
     }
 }

@@ -247,3 +247,16 @@ impl Golden {
         (rows.clone().flat_map(|r| r[..n].to_vec()).collect(), rows.flat_map(|r| r[1..].to_vec()).collect())
     }
 }
+
+/// A Python with the packages of `tests/clients`: `DREAMC_CLIENTS`, or `.venv-clients`.
+pub fn python() -> Option<std::path::PathBuf> {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = std::env::var_os("DREAMC_CLIENTS").map_or(root.join(".venv-clients"), Into::into);
+    let python = folder.join("bin/python");
+    if !python.is_file() {
+        dreamc_skip::skip(
+            "no clients: `python3 -m venv .venv-clients`, and pip install -r tests/clients/requirements.txt there",
+        );
+    }
+    python.is_file().then_some(python)
+}

@@ -18,7 +18,7 @@ use super::gpu::{self, Compiler, Dense, Exchange, Gpu, Library, Target, proof};
 use crate::device::{Device, DeviceError, Group, Session};
 use cublaslt::CublasLt;
 use cudarc::driver::{DriverError, result, sys};
-use dreamc_compiler::codegen::{Argument, Limits, Pass, Source};
+use dreamc_compiler::codegen::{Argument, Language, Limits, Pass, Source};
 use dreamc_compiler::count::device::{self, DEVICES};
 use dreamc_compiler::program::Plan;
 use std::collections::HashMap;
@@ -188,7 +188,14 @@ impl CudaDevice {
             arguments: vec![Argument::Operand(0)],
         };
         let text = format!("extern \"C\" __global__ void written(int *word) {{ *word = {WORD}; }}\n");
-        let source = Source { name: entry(), text, passes: vec![pass], iterations: 1, scratch: 0 };
+        let source = Source {
+            name: entry(),
+            text,
+            passes: vec![pass],
+            iterations: 1,
+            scratch: 0,
+            language: Language::Portable,
+        };
         let code = self.compiler.compile(&[&source])?;
         let mut stream = Stream::new(self.context.clone(), None)?;
         let address = stream.allocate(4, "word")?;

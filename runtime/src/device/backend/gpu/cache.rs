@@ -15,7 +15,7 @@ use super::library::geometry;
 use crate::device::{Choice, DeviceError};
 use crate::files;
 use crate::nvrtc::{self, Nvrtc, NvrtcError};
-use dreamc_compiler::codegen::{Limits, Source, Variant};
+use dreamc_compiler::codegen::{Dialect, Limits, Source, Variant};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -30,14 +30,16 @@ pub enum Target {
     Cubin,
     /// Machine code of AMD's.
     Hip,
+    /// The text itself, which the device compiles or runs.
+    Text,
 }
 
 /// Code, or why there is none.
 pub(crate) type Compiled = Result<Vec<u8>, NvrtcError>;
 
-/// NVRTC, or hipRTC, with its options and its cache.
+/// NVRTC, or hipRTC, with its options and its cache; none of them where the device takes texts.
 pub(crate) struct Compiler {
-    nvrtc: &'static Nvrtc,
+    nvrtc: Option<&'static Nvrtc>,
     target: Target,
     /// The GPU that code is for, where no option says it.
     card: String,
@@ -68,7 +70,15 @@ impl Compiler {
         if let Some(folder) = &folder {
             files::remove_abandoned(folder, None);
         }
+        let nvrtc = Some(nvrtc);
         Ok(Compiler { nvrtc, target, card: String::new(), options, folder, texts: texts(architecture) })
+    }
+
+    /// None: the device takes naive texts in this dialect.
+    pub(crate) fn text(dialect: Dialect) -> Self {
+        let texts = Variant { naive: true, dialect, ..Variant::default() };
+        let (card, options) = (String::new(), vec![]);
+        Compiler { nvrtc: None, target: Target::Text, card, options, folder: None, texts }
     }
 
     /// hipRTC for the current GPU of AMD's, a `card` with its driver: naive texts, as no others are
@@ -76,10 +86,10 @@ impl Compiler {
     #[cfg(feature = "rocm")]
     pub(crate) fn amd(card: &str) -> Result<Self, NvrtcError> {
         let options = ["-O3", "-ffp-contract=off"].map(String::from).to_vec();
-        let texts = Variant { naive: true, ..Variant::default() };
+        let texts = Variant { naive: true, dialect: Dialect::Hip, ..Variant::default() };
         let card = card.to_string();
         Ok(Compiler {
-            nvrtc: Nvrtc::find_amd()?,
+            nvrtc: Some(Nvrtc::find_amd()?),
             target: Target::Hip,
             card,
             options,
@@ -88,9 +98,9 @@ impl Compiler {
         })
     }
 
-    /// Version of NVRTC.
+    /// Version of NVRTC; zeros without one.
     pub(crate) fn version(&self) -> (i32, i32) {
-        self.nvrtc.version()
+        self.nvrtc.map_or((0, 0), Nvrtc::version)
     }
 
     /// The same for a GPU with these limits; they are an H100's otherwise.
@@ -143,7 +153,7 @@ impl Compiler {
             hash.update(&(bytes.len() as u64).to_le_bytes());
             hash.update(bytes);
         };
-        let (major, minor) = self.nvrtc.version();
+        let (major, minor) = self.version();
         add(format!("{major}.{minor} {:?}{}", self.target, self.card).as_bytes());
         self.options.iter().for_each(|option| add(option.as_bytes()));
         for (name, text) in headers() {
@@ -202,6 +212,7 @@ impl Compiler {
     }
 
     fn one(&self, source: &Source) -> Compiled {
+        let Some(nvrtc) = self.nvrtc else { return Ok(source.text.clone().into_bytes()) };
         let path = self.folder.as_ref().map(|folder| folder.join(self.key(source)));
         if let Some(code) = path.as_deref().and_then(read) {
             return Ok(code);
@@ -210,8 +221,8 @@ impl Compiler {
         let text = nvrtc::Source { name: &name, text: &source.text, headers: headers() };
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
         let code = match self.target {
-            Target::Ptx => self.nvrtc.ptx(text, &options)?.code.into_bytes(),
-            Target::Cubin | Target::Hip => self.nvrtc.cubin(text, &options)?.code,
+            Target::Ptx => nvrtc.ptx(text, &options)?.code.into_bytes(),
+            Target::Cubin | Target::Hip | Target::Text => nvrtc.cubin(text, &options)?.code,
         };
         if let Some(path) = path {
             write(&path, &code);

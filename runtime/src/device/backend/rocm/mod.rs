@@ -48,7 +48,8 @@ calls! {
 
 /// `hipErrorOutOfMemory`
 const OUT_OF_MEMORY: c_uint = 2;
-/// `hipErrorNoDevice` and `hipErrorInvalidDevice`: a machine without an AMD GPU answers with either.
+/// `hipErrorNoDevice` and `hipErrorInvalidDevice`: a machine without an AMD GPU answers with
+/// either.
 const NO_DEVICE: [c_uint; 2] = [100, 101];
 
 /// Files of the runtime, by the loader's paths and where ROCm puts it.

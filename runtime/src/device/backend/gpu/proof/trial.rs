@@ -6,7 +6,7 @@ use crate::device::backend::Value;
 use crate::device::backend::gpu::{Compiler, PlanLaunch, Sources, distinct, launches, table};
 use crate::device::executor::{self, Collective, Place};
 use crate::device::{DeviceError, agree};
-use dreamc_compiler::codegen::{Source, Variant};
+use dreamc_compiler::codegen::{Language, Source, Variant};
 use dreamc_compiler::count::device::Device;
 use dreamc_compiler::count::executed::{Launched, executed};
 use dreamc_compiler::ir::{DType, Extents};
@@ -267,7 +267,7 @@ impl Trial {
                 let found = sources.by_kernel.get(&(launch.id, launch.variant)).copied().flatten();
                 let Some(number) = found else { continue };
                 // Without anything of Hopper's own the best text is the common one.
-                let own = sources.list[number].text.contains("hopper.cuh");
+                let own = sources.list[number].language == Language::Hopper;
                 let rung = if rung == Rung::Hopper && !own { Rung::Common } else { rung };
                 if rungs.iter().all(|(known, _)| *known != rung) {
                     rungs.push((rung, begin + number));
