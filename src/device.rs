@@ -15,7 +15,8 @@ use std::str::FromStr;
 #[derive(Args, Clone)]
 pub struct DeviceArguments {
     /// Where to run: cpu, cuda (of several ranks each its own), cuda:1, …, rocm (a GPU of AMD's,
-    /// by naive kernels, tried on none yet), or ptx (the GPU's kernels, interpreted and checked)
+    /// by naive kernels, tried on none yet), metal (Apple's, likewise), or ptx (the GPU's kernels,
+    /// interpreted and checked)
     #[arg(long, default_value_t = Kind::Cpu)]
     pub device: Kind,
 
@@ -43,6 +44,9 @@ pub enum Kind {
     /// An AMD GPU by number
     #[cfg(feature = "rocm")]
     Rocm(usize),
+    /// A GPU of Apple's by number
+    #[cfg(feature = "metal")]
+    Metal(usize),
     /// The interpreter of generated kernels
     Ptx,
 }
@@ -55,6 +59,8 @@ impl Kind {
             Kind::Cuda(number) => Box::new(CudaDevice::new(number)?),
             #[cfg(feature = "rocm")]
             Kind::Rocm(number) => Box::new(dreamc_runtime::device::rocm::RocmDevice::new(number)?),
+            #[cfg(feature = "metal")]
+            Kind::Metal(number) => Box::new(dreamc_runtime::device::metal::MetalDevice::new(number)?),
             Kind::Ptx => Box::new(PtxDevice::checked()?),
         })
     }
@@ -67,6 +73,8 @@ impl fmt::Display for Kind {
             Kind::Cuda(number) => write!(f, "cuda:{number}"),
             #[cfg(feature = "rocm")]
             Kind::Rocm(number) => write!(f, "rocm:{number}"),
+            #[cfg(feature = "metal")]
+            Kind::Metal(number) => write!(f, "metal:{number}"),
             Kind::Ptx => f.write_str("ptx"),
         }
     }
@@ -90,7 +98,13 @@ impl FromStr for Kind {
             ("rocm", None) => Ok(Kind::Rocm(own())),
             #[cfg(feature = "rocm")]
             ("rocm", Some(Ok(number))) => Ok(Kind::Rocm(number)),
-            _ => Err("there are cpu, cuda, cuda:NUMBER, rocm, rocm:NUMBER and ptx".into()),
+            #[cfg(feature = "metal")]
+            ("metal", None) => Ok(Kind::Metal(own())),
+            #[cfg(feature = "metal")]
+            ("metal", Some(Ok(number))) => Ok(Kind::Metal(number)),
+            _ => {
+                Err("there are cpu, cuda, cuda:NUMBER, rocm, rocm:NUMBER, metal, metal:NUMBER and ptx".into())
+            }
         }
     }
 }
@@ -130,6 +144,8 @@ impl DeviceArguments {
             Kind::Cuda(_) => self.alone(),
             #[cfg(feature = "rocm")]
             Kind::Rocm(_) => self.alone(),
+            #[cfg(feature = "metal")]
+            Kind::Metal(_) => self.alone(),
             Kind::Ptx => {
                 let schedules =
                     [("in order", Schedule::Forward), ("in random order", Schedule::Random(seed))];

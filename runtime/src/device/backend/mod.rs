@@ -4,18 +4,22 @@
 //! order. *Promise*: a backend knows nothing of programs and loops; it allocates all memory while
 //! it is made, and makes every launch ready then.
 //!
-//! [`cpu`] runs native code. [`cuda`], [`ptx`] and `rocm` run generated kernels and share all but
-//! the driver: see [`gpu`]. [`paper`] is for plans of machines that are not here, and runs nothing.
+//! [`cpu`] runs native code. [`cuda`], [`ptx`], [`statements`], `rocm` and `metal` run generated
+//! kernels and share all but the driver: see [`gpu`]. [`paper`] is for plans of machines that are
+//! not here, and runs nothing.
 
 pub mod cpu;
 pub mod cuda;
 mod foreign;
 pub mod gpu;
+#[cfg(feature = "metal")]
+pub mod metal;
 pub mod paper;
 pub mod ptx;
 #[cfg(feature = "rocm")]
 pub mod rocm;
 mod room;
+pub mod statements;
 
 use super::executor::Collective;
 use super::{Choice, DeviceError};
