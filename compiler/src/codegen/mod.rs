@@ -265,6 +265,19 @@ pub struct Pass {
     pub shared_bytes: u32,
     /// Arguments in order.
     pub arguments: Vec<Argument>,
+    /// Steps of a thread, where the text is generated whole.
+    pub turns: Turns,
+}
+
+/// Steps of a thread one after another, for what a launch costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Turns {
+    /// Runs of loads of rows that were not read before.
+    pub trips: u64,
+    /// Barriers of the block.
+    pub barriers: u64,
+    /// Reductions by shuffles.
+    pub reductions: u64,
 }
 
 /// An argument of a pass.

@@ -23,7 +23,7 @@
 //! elsewhere, elements picked one by one) are asked for one after another.
 
 use super::text::{Builder, Param, binary, blocks, double, fits, float, places, unary};
-use super::{Argument, CodegenError, Source, Variant};
+use super::{Argument, CodegenError, Source, Turns, Variant};
 use crate::ir::{Binary, DType, Positions, Reduce, Rope, Unary};
 use crate::program::{Broadcast, RowInput, RowKernel, RowOp, RowStore, SUM_BLOCK};
 use std::collections::{BTreeSet, HashMap};
@@ -282,6 +282,58 @@ fn together(kernel: &RowKernel, variant: Variant) -> u64 {
     if rows.all(|&(_, (_, dtype, _))| dtype == DType::Bf16) { 8 } else { 4 }
 }
 
+/// A step of a thread, for what a launch costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// A loop that is gone through so often begins, or a branch.
+    Open { turns: u64, of_loop: bool },
+    /// The innermost of them ends.
+    Close,
+    /// The row's threads wait for each other; whether they are a block.
+    Wait { block: bool },
+    /// Threads join their parts by shuffles.
+    Join,
+    /// Numbers of the row of an operand are loaded.
+    Load(usize),
+    /// Numbers of the row of an output are stored.
+    Store,
+}
+
+/// Steps joined: loops multiply what they hold, and a barrier, a store to memory or an end of a
+/// loop ends a run of loads, over which none of the next is moved. Rows that were read before come
+/// from the cache of the processor.
+fn turns(steps: &[Step]) -> Turns {
+    let mut of = Turns::default();
+    let (mut open, mut now): (Vec<(u64, bool)>, u64) = (vec![], 1);
+    let (mut loading, mut seen) = (false, BTreeSet::new());
+    for step in steps {
+        match *step {
+            Step::Open { turns, of_loop } => {
+                open.push((now, of_loop));
+                now = now.saturating_mul(turns.max(1));
+                loading &= !of_loop;
+            }
+            Step::Close => {
+                let (before, of_loop) = open.pop().unwrap_or((1, false));
+                now = before;
+                loading &= !of_loop;
+            }
+            Step::Wait { block } => {
+                of.barriers = of.barriers.saturating_add(if block { now } else { 0 });
+                loading = false;
+            }
+            Step::Join => of.reductions = of.reductions.saturating_add(now),
+            Step::Load(operand) if seen.insert(operand) => {
+                of.trips = of.trips.saturating_add(if loading { 0 } else { now });
+                loading = true;
+            }
+            Step::Load(_) => {}
+            Step::Store => loading = false,
+        }
+    }
+    of
+}
+
 struct Generator<'k> {
     kernel: &'k RowKernel,
     form: Form,
@@ -300,12 +352,14 @@ struct Generator<'k> {
     stored: u64,
     common: u64,
     text: String,
+    /// The same as its price has it.
+    steps: Vec<Step>,
     indent: usize,
     /// Values already in variables, innermost block last.
     scopes: Vec<HashMap<(u32, At), Value>>,
-    /// Loops under way: where each begins in the text, how often a thread goes through it, and the
-    /// words loaded in it so far.
-    loops: Vec<(usize, u64, u64)>,
+    /// Loops under way: where each begins in the text and in the steps, how often a thread goes
+    /// through it, and the words loaded in it so far.
+    loops: Vec<(usize, usize, u64, u64)>,
     next: usize,
     /// Whether the loop under way stores results, and whether such a loop read a row elsewhere than
     /// where it writes.
@@ -342,6 +396,7 @@ impl<'k> Generator<'k> {
             stored: 0,
             common: 0,
             text: String::new(),
+            steps: vec![],
             indent: 1,
             scopes: vec![],
             loops: vec![],
@@ -492,7 +547,18 @@ impl<'k> Generator<'k> {
         self.text.push('\n');
     }
 
+    /// A branch, to be ended by [`Self::close`].
     fn open(&mut self, line: &str) {
+        self.begin(line, Step::Open { turns: 1, of_loop: false });
+    }
+
+    /// A loop that is never unrolled, to be ended by [`Self::close`].
+    fn open_rolled(&mut self, line: &str, turns: u64) {
+        self.begin(line, Step::Open { turns, of_loop: true });
+    }
+
+    fn begin(&mut self, line: &str, step: Step) {
+        self.steps.push(step);
         self.line(line);
         self.indent += 1;
         self.scopes.push(HashMap::new());
@@ -501,23 +567,27 @@ impl<'k> Generator<'k> {
     fn close(&mut self) {
         self.scopes.pop();
         self.indent -= 1;
+        self.steps.push(Step::Close);
         self.line("}");
     }
 
     /// A loop that a thread goes through `trips` times at most, to be ended by
     /// [`Self::close_loop`].
     fn open_loop(&mut self, line: &str, trips: u64) {
-        self.loops.push((self.text.len(), trips, 0));
-        self.open(line);
+        self.loops.push((self.text.len(), self.steps.len(), trips, 0));
+        self.open_rolled(line, trips);
     }
 
     /// Ends a loop, and says how far it is unrolled: as far as loads of several elements should be
     /// under way, and no further, for most of what a row takes to compile is loops unrolled.
     fn close_loop(&mut self) {
         self.close();
-        if let Some((begin, trips, loads)) = self.loops.pop() {
+        if let Some((begin, step, trips, loads)) = self.loops.pop() {
             let times = (LOADS / loads.max(1)).clamp(1, 4).min(trips);
             self.text.insert_str(begin, &format!("#pragma unroll {times}\n"));
+            if let Some(Step::Open { turns, .. }) = self.steps.get_mut(step) {
+                *turns = turns.div_ceil(times.max(1));
+            }
         }
     }
 
@@ -719,7 +789,10 @@ impl<'k> Generator<'k> {
                     self.shifted = true;
                 }
                 let aligned = width > 1 && self.variant.is_wide(input as usize);
-                if let Some((_, _, words)) = self.loops.last_mut() {
+                if row {
+                    self.steps.push(Step::Load(input as usize));
+                }
+                if let Some((_, _, _, words)) = self.loops.last_mut() {
                     *words += if aligned { (width * dtype.bytes()).div_ceil(4) } else { width };
                 }
                 match width {
@@ -872,8 +945,15 @@ impl<'k> Generator<'k> {
 
     fn sync(&mut self) {
         if self.threads > 1 {
+            self.steps.push(Step::Wait { block: self.threads > 32 });
             self.line(&format!("join_threads<{}>();", self.threads));
         }
+    }
+
+    /// The barrier of the block.
+    fn wait_block(&mut self) {
+        self.steps.push(Step::Wait { block: true });
+        self.line("__syncthreads();");
     }
 
     /// Declares the buffer of reductions where the text was so long.
@@ -999,6 +1079,7 @@ impl<'k> Generator<'k> {
                     1 if own == *name => own,
                     1 => self.define(&own, 1).text,
                     threads => {
+                        self.steps.push(Step::Join);
                         let lanes = threads.min(32);
                         self.define(&format!("lanes<{join}, {lanes}>({own}, group_mask<{lanes}>())"), 1).text
                     }
@@ -1025,7 +1106,10 @@ impl<'k> Generator<'k> {
         let step = self.threads / lanes;
         // A group or several at a time; all lanes stay together.
         self.line("#pragma unroll 1");
-        self.open(&format!("for (int first = 0; first < {groups}; first += {step}) {{"));
+        self.open_rolled(
+            &format!("for (int first = 0; first < {groups}; first += {step}) {{"),
+            groups.div_ceil(step),
+        );
         self.line(&format!("const int g = first + t / {lanes};"));
         declare(self);
         self.open(&format!("if (g < {groups}) {{"));
@@ -1035,6 +1119,7 @@ impl<'k> Generator<'k> {
         for (name, join) in names.iter().zip(joins) {
             let mut sum = own(name, join);
             if lanes > 1 {
+                self.steps.push(Step::Join);
                 sum = format!("lanes<{join}, {lanes}>({sum}, group_mask<{}>())", self.threads.min(32));
             }
             joined.push(if sum == *name { sum } else { self.define(&sum, 1).text });
@@ -1298,12 +1383,17 @@ impl<'k> Generator<'k> {
             builder.line(&table);
         }
         let body = std::mem::take(&mut self.text);
+        builder.turns(turns(&std::mem::take(&mut self.steps)));
         builder.entry(name, geometry, &list, &body);
     }
 
     /// The lines that store elements.
     fn put(&mut self, o: usize, at: &At, value: &Value) {
         let add = self.kernel.outputs[o].store == RowStore::AddRow;
+        if add {
+            self.steps.push(Step::Load(self.kernel.inputs.len() + o));
+        }
+        self.steps.push(Step::Store);
         if at.width > 1 && self.variant.is_wide(self.kernel.inputs.len() + o) {
             let (to, value) = (format!("y{o} + {}", at.index), value.spread(at.width));
             let old = if add { format!("{} + ", load(&format!("y{o}"), 0, at)) } else { String::new() };
@@ -1444,7 +1534,10 @@ impl<'k> Generator<'k> {
         declare(self, "total");
         let several = kernel.rows > SUM_BLOCK;
         if several {
-            self.open(&format!("for (i64 first = 0; first < {}; first += {SUM_BLOCK}) {{", kernel.rows));
+            self.open_rolled(
+                &format!("for (i64 first = 0; first < {}; first += {SUM_BLOCK}) {{", kernel.rows),
+                kernel.rows.div_ceil(SUM_BLOCK),
+            );
             let end = format!("first + {SUM_BLOCK}");
             self.line(&format!("const i64 end = {end} < {0} ? {end} : {0};", kernel.rows));
             declare(self, "part");
@@ -1570,7 +1663,7 @@ impl<'k> Generator<'k> {
                     self.angles(i, "int(threadIdx.x)", block);
                 }
             }
-            self.line("__syncthreads();");
+            self.wait_block();
         }
         for &o in &totals {
             let length = self.length(kernel.outputs[o].array as usize);
@@ -1580,7 +1673,10 @@ impl<'k> Generator<'k> {
         }
         let grid = if summed {
             self.line("#pragma unroll 1");
-            self.open(&format!("for (int turn = 0; turn < {share}; turn += {slots}) {{"));
+            self.open_rolled(
+                &format!("for (int turn = 0; turn < {share}; turn += {slots}) {{"),
+                share.div_ceil(slots),
+            );
             self.line(&format!("const i64 row = i64(blockIdx.x) * {share} + turn + slot;"));
             let whole = kernel.rows.is_multiple_of(share);
             // The rest of the block goes on to the barriers; rows end at the same turn for a whole
@@ -1655,7 +1751,7 @@ impl<'k> Generator<'k> {
         let grid = blocks(grid)?;
         let shared = if dynamic { bytes as u32 } else { 0 };
         if !totals.is_empty() && kernel.rows > 0 {
-            self.line("__syncthreads();");
+            self.wait_block();
         }
         let mut seconds = vec![];
         for &o in &totals {
@@ -1738,5 +1834,39 @@ impl<'k> Generator<'k> {
             builder.entry(&format!("rows_sum{o}"), geometry, &list, &body);
         }
         Ok(builder.finish())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two rows of 2048 are read by 256 threads in eight accesses each, and four are under way at
+    /// once; a norm waits for all of them, and what is read a second time comes from the cache.
+    #[test]
+    fn round_trips_barriers_and_reductions_of_a_row_are_counted() {
+        use Step::*;
+        let open = |turns| Open { turns, of_loop: true };
+        let steps = [
+            open(3),
+            open(2),
+            Load(0),
+            Close,
+            Join,
+            Wait { block: true },
+            open(2),
+            Load(0),
+            Load(1),
+            Store,
+            Close,
+            Wait { block: false },
+            Wait { block: true },
+            Close,
+        ];
+        // Each of three turns: two runs of four loads; then two of row 1, as row 0 is known.
+        assert_eq!(turns(&steps), Turns { trips: 3 * (2 + 2), barriers: 6, reductions: 3 });
+        // Loads of a branch and those after it are under way at once.
+        let branch = [Open { turns: 1, of_loop: false }, Load(0), Close, Load(1), Store, Load(2)];
+        assert_eq!(turns(&branch), Turns { trips: 2, barriers: 0, reductions: 0 });
     }
 }

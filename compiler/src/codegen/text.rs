@@ -3,7 +3,7 @@
 //! *In*: the signature of a kernel and its [`Variant`]. *Out*: a [`Source`]. *Promise*: an
 //! operand's declaration and its number follow from the signature alone.
 
-use super::{Argument, CodegenError, HOPPER_SHARED, Language, Pass, SHARED, Source, Variant, blocks};
+use super::{Argument, CodegenError, HOPPER_SHARED, Language, Pass, SHARED, Source, Turns, Variant, blocks};
 use crate::ir::{Binary, DType, Unary};
 pub(crate) use crate::op::kernel::times;
 use crate::op::kernel::{KernelKind, Layout, Role, Slot, Storage};
@@ -307,6 +307,8 @@ pub(crate) struct Builder {
     cluster: u64,
     /// Shared memory of a processor.
     shared: u64,
+    /// Steps of the entry that follows.
+    turns: Turns,
 }
 
 impl Builder {
@@ -324,6 +326,7 @@ impl Builder {
             resident: 1,
             cluster: 1,
             shared: SHARED,
+            turns: Turns::default(),
         }
     }
 
@@ -341,7 +344,8 @@ impl Builder {
 
     /// Entries behind those of a source, of another file.
     pub(crate) fn over(source: Source, header: &str) -> Self {
-        let mut builder = Builder { source, resident: 1, cluster: 1, shared: SHARED };
+        let mut builder =
+            Builder { source, resident: 1, cluster: 1, shared: SHARED, turns: Turns::default() };
         if builder.source.language == Language::Statements {
             builder.portable();
         }
@@ -376,6 +380,11 @@ impl Builder {
     /// The entries that follow run in clusters of so many blocks.
     pub(crate) fn cluster(&mut self, blocks: u64) {
         self.cluster = blocks;
+    }
+
+    /// Steps of a thread of the entry that follows.
+    pub(crate) fn turns(&mut self, turns: Turns) {
+        self.turns = turns;
     }
 
     /// The entries that follow use what `sm_90a` has.
@@ -441,6 +450,7 @@ impl Builder {
             block,
             shared_bytes,
             arguments: params.iter().map(|p| p.argument).collect(),
+            turns: std::mem::take(&mut self.turns),
         });
     }
 

@@ -9,7 +9,7 @@ use super::program::{Axis, Code, How, Port, Program};
 use crate::codegen::text::{
     Builder, Geometry, Operands, Param, THREADS, binary, blocks, float, per_thread, scratch, times, unary,
 };
-use crate::codegen::{CodegenError, SHARED, Source, Variant};
+use crate::codegen::{CodegenError, SHARED, Source, Turns, Variant};
 use crate::op::Tokens;
 use crate::op::kernel::KernelKind;
 use std::fmt::Write;
@@ -20,6 +20,8 @@ type Result<T> = std::result::Result<T, CodegenError>;
 struct Text {
     naive: bool,
     body: String,
+    /// Barriers so far.
+    waits: u64,
 }
 
 /// The offset of element `i` of a task's part of a row, as an expression.
@@ -54,8 +56,14 @@ impl Text {
 
     fn wait(&mut self) {
         if !self.naive {
+            self.waits += 1;
             self.line("__syncthreads();");
         }
+    }
+
+    /// Barriers of a task, all inside loops over tokens.
+    fn turns(&self, tokens: u64) -> Turns {
+        Turns { barriers: times(&[self.waits, tokens]), ..Turns::default() }
     }
 
     /// A task's numbers: its sequence `b`, and `p0`, `p1` … of the dimensions it has one element
@@ -184,7 +192,7 @@ impl Text {
 
     /// The lines that set a task's part of a row to zero.
     fn zeros(&self, port: &Port, to: &str) -> String {
-        let mut text = Text { naive: self.naive, body: String::new() };
+        let mut text = Text { naive: self.naive, body: String::new(), waits: 0 };
         text.each(port.elements(), &format!("({to})[{}] = 0.0f;", offset(port)));
         text.body.trim().into()
     }
@@ -228,7 +236,7 @@ pub(super) fn forward(kernel: &Recurrence, variant: Variant, naive: bool) -> Res
         let at = builder.scratch(times(&[4, s.batch, step.tasks(), step.size]));
         list.push(scratch("float *", "spare", at));
     }
-    let mut text = Text { naive, body: String::new() };
+    let mut text = Text { naive, body: String::new(), waits: 0 };
     text.task(step, s.batch);
     text.workspace(step.size, shared);
     let (states, others) = step.inputs.split_at(s.states);
@@ -291,6 +299,7 @@ pub(super) fn forward(kernel: &Recurrence, variant: Variant, naive: bool) -> Res
         }
         text.line("}");
     }
+    builder.turns(text.turns(s.tokens));
     builder.entry("recurrence_steps", geometry, &list, &text.body);
     if kept {
         // Behind all blocks, which read it.
@@ -349,7 +358,7 @@ pub(super) fn backward(kernel: &RecurrenceGrad, variant: Variant, naive: bool) -
     let row: u64 = kernel.sums().map(|p| p.row).sum();
     let parts = builder.scratch(times(&[4, s.batch, row]));
     list.push(scratch("float *", "parts", parts));
-    let mut text = Text { naive, body: String::new() };
+    let mut text = Text { naive, body: String::new(), waits: 0 };
     text.task(step, s.batch);
     text.workspace(places.size, shared);
     text.line(format!("float *back = work + {};", places.back));
@@ -370,6 +379,7 @@ pub(super) fn backward(kernel: &RecurrenceGrad, variant: Variant, naive: bool) -
         text.store(&from, "work", &format!("parts + b * {row}ll + {}", at[1]));
         at = [at[0] + port.elements(), at[1] + port.row];
     }
+    builder.turns(text.turns(s.tokens));
     builder.entry("recurrence_back", geometry, &list, &text.body);
     joins(kernel, variant, &mut builder, parts, row, naive)?;
     Ok(builder.finish())

@@ -18,7 +18,7 @@ use super::gpu::{self, Compiler, Dense, Exchange, Gpu, Library, Target, proof};
 use crate::device::{Device, DeviceError, Group, Session};
 use cublaslt::CublasLt;
 use cudarc::driver::{DriverError, result, sys};
-use dreamc_compiler::codegen::{Argument, Language, Limits, Pass, Source};
+use dreamc_compiler::codegen::{Argument, Language, Limits, Pass, Source, Turns};
 use dreamc_compiler::count::device::{self, DEVICES};
 use dreamc_compiler::program::Plan;
 use std::collections::HashMap;
@@ -186,6 +186,7 @@ impl CudaDevice {
             block: 1,
             shared_bytes: 0,
             arguments: vec![Argument::Operand(0)],
+            turns: Turns::default(),
         };
         let text = format!("extern \"C\" __global__ void written(int *word) {{ *word = {WORD}; }}\n");
         let source = Source {

@@ -12,9 +12,9 @@
 //! [`read`] finds the [`Code`] of a pass; [`Code::estimate`] prices it. They are apart so that code
 //! that is no more (that of a review, in `tests/gpu/machine.rs`) can be priced likewise.
 
-use dreamc_compiler::codegen::{Argument, Pass, Source};
+use dreamc_compiler::codegen::{Argument, Pass, Source, Turns};
 use dreamc_compiler::count::device::Device;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 
 /// Seconds of a memory round trip under load: an H100 takes some 480 cycles idle by microbenchmarks
@@ -173,17 +173,6 @@ pub struct Passing {
     pub instructions: f64,
 }
 
-/// Steps of a block of a row kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Turns {
-    /// Runs of loads of rows that were not read before, one behind another.
-    pub trips: f64,
-    /// Barriers of the block.
-    pub barriers: f64,
-    /// Reductions by shuffles.
-    pub reductions: f64,
-}
-
 /// The kind of code of a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Body {
@@ -280,7 +269,7 @@ pub fn read(source: &Source, pass: &Pass, registers: Option<u32>) -> Code {
     });
     code.body = match found {
         Some(body) => body,
-        None if called.is_none() => Body::Rows(turns(body)),
+        None if called.is_none() => Body::Rows(pass.turns),
         None => Body::Items,
     };
     code.shared += static_shared(body);
@@ -411,90 +400,6 @@ fn passing(text: &str, name: &str, list: &[&str]) -> Option<Passing> {
     })
 }
 
-/// Goes through the lines of a row kernel: loops multiply what they hold, and a barrier, a store to
-/// memory or an end of a loop ends a run of loads, over which none of the next is moved. Rows that
-/// were read before come from the cache of the processor.
-fn turns(body: &str) -> Turns {
-    let mut of = Turns::default();
-    // How often each open brace is gone through, and whether it is a loop's.
-    let mut times = vec![(1.0, true)];
-    let mut unrolled = 1.0;
-    let (mut loading, mut seen): (bool, HashSet<&str>) = (false, HashSet::new());
-    let mut rows: HashSet<&str> = HashSet::new();
-    for line in body.lines().map(str::trim) {
-        let now: f64 = times.iter().map(|t| t.0).product();
-        if let Some(name) = row_of(line) {
-            rows.insert(name);
-        }
-        if let Some(n) = line.strip_prefix("#pragma unroll") {
-            // All of a loop where there is no number.
-            unrolled = number(n).unwrap_or(f64::INFINITY);
-            continue;
-        }
-        if line.contains("join_threads<") || line.contains("__syncthreads()") {
-            let warp = line.split_once("join_threads<").and_then(|(_, n)| number(n.split('>').next()?));
-            of.barriers += if warp.is_some_and(|n| n <= 32.0) { 0.0 } else { now };
-            loading = false;
-        }
-        let fresh =
-            loads(line).filter(|name| rows.contains(name) && !seen.contains(name)).collect::<Vec<_>>();
-        if !fresh.is_empty() {
-            of.trips += if loading { 0.0 } else { now };
-            loading = true;
-            seen.extend(fresh);
-        }
-        if line.contains("lanes<") || line.contains("threads<Sum") || line.contains("threads<Largest") {
-            of.reductions += now;
-        }
-        loading &= !line.strip_prefix("store(").and_then(name_of).is_some_and(|name| rows.contains(name));
-        if line.starts_with('}') && times.len() > 1 {
-            loading &= !times.pop().is_some_and(|(_, of_loop)| of_loop);
-        }
-        if line.ends_with('{') {
-            let of_loop = line.starts_with("for ");
-            let turns = of_loop.then(|| iterations(line)).flatten().unwrap_or(1.0);
-            times.push(((turns / unrolled).ceil().max(1.0), of_loop));
-            loading &= !of_loop;
-            unrolled = 1.0;
-        }
-    }
-    of
-}
-
-/// The name of a row that a line declares: `const float *x0 = in0 + row * in0_stride;`.
-fn row_of(line: &str) -> Option<&str> {
-    let (left, right) = line.split_once(" = ")?;
-    let name = left.rsplit_once('*')?.1;
-    (right.contains("row") && right.contains("_stride")).then_some(name)
-}
-
-/// The rows that a line loads from: `load<4>(x0 + i)`, `to_float(x0[i])`.
-fn loads(line: &str) -> impl Iterator<Item = &str> {
-    let places = ["load<", "to_float("].into_iter().flat_map(move |of| line.match_indices(of));
-    places.filter_map(move |(at, of)| {
-        let rest = &line[at + of.len()..];
-        name_of(if of == "load<" { rest.split_once('(')?.1 } else { rest })
-    })
-}
-
-/// The name that a text begins with.
-fn name_of(text: &str) -> Option<&str> {
-    Some(&text[..text.find(|c: char| !c.is_ascii_alphanumeric())?])
-}
-
-/// How often `for (int i = t * 4; i < 4096; i += 1024) {` is gone through by the first thread.
-fn iterations(line: &str) -> Option<f64> {
-    let mut parts = line.split(';');
-    let start = parts.next()?.rsplit_once(" = ")?.1.trim();
-    let end = number(parts.next()?.rsplit_once("< ")?.1)?;
-    let step = parts.next()?;
-    let step = match step.split_once("+= ") {
-        Some((_, rest)) => number(rest.split(')').next()?)?,
-        None => 1.0,
-    };
-    Some(((end - number(start).unwrap_or(0.0)) / step).ceil())
-}
-
 // --- pricing -------------------------------------------------------------------------------------
 
 /// The work of a block, in cycles.
@@ -554,8 +459,8 @@ impl Code {
                 (Block { busy: (0.0, Why::Trips), alone: vec![(2.0 * trip, Why::Trips)] }, self.grid)
             }
             Body::Rows(t) => {
-                let waits = t.barriers * BARRIER + t.reductions * REDUCTION;
-                let alone = vec![(t.trips.max(1.0) * trip, Why::Trips), (waits, Why::Barriers)];
+                let waits = t.barriers as f64 * BARRIER + t.reductions as f64 * REDUCTION;
+                let alone = vec![(t.trips.max(1) as f64 * trip, Why::Trips), (waits, Why::Barriers)];
                 (Block { busy: (0.0, Why::Trips), alone }, self.grid)
             }
             Body::Tiles(t) => t.block(self, device, trip),
