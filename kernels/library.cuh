@@ -1,5 +1,5 @@
-// The library of kernel statements: functions that every text of them may call. It is written in the
-// language itself (`compiler/src/statement`), which every GPU dialect is printed from.
+// The library of kernel statements: functions that every text of them may call. It is written in
+// the language itself (`compiler/src/statement`), which every GPU dialect is printed from.
 #pragma once
 
 DEVICE float infinity() { return float_of(0x7f800000u); }

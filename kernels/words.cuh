@@ -1,5 +1,5 @@
-// The words of kernel statements in CUDA and in HIP: types, one thread's number, bits of floats, and
-// how an index out of range is reported (`compiler/src/statement`). `words.metal` has the same.
+// The words of kernel statements in CUDA and in HIP: types, one thread's number, bits of floats,
+// and how an index out of range is reported (`compiler/src/statement`). `words.metal` has the same.
 #pragma once
 
 typedef unsigned char u8;

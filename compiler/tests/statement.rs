@@ -49,7 +49,7 @@ fn a_text_in_every_dialect() {
     assert_eq!(cuda, of(Dialect::Hip));
     insta::assert_snapshot!("cuda", cuda);
     insta::assert_snapshot!("metal", metal);
-    // What is printed says the same.
+    // The printed text says the same.
     let again = Unit::parse(&cuda).unwrap();
     assert_eq!(print(&again, "turn", Dialect::Cuda), cuda);
     assert_eq!(unit.entries[0].function.params, 5);

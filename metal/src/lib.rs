@@ -3,7 +3,7 @@
 //! *In*: texts of the Metal shading language whose kernels take one structure of arguments
 //! (`compiler/src/statement/print.rs`), addresses and launches. *Out*: memory of the GPU, changed.
 //! *Promise*: launches run in the order in which they were given; reading and writing wait for all
-//! of them; where the system is none of Apple's, [`Card::new`] says so.
+//! of them; on other systems [`Card::new`] says so.
 //!
 //! Addresses are the GPU's own (`gpuAddress`), which Metal 3 has: macOS 13 on Apple silicon.
 //!
@@ -37,7 +37,7 @@ pub fn arguments<'a>(list: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
 pub enum Refused {
     /// There is not so much.
     Full,
-    /// What the system says.
+    /// The system's words.
     Failed(String),
 }
 

@@ -231,8 +231,8 @@ impl Memory {
             let Some(open) = &mut under_way.open else { return Ok(()) };
             open.encoder.setComputePipelineState(pipeline);
             let given = NonNull::from(arguments).cast::<c_void>();
-            // SAFETY: as many bytes as are said, which the call copies: the structure that the kernel
-            // declares.
+            // SAFETY: as many bytes as are said, which the call copies: the structure that the
+            // kernel declares.
             unsafe { open.encoder.setBytes_length_atIndex(given, arguments.len(), 0) };
             let size = |width: u32| MTLSize { width: width as usize, height: 1, depth: 1 };
             open.encoder.dispatchThreadgroups_threadsPerThreadgroup(size(grid), size(block));

@@ -11,7 +11,7 @@
 //!         macros              types, names      └── run ────> the CPU, an operation at a time
 //! ```
 //!
-//! What the language has: loops, conditions, loads, stores, selects, calls, structures of numbers,
+//! The language has loops, conditions, loads, stores, selects, calls, structures of numbers,
 //! short arrays of a thread, and constant tables. A thread knows its number and nothing of others;
 //! one word, `status`, takes the smallest of what threads report.
 
@@ -29,7 +29,7 @@ use thiserror::Error;
 pub struct StatementError {
     /// Line of the text, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// The mistake.
     pub message: String,
 }
 
@@ -108,7 +108,7 @@ pub enum Type {
     Number(Number),
     /// An address in the device's memory.
     Pointer {
-        /// What is there.
+        /// The numbers there.
         to: Number,
         /// Whether it is only read.
         constant: bool,
@@ -155,7 +155,7 @@ pub struct Variable {
 pub struct Function {
     /// Its name; functions of other parameters may have it, too.
     pub name: String,
-    /// What it gives.
+    /// The type of its value.
     pub result: Type,
     /// How many of the variables are parameters.
     pub params: usize,
@@ -175,7 +175,7 @@ impl Function {
 /// A function that is launched.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// What its threads do.
+    /// The work of its threads.
     pub function: Function,
     /// Threads of a block, and blocks of a processor at least.
     pub bounds: (u32, u32),
@@ -294,11 +294,11 @@ impl fmt::Display for Infix {
 pub struct Expr {
     /// The type.
     pub of: Type,
-    /// What is computed.
+    /// The computation.
     pub kind: ExprKind,
 }
 
-/// What an expression computes.
+/// The computation of an expression.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ExprKind {
     /// An integer.
@@ -344,7 +344,7 @@ pub struct Unit {
     pub tables: Vec<Table>,
     /// Functions, those of the dialect first; each calls those before it alone.
     pub functions: Vec<Function>,
-    /// What is launched.
+    /// Functions that are launched.
     pub entries: Vec<Entry>,
 }
 

@@ -56,7 +56,7 @@ fn int(value: i64) -> Expr {
     Expr { of: number(if fits { Number::I32 } else { Number::I64 }), kind: ExprKind::Int(value) }
 }
 
-/// What arithmetic is in: `int` at least.
+/// The type of arithmetic: `int` at least.
 fn promoted(of: Number) -> Number {
     of.max(Number::I32)
 }
@@ -107,7 +107,7 @@ impl Parser {
         result
     }
 
-    // --- types ---------------------------------------------------------------------------------------------------
+    // --- types -----------------------------------------------------------------------------------
 
     /// A type by its name, without a star.
     fn named(&self, name: &str) -> Option<Type> {
@@ -140,7 +140,7 @@ impl Parser {
         }
     }
 
-    // --- items ---------------------------------------------------------------------------------------------------
+    // --- items -----------------------------------------------------------------------------------
 
     fn item(&mut self) -> Result<()> {
         match self.peek(0) {
@@ -276,7 +276,7 @@ impl Parser {
         Ok(number)
     }
 
-    // --- statements ----------------------------------------------------------------------------------------------
+    // --- statements ------------------------------------------------------------------------------
 
     fn block(&mut self) -> Result<Vec<Statement>> {
         self.expect("{")?;
@@ -446,7 +446,7 @@ impl Parser {
         Ok(Expr { of, kind: ExprKind::Build(list) })
     }
 
-    // --- expressions ---------------------------------------------------------------------------------------------
+    // --- expressions -----------------------------------------------------------------------------
 
     /// With assignments.
     fn expression(&mut self) -> Result<Expr> {

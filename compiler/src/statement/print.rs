@@ -53,7 +53,7 @@ pub fn print(unit: &Unit, title: &str, dialect: Dialect) -> String {
     printer.out
 }
 
-/// What entries reach.
+/// The parts that entries reach.
 #[derive(Default)]
 struct Used {
     structs: BTreeSet<usize>,

@@ -1,9 +1,9 @@
 //! Statements run on the CPU, an operation at a time.
 //!
 //! *In*: a [`Unit`], one of its entries, threads, arguments and a [`Memory`]. *Out*: the memory,
-//! changed. *Promise*: threads run in order, each to its end; whole numbers wrap; an access that the
-//! memory does not have, a division by zero and an entry that does not end are errors, and nothing
-//! panics.
+//! changed. *Promise*: threads run in order, each to its end; whole numbers wrap; an access that
+//! the memory does not have, a division by zero and an entry that does not end are errors, and
+//! nothing panics.
 
 use super::{Entry, Expr, ExprKind, Function, Infix, Number, Prefix, Statement, Type, Unit};
 
@@ -131,7 +131,7 @@ impl Value {
     }
 }
 
-/// What a function's variables hold.
+/// Values of a function's variables.
 type Frame = Vec<Value>;
 
 /// Where a number is.
