@@ -62,8 +62,8 @@ fn pass(entry: &str, block: u32, shared_bytes: u32, sizes: &[u32]) -> Pass {
     Pass { entry: entry.into(), grid: 512, block, shared_bytes, arguments }
 }
 
-/// Two rows of 2048 are read by 256 threads in eight accesses each, of which four are under way at
-/// once; a norm waits for all of them, and what is read a second time comes from the cache.
+/// Two rows of 2048 are read by 256 threads in eight accesses each, four of them under way at once;
+/// a norm waits for all of them, and a second read comes from the cache.
 #[test]
 fn round_trips_barriers_and_reductions_of_a_row_kernel_are_counted() {
     let text = "// rows_512x2048
@@ -93,7 +93,7 @@ KERNEL __launch_bounds__(256, 2) rows(const float *in0, i64 in0_stride, const fl
 ";
     let code = read(&source(text, pass("rows", 256, 0, &[0; 6])), &pass("rows", 256, 0, &[0; 6]), None);
     let Body::Rows(turns) = code.body else { panic!("{code:?}") };
-    // Each of three turns: two runs of four loads; then two of `x1`, of which `x0` is known.
+    // Each of three turns: two runs of four loads; then two of `x1`, while `x0` is known already.
     assert_eq!(turns, Turns { trips: 3.0 * (2.0 + 2.0), barriers: 6.0, reductions: 3.0 });
     assert_eq!((code.grid, code.block, code.shared), (512.0, 256, 256));
     // Those of a row kernel where NVRTC was not asked, and where it was.
@@ -110,7 +110,7 @@ fn facts_of_generated_texts_are_those_of_their_constants() {
         let some = all.iter().filter(|s| s.name.starts_with(name) && s.passes.len() == 1);
         some.map(|s| (s, read(s, &s.passes[0], None))).collect()
     };
-    // The number behind a name of a parameter in a launch, in the text's order.
+    // The number after the name of a parameter in a launch, in the text's order.
     let mut seen = 0;
     for (source, code) in of("grouped_outer") {
         let Body::Tiles(t) = code.body else { panic!("{}", source.name) };
