@@ -1,5 +1,5 @@
-//! The table of rules. Each is directed, has a name, and says in a few lines what it makes of its
-//! facts.
+//! The table of rules. Each is directed, has a name, and says in a few lines which facts it needs
+//! and what it makes of them.
 //!
 //! A rule looks at one e-node and gives pairs of classes that are equal, or nothing. It fires only
 //! on proven facts: types, constants, which `group` an order comes from. No rule commutes or

@@ -75,7 +75,7 @@ impl<'k> Chunks<'k> {
     }
 
     /// Bytes in shared memory of `keys` chunks of keys, `values` of parts of values, and `tokens`
-    /// of squares of a chunk's tokens.
+    /// squares of a chunk's tokens.
     fn bytes(&self, keys: u64, values: u64, tokens: u64) -> u64 {
         keys * rows(CHUNK, self.shape.size) + values * rows(CHUNK, self.part) + tokens * rows(CHUNK, CHUNK)
     }
