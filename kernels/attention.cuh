@@ -81,8 +81,8 @@ template <class S> struct Mask {
                                  S::POSITIONS ? key_positions[k] : k);
     }
 
-    // Where rows `first..first + COUNT` stand: positions of queries, of which those before all keys
-    // see nothing, else the segments of queries or of keys. `low > high` where there are none.
+    // Where rows `first..first + COUNT` stand: positions of queries (those before all keys see
+    // nothing), else the segments of queries or of keys. `low > high` where there are none.
     struct Span {
         int low, high;
     };
@@ -127,9 +127,9 @@ template <class S> struct Mask {
         return __all_sync(ALL_LANES, same);
     }
 
-    // The first tile of keys from `key` on of which these queries may see any, or `end`: most of a
-    // cache is empty, most documents of a sequence are others, and what nobody sees changes no sum.
-    // All lanes of a warp call it, and all warps find the same.
+    // The first tile from `key` on with a key that these queries may see, or `end`: most of a cache
+    // is empty, most documents of a sequence are others, and an unseen key changes no sum. All
+    // lanes of a warp call it, and all warps find the same.
     template <int TILE> DEVICE int next(Span span, int key, int end) const {
         if (BY_SEGMENT) {
             while (key < end && !near<TILE>(span, key)) key += TILE;

@@ -1,6 +1,6 @@
-// The gradient of an embedding. Rows are sorted by id, stably, a digit of the id at a time; then a
-// block adds up so many rows in that order, and what an id has in several blocks is joined. So no
-// block looks at all ids, a frequent id is the work of many blocks, and every sum has one order.
+// The gradient of an embedding. Rows are sorted by id, stably, a digit of the id at a time; each
+// block then adds up a fixed number of rows in order, and sums of an id over blocks are joined. So
+// no block looks at all ids, many blocks share a frequent id, and every sum has one order.
 #pragma once
 #include "move.cuh"
 #include "route.cuh"

@@ -25,9 +25,9 @@ template <int N> DEVICE void words_at(u32 (&words)[N], const u8 *memory, int fir
 
 DEVICE u32 byte_of(u32 word, int i) { return word >> (8 * i) & 255u; }
 
-// The code of `BITS` bits at bit `at` of a word, less a bias. Below bit 23 it is put into the
-// fraction of a float where it stands, which no conversion does as fast. `whole` is 2^23 in a
-// register of which the compiler knows nothing, so that a mask and it are one instruction.
+// The code of `BITS` bits at bit `at` of a word, less a bias. Below bit 23 it becomes the fraction
+// of a float in place, which is faster than a conversion. `whole` is 2^23 in a register that is
+// opaque to the compiler, so that the mask and the "or" are one instruction.
 template <int BITS> DEVICE float code_at(u32 word, int at, float bias, u32 whole) {
     u32 shift = at + BITS <= 23 ? 0 : at + BITS - 16, mask = (1u << BITS) - 1;
     at -= int(shift);
@@ -202,8 +202,8 @@ constexpr int STAGES = 3;
 // Rows of the matrix that a warp has.
 constexpr int OWN = 4;
 
-// Copies 16 bytes of a matrix, of which `left` remain from `begin` on, or the part that is inside
-// it; `inside` is an address of it.
+// Copies 16 bytes of a matrix from `begin` on, or only the `left` bytes that remain of the matrix;
+// `inside` is an address of the matrix.
 DEVICE void bring_part(u8 *to, u64 begin, int left, u64 inside) {
     int misplaced = int(begin & 15), bytes = left + misplaced;
     // An address is inside the matrix even where nothing is read.
@@ -233,9 +233,9 @@ template <int N, int SPLIT, class Put> DEVICE void join_slices(float (&parts)[WA
     }
 }
 
-// `Σ_k x[k] · w[j, k]` for rows of `w` from `matrix` on, `far` bytes apart, of which there are `n`;
-// `past` is the end of the matrix. `tile` counts the tiles of columns. Each result goes to
-// `put(j, sum)` once.
+// `Σ_k x[k] · w[j, k]` for the `n` rows of `w` from `matrix` on, `far` bytes apart; `past` is
+// the end of the matrix. `tile` counts the tiles of columns. Each result goes to `put(j, sum)`
+// once.
 template <class F, int SPLIT, class Put>
 DEVICE void few(const float *x, const F *matrix, const F *past, i64 far, int n, int k, int tile, Put put) {
     typedef Piece<F> P;

@@ -3,12 +3,12 @@
 // registers. Warps of their own bring the operands: the copy engine does it for them where lines
 // are adjacent (TMA), and they copy gathered lines.
 //
-// Beside `prelude.cuh` the only file with inline assembly: what `sm_80` has not.
+// The only file with inline assembly apart from `prelude.cuh`: instructions that `sm_80` lacks.
 #pragma once
 #include "product.cuh"
 
-// Makes writes of threads and of their copies to shared memory visible to the tensor cores, with a
-// barrier behind it.
+// Makes writes of threads and of their copies to shared memory visible to the tensor cores, if a
+// barrier follows.
 DEVICE void show_to_matrices() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Registers of sums are the warpgroup's own until `matrices_wait`.
@@ -95,16 +95,16 @@ DEVICE void clear_shared(u32 address) { asm volatile("st.shared.v4.u32 [%0], {%1
 template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 template <int COUNT> DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
-// A barrier of so many threads of the block, by its number; 0 is that of all.
+// A barrier of `THREADS` threads of the block, by its number; 0 is the barrier of all threads.
 template <int THREADS> DEVICE void meet(u32 barrier) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory"); }
-// Counts as there, and does not wait.
+// Counts as arrived there, and does not wait.
 template <int THREADS> DEVICE void pass_by(u32 barrier) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
 
 // --- barriers in shared memory that copies arrive at ---------------------------------------------
 
-// For so many arrivals a phase; others see it after `show_barriers` and a barrier of the block.
+// Each phase takes `arrivals` arrivals; others see it after `show_barriers` and a block barrier.
 DEVICE void barrier_begin(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -119,7 +119,7 @@ DEVICE void barrier_arrive_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// The phase ends when so many more bytes have come.
+// The phase ends when `bytes` more bytes have come.
 DEVICE void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -256,7 +256,7 @@ DEVICE void copy_box_to(u32 to, const TensorMap *map, int fast, int slow, int ma
 }
 
 // An operand that the copy engine brings, from some line and depth on. `CUT`: its depth goes on
-// behind that which is used.
+// after the depth that is used.
 template <bool FAST, bool CUT_ = false> struct Boxes {
     static constexpr bool CUT = CUT_;
     const TensorMap *map;
@@ -292,11 +292,11 @@ template <bool FAST, bool CUT_> struct Brought<Boxes<FAST, CUT_>> {
 // Slices of an operand, 64 deep, into shared memory as `wgmma` reads them: pieces of 16 bytes,
 // eight to a row of 128 bytes, permuted within each group of eight rows. A row is a line; where
 // elements are adjacent along the lines, it is a depth of 64 lines, and blocks of 64 lines follow
-// one another. The work of `THREADS`, of which this is number `thread`; a thread finds once all
-// that is alike in every slice.
+// one another. The work of `THREADS` threads; this one is number `thread`; a thread finds once what
+// all slices share.
 template <class L, int LINES, int THREADS, bool FAST> struct Bringer;
 
-// By the copy engine, told by one thread.
+// By the copy engine, started by one thread.
 template <bool FAST, bool CUT, int LINES, int THREADS> struct Bringer<Boxes<FAST, CUT>, LINES, THREADS, FAST> {
     Boxes<FAST, CUT> boxes;
     int thread;
@@ -448,7 +448,7 @@ template <int COLUMNS_, int STAGES, int BRINGERS, bool PAIRS_, int BLOCKS_ = 1> 
         __syncwarp();
     }
 
-    // Zeros for what a slice has behind the end of its depth.
+    // Zeros for the part of a slice after the end of its depth.
     template <int LINES> static DEVICE void cut(u32 tile, int left) {
         for (int i = int(threadIdx.x); i < LINES / 64 * (DEPTH - left) * 8; i += MULTIPLIERS)
             clear_shared(tile + u32(i / ((DEPTH - left) * 8) * 8192) + u32(left * 128 + i % ((DEPTH - left) * 8) * 16));

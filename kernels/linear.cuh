@@ -150,18 +150,18 @@ template <class S> struct Place {
     DEVICE i64 token(int i) const { return i64(b) * S::TOKENS + first() + i; }
 };
 
-// The decays of a chunk's tokens. `near[i][j]`: from behind token `j` to before token `i`, 0 where
-// a document begins at `i`.
+// The decays of a chunk's tokens. `near[i][j]`: from after token `j` to before token `i`, 0 where a
+// document begins at `i`.
 struct Decays {
     float alpha[CHUNK], through[CHUNK], before[CHUNK], after[CHUNK];
     float near[CHUNK][CHUNK + 1];
     int present[CHUNK], begins[CHUNK];
 
-    // From behind token `j` to behind token `i`.
+    // From after token `j` to after token `i`.
     DEVICE float far(int i, int j) const { return i == j ? 1.0f : near[i][j] * alpha[i]; }
     DEVICE float whole() const { return through[CHUNK - 1]; }
 
-    // By all threads of the block; a barrier is behind it. `decay(token)`: the logarithm;
+    // By all threads of the block; ends with a barrier. `decay(token)`: the logarithm;
     // `segment(token)`: the document, or a negative number.
     template <class S, class Decay, class Segment> DEVICE void find(const Place<S> &at, Decay decay, Segment segment) {
         int i = int(threadIdx.x);
@@ -530,7 +530,7 @@ DEVICE void back_states(const bf16 *d, i64 d_stride, const bf16 *back, const bf1
         if (S::DELTA) bring_rows<D, THREADS>(to.u, keys_u + n * (CHUNK * D), D, CHUNK);
         bring_rows<D, THREADS>(to.q, queries + n * (CHUNK * D), D, CHUNK);
         bring_rows<E, THREADS>(to.dx, dx + n * (CHUNK * S::VALUE) + own.part, S::VALUE, CHUNK);
-        // Rows behind the last token are zeros, and so are the queries of tokens that take no part.
+        // Rows after the last token are zeros, and so are the queries of tokens that take no part.
         int rows = S::TOKENS - chunk * CHUNK;
         for (int i = int(threadIdx.x); i < CHUNK * (E / 8); i += THREADS) {
             int row = i / (E / 8), piece = i % (E / 8);
@@ -768,7 +768,7 @@ DEVICE void gradients(const bf16 *q, i64 q_stride, const bf16 *k, i64 k_stride, 
             auto down = [&](const float (&strips)[4][CHUNK], int j) { return strips[0][j] + strips[1][j] + strips[2][j] + strips[3][j]; };
             for (int j = 0; j < t; ++j) sum += of(s.of_k, j);
             for (int i = t; i < CHUNK; ++i) {
-                // Pairs of which one is before this token and one is not.
+                // Pairs with one token before this one and one not.
                 float pairs = of(s.rows, i) - down(s.columns, i), query = of(s.of_q, i);
                 if (S::BEFORE) {
                     // Outputs of this token read the state before it.

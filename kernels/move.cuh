@@ -1,7 +1,7 @@
 // Moving rows: gathers and their gradients, caches, embeddings, zeroing and copying. A thread has
-// an element, or several that are adjacent, and adjacent threads have adjacent elements: what is
-// only moved is moved in words of any size, of which `WIDTH` make a row; what is computed with is
-// taken `N` at a time, which divides `WIDTH`.
+// an element, or several that are adjacent, and adjacent threads have adjacent elements. Elements
+// that are only moved are words of any size, `WIDTH` to a row; elements of a computation are read
+// `N` at a time, where `N` divides `WIDTH`.
 #pragma once
 #include "prelude.cuh"
 

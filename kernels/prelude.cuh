@@ -43,8 +43,8 @@ DEVICE float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
 DEVICE void store(float &to, float x) { to = x; }
 DEVICE void store(bf16 &to, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
 
-// The same number, of which the compiler knows nothing: what is computed from it is computed where
-// it is needed, and takes no register before.
+// The same number, opaque to the compiler: a value computed from it is computed where it is needed,
+// and takes no register before.
 DEVICE int anew(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -68,8 +68,8 @@ DEVICE float half_float(u32 bits) {
 
 DEVICE u32 shared_address(const void *pointer) { return u32(__cvta_generic_to_shared(pointer)); }
 
-// `bytes` (at most 16) into shared memory asynchronously, zeros up to 16 behind them; both sides on
-// 16 bytes.
+// `bytes` (at most 16) into shared memory asynchronously, then zeros up to 16; both sides aligned
+// to 16 bytes.
 DEVICE void copy_async_to(u32 shared, const void *from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
 }

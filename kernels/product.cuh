@@ -242,9 +242,9 @@ template <bool ADD, class C> DEVICE auto put(C *to) {
     return put<ADD>(to, [](int, float sum) { return sum; });
 }
 
-// A thread's results in row `i`, of which `left` columns are inside the matrix; all of them where
-// `WHOLE`. Their addends are read some at a time before any of them is stored: no load can be moved
-// over a store, and one after another they would each wait for memory.
+// A thread's results in row `i`, whose first `left` columns are inside the matrix; all of them
+// where `WHOLE`. Their addends are read in batches before any result of the batch is stored: no
+// load can be moved over a store, and each would wait for memory alone.
 template <class T, bool WHOLE, class To> DEVICE void put_row(typename T::Sums &sums, int i, int left, To to) {
     constexpr int STEP = T::PAIRS ? 2 : 1, BATCH = T::OWN_COLUMNS < 8 * STEP ? T::OWN_COLUMNS : 8 * STEP;
     static_assert(T::OWN_COLUMNS % BATCH == 0, "whole batches");
@@ -322,7 +322,7 @@ template <class T, class Line> DEVICE void each(typename T::Sums &sums, int rows
     for (int i = 0; i < T::OWN_ROWS; ++i) {
         if (T::row(i) >= rows) continue;
         auto to = line(T::row(i), column);
-        // Loads of a whole tile wait for no predicate, of which there are few.
+        // Loads of a whole tile need no predicates; few predicate registers exist.
         if (decltype(to)::ADDS && columns == T::COLUMNS) put_row<T, true>(sums, i, left, to);
         else put_row<T, false>(sums, i, left, to);
     }
@@ -351,8 +351,8 @@ template <int ROWS, int THREADS> DEVICE int needed_rows(const int *places, int m
     return least(ROWS, found - first);
 }
 
-// The rows of a tile, counted from `base`: `first` and those behind it, or as many of those that
-// are needed.
+// The rows of a tile, counted from `base`: `first` and those after it, or the next rows that are
+// needed.
 template <class T, bool SOME> struct TileRows {
     int base, count;
     int *rows;
@@ -417,7 +417,7 @@ DEVICE void multiply_rows(typename T::Pipe &pipe, typename T::Sums &sums, const 
     else T::template multiply<A_FAST, B_FAST>(pipe, sums, rows.count, columns, k, a, b);
 }
 
-// The tiles of this block of so many. Where warps of their own bring operands (`T::STREAMS`) there
+// The tiles of this block, of `count`. Where warps of their own bring operands (`T::STREAMS`) there
 // are as many blocks as the processors have at once, and a block goes from tile to tile: the next
 // one's operands come while this one's results are stored. Elsewhere each block has one.
 template <class T, class Each> DEVICE void tiles_of_block(u32 count, Each each) {

@@ -58,9 +58,9 @@ template <int ROWS, int EXPERTS, int K> DEVICE void route(const float *z, int *c
 
 // A stable counting sort in four passes: count each chunk's choices, add the chunks up for each
 // group, add the groups up, and let every slot find its place. No-ops, choices of `EXPERTS` or
-// more, are one more group behind the others. A warp goes through a chunk 32 slots at a time, in
+// more, are one more group after the others. A warp goes through a chunk 32 slots at a time, in
 // order, so slots of a group stay in order; its counts of each group are in shared memory while it
-// does, unless groups are very many.
+// does, unless the groups are too many.
 constexpr int CHUNK = 256, NEAR_GROUPS = 8192;
 
 // The groups of the chunk's slots, a lane's one after another; `GROUPS` beyond the last slot.

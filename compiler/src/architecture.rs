@@ -20,7 +20,7 @@ use std::collections::HashMap;
 /// A resolved model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Architecture {
-    /// The model it comes from; components that its definitions apply stand behind its own.
+    /// The model it comes from; components that its definitions apply come after its own.
     pub model: Model,
     /// The distinct layer bodies.
     pub bodies: Vec<Body>,
@@ -30,7 +30,8 @@ pub struct Architecture {
     pub variables: u32,
     /// Total depth `L`: applications of layers.
     pub depth: u64,
-    /// Streams there are: before each application of a layer or a statement, and behind the last.
+    /// The number of streams: before each application of a layer or a statement, and after the
+    /// last.
     pub places: u64,
     /// For each set of weights of layers, `layers.{i}`: its body and which of the body's sets it
     /// is.
@@ -75,9 +76,9 @@ pub enum Work {
     Exit(Leaving),
     /// The place before a loop where every token chooses how many of its passes it makes.
     Choose(Choosing),
-    /// The place behind such a loop, where what its passes made of a token is weighed.
+    /// The place after such a loop, where the passes' result for a token is weighed.
     Chosen,
-    /// Keeps the stream behind so many layer applications for later statements.
+    /// Keeps the stream after this many layer applications for later statements.
     Remember(u64),
     /// The statement that mixes those streams, and the one that it reads: `body.{k}`.
     History(Vec<u64>),
@@ -113,7 +114,7 @@ pub struct Leaving {
     pub norm: Option<u64>,
 }
 
-/// A loop of which every token chooses how many passes it makes.
+/// A loop in which every token chooses how many passes it makes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choosing {
     /// Its number among all `recur`s.
@@ -124,7 +125,7 @@ pub struct Choosing {
     pub balance: f64,
 }
 
-/// A loop of which every pass has weights of its own.
+/// A loop whose passes each have weights of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passes {
     /// Its number among all `recur`s.
@@ -149,7 +150,7 @@ pub enum Keys {
 /// A distinct body of a layer or a statement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Body {
-    /// Its name in the IR: `layer0`, …, and `statement0`, … and `pass0`, … beside them.
+    /// Its name in the IR: `layer0`, …, `statement0`, … or `pass0`, ….
     pub name: String,
     /// The composition that it computes, or the statement.
     pub work: Work,
@@ -165,8 +166,8 @@ pub struct Body {
     pub passes: Option<Passes>,
     /// Whether tokens may leave the outermost loop around it.
     pub leaves: bool,
-    /// In passes of which its nested `skip`s choose among the tokens of the pass before: how many
-    /// such choices a pass makes, all layers together.
+    /// In passes whose nested `skip`s choose among the tokens of the pass before: how many such
+    /// choices a pass makes, all layers together.
     pub among: Option<u64>,
     /// Which pass it is of a loop whose tokens chose how many they make, and of how many.
     pub chosen: Option<[u64; 2]>,
@@ -255,7 +256,7 @@ struct Caches {
 }
 
 impl Caches {
-    /// Those of a model that pools so many means and saves so many streams.
+    /// Those of a model that pools `pools` means and saves `saved` streams.
     fn of(model: &Model, pools: usize, saved: usize) -> Self {
         let gated = model.body.iter().any(is_gated).then_some(Owner::Exit);
         let nested = layers_of(&model.body).into_iter().any(|expr| nested(expr).next().is_some());
@@ -275,8 +276,9 @@ impl Caches {
     }
 }
 
-/// Components that definitions apply. Each is a component of the model behind its own, called as
-/// the one that applies it, a dot, and the value that it gives; no component of a text has a dot.
+/// Components that definitions apply. Each is a component of the model after its own. Its name is
+/// that of the component that applies it, a dot, and the value that it gives; no component of a
+/// text has a dot.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Applied {
     /// The component, by the number of the one that applies it and the name of the value.
@@ -349,7 +351,7 @@ struct Counters {
     detached: bool,
     /// How passes that are being walked share keys of sequence attention.
     keys: Keys,
-    /// Choices of nested `skip`s in a pass of the loop that is being walked, behind its first.
+    /// Choices of nested `skip`s in a pass of the loop that is being walked, after its first.
     choices: u64,
 }
 
@@ -961,14 +963,14 @@ fn normalised(items: &[Item], inside: bool) -> bool {
     }
 }
 
-/// The name under which the stream behind so many layer applications is saved. No stream of a
+/// The name under which the stream after `depth` layer applications is saved. No stream of a
 /// specification has a dot in its name.
 pub(crate) fn remembered_as(depth: u64) -> String {
     format!("history.{depth}")
 }
 
-/// Depths of the streams that `mix history` reads behind so many layer applications, beside the
-/// stream that is there.
+/// Depths of the streams that `mix history` reads after `depth` layer applications, in addition to
+/// the current stream.
 fn history(every: u64, depth: u64) -> Vec<u64> {
     (0..depth.max(1)).step_by(every.max(1) as usize).collect()
 }
@@ -991,7 +993,7 @@ fn remember(items: &[Item], depth: &mut u64, found: &mut Vec<u64>) -> u64 {
                     last = last.max(remember(items, depth, found));
                 }
             }
-            // No such statement is in it, or behind it.
+            // No such statement is in it or after it.
             Item::Recur { .. } => {}
         }
     }
@@ -1232,7 +1234,7 @@ impl Walk<'_> {
 
     /// How the passes of a loop leave whose loss sees all of them: the last one leaves to the head.
     fn leaving(&mut self, passes: Loop, number: u64) -> Result<Leaving, CompileError> {
-        // A `norm` behind the loop is the next statement.
+        // A `norm` after the loop is the next statement.
         let norm = matches!(self.model.body.last(), Some(Item::Statement(Statement::Norm)));
         let statements = |now: &Counters, bodies: &[Body]| {
             let own = bodies
@@ -1251,7 +1253,7 @@ impl Walk<'_> {
         Ok(leaving)
     }
 
-    /// Finds the bodies of a pass in a walk that is not kept; the numbers behind it.
+    /// Finds the bodies of a pass in a walk that is not kept; gives the numbers after it.
     fn tried(&mut self, passes: Loop) -> Result<Counters, CompileError> {
         let (now, variables) = (self.now.clone(), self.variables);
         self.repeated(Loop { count: 1, ..passes })?;
@@ -1542,8 +1544,8 @@ fn substituted(blocks: &[Block], variable: u32, factor: u64, offset: u64) -> Vec
     blocks.iter().map(one).collect()
 }
 
-/// Complete runs before an output, of so many outputs before its application: the embedding, and
-/// one for every `block` outputs. Loops end with runs.
+/// The number of complete runs before output `offset` of an application, with `row` outputs before
+/// the application: the embedding, and one for every `block` outputs. Loops end with runs.
 pub fn run_of(row: &Affine, offset: u32, block: u32) -> Affine {
     let block = u64::from(block.max(1));
     let terms = row.terms.iter().map(|&(v, s)| (v, s / block)).collect();
@@ -1556,7 +1558,8 @@ pub fn continues(row: &Affine, offset: u32, block: u32) -> Affine {
     Affine::constant(u64::from(!begins))
 }
 
-/// Counts passes of a `recur`, of which there are so many before, as turns of the weights inside.
+/// Counts `count` passes of a `recur`, with `first` passes before them, as turns of the weights
+/// inside.
 fn take_turns(blocks: &mut [Block], variable: u32, first: u64, count: u64) {
     for block in blocks {
         match block {

@@ -81,7 +81,7 @@ pub(crate) struct Assembly<'a> {
     pub(crate) entry: Entry,
     /// Which use they are of, and what the names of its programs and buffers begin with.
     pub(crate) scope: (usize, String),
-    /// The uses behind.
+    /// The uses assembled so far.
     pub(crate) uses: Vec<Use>,
     /// Bytes of buffers that a use has alone.
     pub(crate) own: u64,
@@ -355,7 +355,8 @@ impl<'a> Assembly<'a> {
                 (self.bind(Slot::StateCotangent(name), named, shape, 1)?, Affine::default())
             }
             Binding::Cotangent(Of::Stream) => {
-                // On the way back a layer leaves the next one beside the one that it reads.
+                // In the backward a layer stores the next cotangent in another buffer than the one
+                // it reads.
                 let (slot, name) = if result && site.apply.is_some() {
                     (Slot::NextCotangent, "d.next")
                 } else {
@@ -434,7 +435,7 @@ impl<'a> Assembly<'a> {
         found.iter().map(of).collect()
     }
 
-    /// The `skip` of which a state holds the members.
+    /// The `skip` whose members a state holds.
     fn of_members(&self, name: &str) -> Option<u32> {
         match self.states.get(name)? {
             State { owner: Owner::Skip(number), part: Part::Members } => Some(*number),
@@ -450,7 +451,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// How often something has been saved before a call; behind the layers, in all.
+    /// How often something has been saved before a call; after the layers, in all.
     fn saves(&self, site: &Site, cache: usize) -> Affine {
         let all = || Affine::constant(self.architecture.rows[cache]);
         site.apply.map_or_else(all, |apply| apply.rows[cache].clone())
@@ -577,7 +578,7 @@ impl<'a> Assembly<'a> {
 
     pub(crate) fn index(&self, site: &Site, port: &Port, index: Index) -> Result<Affine, CompileError> {
         let unknown = || CompileError::Schedule(format!("an index `{port}` that no loop supplies"));
-        // Behind the layers, all applications are before.
+        // After the layers, all applications have run.
         let row = |cache: u32| match site.apply {
             Some(apply) => apply.rows.get(cache as usize).cloned().ok_or_else(unknown),
             None => {
@@ -635,7 +636,8 @@ impl<'a> Assembly<'a> {
         Ok(steps)
     }
 
-    /// Makes the stream behind a pass the one before the next, which has the same place.
+    /// Copies the stream after a pass to the place of the stream before it, where the next pass
+    /// reads.
     fn again(&mut self, blocks: &[Block]) -> Result<Step, CompileError> {
         let mut ends = vec![];
         each_apply(blocks, &mut |apply| ends.push(apply.place.clone()));
@@ -654,8 +656,8 @@ impl<'a> Assembly<'a> {
         Ok(self.launch(copy, operands, "the stream of the next pass"))
     }
 
-    /// Ends the way back before passes through which no gradient flows: the stream behind them has
-    /// no cotangent, and neither has what they left for later ones.
+    /// Ends the backward before passes through which no gradient flows: the stream after them has
+    /// no cotangent, nor do the states that they left for later passes.
     fn detach(
         &mut self,
         variable: u32,
@@ -711,8 +713,8 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    /// Decides of which bodies the forward is computed again on the way back: of so many of those
-    /// that can, those that keep most first.
+    /// Decides which bodies recompute their forward in the backward: `count` of those that can,
+    /// those that keep most first.
     ///
     /// The same launches on the same operands give the same bits. The stream before an application
     /// is kept, and what it writes to the stream and to depth caches is what is there; only sums
@@ -852,16 +854,16 @@ impl<'a> Assembly<'a> {
         Ok(Program { steps, variables: architecture.variables + 1 })
     }
 
-    /// The cotangent of a saved stream begins at zero: before the way back, and behind each of its
-    /// `save`s on it, where the one saved before it follows.
+    /// The cotangent of a saved stream begins at zero: before the backward, and in it after each of
+    /// its `save`s, where the stream saved before follows.
     fn begin_saved(&mut self, number: usize, steps: &mut Vec<Step>) -> Result<(), CompileError> {
         let Some(stream) = self.stream_buffer() else { return Ok(()) };
         let shape = self.plan.buffer(stream).shape.clone();
         self.begin_cotangent(self.architecture.label(Owner::Saved(number as u32)), shape, steps)
     }
 
-    /// The same of what is kept for the end of a loop whose tokens choose their passes, behind the
-    /// choice.
+    /// The same after the choice, for the states kept for the end of a loop whose tokens choose
+    /// their passes.
     fn begin_choice(&mut self, steps: &mut Vec<Step>) -> Result<(), CompileError> {
         let Some(stream) = self.stream_buffer() else { return Ok(()) };
         let stream = self.plan.buffer(stream).shape.clone();
@@ -918,7 +920,7 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    /// The forward alone, behind `steps`.
+    /// The forward alone, after `steps`.
     pub(crate) fn evaluate(
         &mut self,
         module: &Module,
@@ -1175,7 +1177,7 @@ fn loops(blocks: &[Block]) -> Vec<(u32, u64)> {
 /// How the applications that write a state along depth have their rows in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rows {
-    /// One after another, behind so many rows that no application writes.
+    /// One after another, after `before` rows that no application writes.
     Each { before: u64 },
     /// All in one value; of sources, applications before the passes have added to it, too.
     Whole { every: bool },

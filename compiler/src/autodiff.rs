@@ -439,7 +439,7 @@ fn node_of(defined: &[Option<usize>], v: Value) -> usize {
     defined[v.index()].unwrap_or(0)
 }
 
-/// Which nodes the roots need, not looking behind values for which `stop` holds.
+/// Which nodes the roots need, not looking beyond values for which `stop` holds.
 fn live_nodes(f: &Function, roots: impl Iterator<Item = Value>, stop: &dyn Fn(Value) -> bool) -> Vec<bool> {
     let defined = f.definitions();
     let mut live = vec![false; f.nodes.len()];
@@ -457,7 +457,7 @@ fn live_nodes(f: &Function, roots: impl Iterator<Item = Value>, stop: &dyn Fn(Va
     live
 }
 
-/// Copies the chosen nodes of `from` behind the parameters of `to`. Values already in `map` keep
+/// Copies the chosen nodes of `from` after the parameters of `to`. Values already in `map` keep
 /// their place there.
 fn copy_nodes(
     from: &Function,

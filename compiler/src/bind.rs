@@ -67,15 +67,15 @@ impl fmt::Display for Port {
 pub enum Binding {
     /// A value of the caller, with no further meaning.
     Value,
-    /// The stream: a layer reads the one before it and writes the one behind it.
+    /// The stream: a layer reads the one before it and writes the one after it.
     Stream,
     /// Something the host gives for a batch or a step.
     Batch(Input),
     /// A trained tensor of the weight set.
     Weight,
-    /// A trained tensor of the weight set, of which every pass of a loop has one.
+    /// A trained tensor of the weight set, one for every pass of a loop.
     PassWeight,
-    /// A tensor of which every application of a set of weights has one.
+    /// A tensor of the weight set, one for each of its applications.
     TurnWeight,
     /// A tensor of the weight set that no gradient reaches: a balancing bias.
     Buffer,
@@ -149,7 +149,7 @@ pub enum Index {
     Row(u32),
     /// The row before: that of the latest of those applications.
     Latest(u32),
-    /// The row so many behind.
+    /// The row `by` rows later.
     Next {
         /// The cache.
         cache: u32,
@@ -200,8 +200,8 @@ pub enum Input {
     Asked,
     /// `f32[batch, seq, hidden]`: normal numbers that a stream starts with.
     Noise,
-    /// `i32[batch, seq]`: a random number of every query, of which an attention that drops weights
-    /// chooses those that it keeps. Each attention of each application has its own
+    /// `i32[batch, seq]`: a random number of every query, from which an attention that drops
+    /// weights derives those that it keeps. Each attention of each application has its own
     /// ([`Input::draws`]).
     Draws,
     /// `f32[batch / 2]`: of pairs of sequences, how much more likely the first was before training
@@ -477,7 +477,7 @@ pub enum Owner {
     Norm(u32),
     /// The lanes around the unit of that number in its layer.
     Lanes(u32),
-    /// The reading of the stream behind the last layer.
+    /// The reading of the stream after the last layer.
     Output,
     /// Sources that units read: the embedding and their outputs.
     Sources,
@@ -499,11 +499,11 @@ pub enum Part {
     Table,
     /// The norm before a component.
     Norm,
-    /// The norm behind a component.
+    /// The norm after a component.
     PostNorm,
     /// The norm of the stream before the head.
     FinalNorm,
-    /// The norm of the stream behind each application.
+    /// The norm of the stream after each application.
     ResidualNorm,
     /// Queries, keys and values of an attention.
     Qkv,
@@ -588,12 +588,12 @@ pub enum Part {
     Residual,
     /// Values of the first application of an attention.
     FirstValues,
-    /// Keys of an attention that its later applications see, each in the row behind that of its
+    /// Keys of an attention that its later applications see, each in the row after that of its
     /// application; the first row stands for the keys of the sequence.
     DepthKeys,
     /// Its values.
     DepthValues,
-    /// Keys that the last pass of each token made, in a row behind those of a pass.
+    /// Keys that the last pass of each token made, in a row after those of a pass.
     PassKeys,
     /// Its values.
     PassValues,
@@ -693,7 +693,7 @@ pub enum Part {
     Own(Symbol, Purpose),
     /// A state or a kept value of a definition.
     Kept(Symbol),
-    /// A value that a definition keeps of its last application to each token, in a row behind that
+    /// A value that a definition keeps of its last application to each token, in the row after that
     /// of the application; the first row is zero.
     Behind(Symbol),
 }
@@ -801,7 +801,7 @@ impl Adapted {
         }
     }
 
-    /// The name of a tensor beside it.
+    /// The name of a tensor that belongs to it.
     fn beside(self, to: &str) -> String {
         match self {
             Adapted::Own(name, _) => beside(name.0, &format!(".{to}")),
@@ -810,7 +810,7 @@ impl Adapted {
     }
 }
 
-/// A factor of `B A`, and what DoRA has beside it.
+/// A factor of `B A`, or a vector that DoRA adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Factor {
     /// `[rank, in]`
@@ -868,7 +868,7 @@ impl Part {
         self.adapted().or(found)
     }
 
-    /// Behind the name of its owner, the name of the tensor.
+    /// The name of the tensor, which follows the name of its owner.
     pub fn path(self) -> Cow<'static, str> {
         if let Part::Text(number) = self {
             return format!("text{number}").into();
@@ -876,7 +876,7 @@ impl Part {
         self.word().into()
     }
 
-    /// The same of a part of which its owner has one.
+    /// The same of a part that its owner has once.
     fn word(self) -> &'static str {
         match self {
             Part::Text(_) => "text",

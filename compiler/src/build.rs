@@ -44,7 +44,7 @@ pub struct Marks {
 /// Marks values that stand for parameters until `finish` numbers them.
 const PARAM: u32 = 1 << 31;
 
-/// The number that a value has in a function of so many parameters.
+/// The number that a value has in a function of `params` parameters.
 fn numbered(v: Value, params: u32) -> Value {
     if v.0 & PARAM != 0 { Value(v.0 & !PARAM) } else { Value(v.0 + params) }
 }
@@ -79,8 +79,8 @@ impl<'m> Builder<'m> {
         self.marks.parts.push((from..self.nodes.len(), name.to_string()));
     }
 
-    /// Names a value that can be looked at and changed from outside; a number stands behind a name
-    /// that is taken.
+    /// Names a value that can be looked at and changed from outside; a name that is taken gets a
+    /// number.
     pub fn point(&mut self, name: String, v: Value) {
         let points = &self.marks.points;
         let free = |name: &String| points.iter().all(|(taken, _)| taken != name);

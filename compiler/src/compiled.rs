@@ -29,7 +29,7 @@ pub struct Compiled {
     pub depth: u64,
     /// Values that host and programs exchange.
     pub(crate) ends: Vec<(Entry, End, BufferId)>,
-    /// The streams before each application of a layer or a statement, and behind the last.
+    /// The streams before each application of a layer or a statement, and after the last.
     pub(crate) streams: Vec<(Entry, BufferId)>,
     /// States of layers that outlive a call.
     pub caches: Vec<StateBuffer>,
@@ -44,8 +44,8 @@ pub struct Compiled {
     /// Tensors that are cut over ranks, where this plan is for the part of one: the optimizer's
     /// states are of the use that trains, weights of all uses.
     pub cut: Shard,
-    /// Seed of the recipe, of which the noise that streams start with is a function, and which
-    /// weights attentions drop.
+    /// Seed of the recipe; it decides the noise that streams start with and the weights that
+    /// attentions drop.
     pub seed: u64,
     /// How many attentions of an application drop weights, at the most: application `a` reads
     /// instance `a · draws + n` of [`Input::Draws`] for the `n`-th.
@@ -164,8 +164,8 @@ pub struct SequenceState {
 /// Whether a state is of tokens or of their text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Per {
-    /// Positions of the tokens that have entries, side by side; -1 behind them. A row of a text
-    /// that begins is -1.
+    /// Positions of the tokens that have entries, side by side; -1 after them. A row of a text that
+    /// begins is -1.
     Position {
         /// Entries of a row.
         entries: u64,
@@ -229,7 +229,7 @@ impl Compiled {
         self.ends.iter().find(|(e, found, _)| (*e, *found) == (entry, end)).map(|(_, _, id)| *id)
     }
 
-    /// The streams before each application of a layer or a statement, and behind the last.
+    /// The streams before each application of a layer or a statement, and after the last.
     pub fn stream(&self, entry: Entry) -> Option<BufferId> {
         self.streams.iter().find(|(e, _)| *e == entry).map(|(_, id)| *id)
     }
@@ -259,10 +259,10 @@ pub enum Observation {
     /// `f32[batch, seq]`: Euclidean norm of what a `skip` reads; 0 for tokens that never came to
     /// it.
     Norm,
-    /// `f32[batch, seq]`: loss in nats of the stream behind a pass of a loop whose loss sees all of
-    /// them, for each pass but the last.
+    /// `f32[batch, seq]`: loss in nats of the stream after a pass of a loop whose loss sees all
+    /// passes, for each pass but the last.
     Loss,
-    /// `f32[batch, seq]`: the share `q` of a token that leaves behind that pass.
+    /// `f32[batch, seq]`: the share `q` of a token that leaves after that pass.
     Share,
 }
 
@@ -389,8 +389,8 @@ pub enum TensorKind {
     Shared,
     /// A router's matrices and gains.
     Router,
-    /// A vector beside the products: a norm's gain, a bias, the sinks of a softmax; and the numbers
-    /// by which the stream is wired.
+    /// A vector that no matmul reads: a norm's gain, a bias, the sinks of a softmax; and the
+    /// numbers by which the stream is wired.
     Gain,
     /// A tensor of a statement, or one of a definition that no product reads: it does not decay.
     Steady,
@@ -405,8 +405,8 @@ pub enum Init {
     Normal(f64),
     /// The same number everywhere.
     Constant(f64),
-    /// A matrix of so many columns, of which those from `from` on are the identity and the others
-    /// zero; of a square one any number.
+    /// A matrix whose columns from `from` on are the identity, the others zero; `columns` is their
+    /// number, any for a square matrix.
     Identity {
         /// Columns.
         columns: u64,

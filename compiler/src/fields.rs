@@ -37,7 +37,7 @@ pub enum FieldError {
     },
 }
 
-/// The field behind a path.
+/// The field that a path names.
 pub fn field<'m>(model: &'m mut Model, path: &str) -> Result<&'m mut u64, FieldError> {
     let short = path.strip_prefix("model.").unwrap_or(path);
     let short = short.strip_prefix("components.").unwrap_or(short);

@@ -56,7 +56,7 @@ pub(crate) struct ModelForms {
 const MANY: usize = 8192;
 
 impl ModelForms {
-    /// `trained` says of which weights gradients are wanted.
+    /// `trained` says for which weights gradients are wanted.
     pub fn new(
         architecture: &Architecture,
         lowered: &mut Lowered,
@@ -323,8 +323,8 @@ fn hoist(
     (prepared, optimiser): (&mut Prepared, &mut Optimiser),
     passes: &Passes,
 ) -> Result<(), CompileError> {
-    // Not for a single use; but ranks that share experts prepare of their own alone, and sum
-    // gradients over experts behind all calls.
+    // Not for a single use; but ranks that share experts prepare only their own, and sum gradients
+    // over experts after all calls.
     let prepares = !optimiser.is_off() && (task.site.uses > 1.0 || options.experts > 1);
     let (names, scope) = (&mut optimiser.names, &task.site.scope);
     if prepares {

@@ -50,7 +50,7 @@ impl Measure {
         }
     }
 
-    /// The measure behind a key of `match`.
+    /// The measure that a key of `match` names.
     pub fn keyed(key: &str) -> Option<Self> {
         match key {
             "flops" => Some(Measure::FlopsPerToken),
@@ -140,7 +140,7 @@ pub struct Matched {
     pub matched: Figures,
     /// Relative differences from the baseline, of the objectives: `matched / baseline - 1`.
     pub residual: IndexMap<Measure, f64>,
-    /// Rounds over all objectives, the last of which changed nothing.
+    /// Rounds over all objectives; the last one changed nothing.
     pub iterations: u64,
     /// The model with the fields' values.
     #[serde(skip)]

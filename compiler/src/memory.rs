@@ -31,7 +31,7 @@ pub(crate) struct Counted {
 /// The content of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Slot {
-    /// The stream before every application, and behind the last.
+    /// The stream before every application, and after the last.
     Stream,
     /// The cotangent of the stream, and the next one.
     Cotangent,
@@ -64,7 +64,7 @@ pub(crate) enum Slot {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) slot: Slot,
-    /// Of which use; what is made of weights alone is the first one's.
+    /// The use; values made of weights alone belong to the first.
     pub(crate) scope: usize,
     pub(crate) entry: Option<Entry>,
     pub(crate) depth: Option<u64>,
@@ -160,7 +160,7 @@ impl Assembly<'_> {
         self.buffer_at(name, space, dtype, (shape, instances), ALIGNMENT)
     }
 
-    /// A buffer whose size is a multiple of so many bytes.
+    /// A buffer whose size is a multiple of `alignment` bytes.
     pub(crate) fn buffer_at(
         &mut self,
         name: String,
@@ -249,7 +249,7 @@ impl Assembly<'_> {
     }
 
     /// Weights, gradients and the optimizer's states, each kind one contiguous range in the same
-    /// order; then the list of tensors. Stacks of experts that ranks share stand behind all else.
+    /// order; then the list of tensors. Stacks of experts that ranks share come after all else.
     pub(crate) fn parameters(&mut self, lowered: &Lowered) -> Result<(), CompileError> {
         let entries = self.entries(lowered)?;
         self.place_weights(&entries)?;
@@ -308,10 +308,10 @@ impl Assembly<'_> {
         if let Some(e) = entries.iter().find(|e| e.stack && !e.shape[0].is_multiple_of(team)) {
             return Err(CompileError::Experts { tensor: e.key.1.clone(), experts: e.shape[0], team });
         }
-        // Stacks come behind all else that moves, and what does not move comes last. Equal recipes
-        // side by side make few and large optimizer launches. Whole matrices come behind what moves
-        // number by number, which has more states, so that every state begins with the first
-        // tensor.
+        // Stacks come after all else that moves, and tensors that do not move come last. Equal
+        // recipes side by side make few and large optimizer launches. Tensors moved as whole
+        // matrices come after those moved number by number, which have more states, so that every
+        // state begins with the first tensor.
         let rank = |e: &Placed| match e.recipes.iter().flatten().next() {
             Some(rule) => {
                 let whole = u8::from(rule.matrix.is_some());
@@ -462,7 +462,7 @@ impl Assembly<'_> {
         Ok(())
     }
 
-    /// The same of stacks, of which a rank has its own experts.
+    /// The same of stacks; a rank has only its own experts of them.
     fn moved_stacks(&mut self, trained: &[&Placed], states: &mut Vec<Kept>) -> Result<(), CompileError> {
         let runs = self.runs(trained);
         let places = self.states_of(trained, None, states)?;

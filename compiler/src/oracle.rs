@@ -1,10 +1,10 @@
 //! A whole model evaluated by the f64 interpreter: the oracle that every device is compared with.
 //!
 //! *In*: a model and its tensors by checkpoint name. *Out*: logits, loss, every gradient, and how
-//! often each router chose each expert; or the way forward alone, with every stream and decision.
-//! It walks the applications one by one and differentiates each by the joint function, keeping
-//! every input: slow and obvious. It shares lowering and differentiation with the compiler, and
-//! nothing behind them.
+//! often each router chose each expert; or the forward alone, with every stream and decision. It
+//! walks the applications one by one and differentiates each by the joint function, keeping every
+//! input: slow and obvious. It shares lowering and differentiation with the compiler, and nothing
+//! after them.
 
 use crate::CompileError;
 use crate::Pass;
@@ -108,7 +108,7 @@ pub struct Forward {
     pub logits: Tensor,
     /// Mean over the targets that there are.
     pub loss: f64,
-    /// `[batch, seq, hidden]`: the stream before each application, and behind the last.
+    /// `[batch, seq, hidden]`: the stream before each application, and after the last.
     pub streams: Vec<Tensor>,
     /// Choices, and values whose gradient is stopped.
     pub decisions: Decisions,
@@ -123,8 +123,7 @@ pub struct Forward {
     pub largest: f64,
     /// Multiply-adds of matrix products, counted one by one.
     pub multiply_adds: u64,
-    /// Those among them of attention along the sequence, of which positions may decide how many
-    /// there are.
+    /// Those of attention along the sequence; positions may decide how many they are.
     pub attended: u64,
 }
 
@@ -465,7 +464,7 @@ impl Oracle {
             self.cotangents(&body, &dstate, &mut here);
             let out = self.joint(&body, Some(&layer), &here, weights, watcher)?;
             dx = take(&out, "d.x")?;
-            // Behind the `save`, on the way back, it is that of the stream saved before.
+            // In the backward, after the `save`, the cotangent is that of the stream saved before.
             for p in self.joints[&body].params.iter().filter(|p| p.binding == SAVED_COTANGENT) {
                 dstate.shift_remove(&self.handed(&p.name, ""));
             }

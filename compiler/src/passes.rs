@@ -151,7 +151,7 @@ impl<'a> Passes<'a> {
         Ok(f)
     }
 
-    /// Whether a function is well formed behind a pass.
+    /// Whether a function is well formed after a pass.
     pub fn verify(&self, pass: Pass, module: &Module, f: &Function) -> Result<(), CompileError> {
         if !self.verifies {
             return Ok(());

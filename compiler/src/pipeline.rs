@@ -53,7 +53,7 @@ pub struct Options {
     pub depths: Vec<u64>,
     /// Programs `prefill` (and `prefill_every`) and `decode` over sequence caches, and [`PREPARE`].
     pub cache: Option<Cache>,
-    /// A token leaves its loop behind the first pass at which `Σ q` exceeds this, with the `q` of
+    /// A token leaves its loop after the first pass at which `Σ q` exceeds this, with the `q` of
     /// its `exit gate`; it runs all passes where absent. [`CompileError::Exclude`] with `train`.
     pub exit: Option<f64>,
     /// Whether `evaluate` decides as training does: top-k looks at the whole sequence, whatever
@@ -114,7 +114,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses options of which one would be ignored.
+    /// Refuses options if one of them would be ignored.
     fn consistent(&self) -> Result<(), CompileError> {
         let (cached, leaves) = (self.cache.is_some(), self.exit.is_some());
         let pairs = [
@@ -205,9 +205,8 @@ fn compiled(spec: &Spec, options: &Options, passes: &Passes) -> Result<(Compiled
     Ok((only(all)?, report))
 }
 
-/// [`compile_together`] with at most so many bytes in all, `beside` of them outside the arena: as
-/// few bodies as that takes, those that keep most first, compute their values again on the way
-/// back.
+/// [`compile_together`] with at most `most` bytes in all, `beside` of them outside the arena: as
+/// few bodies as that takes, those that keep most first, recompute their values in the backward.
 pub fn compile_within(
     spec: &Spec,
     uses: &[(&'static str, Options)],
@@ -227,10 +226,10 @@ pub fn compile_within(
     }
 }
 
-/// Compiles a spec for several uses of one set of weights: one plan, of which every use has its own
-/// programs and what they exchange with the host. Names of programs and buffers begin with that of
-/// the use, which is empty for the first. Only the first may train; recurrent depth and rewriting
-/// are the same for all.
+/// Compiles a spec for several uses of one set of weights: one plan, in which every use has its own
+/// programs and buffers that they exchange with the host. Names of programs and buffers begin with
+/// the name of the use, which is empty for the first. Only the first may train; recurrent depth and
+/// rewriting are the same for all.
 pub fn compile_together(
     spec: &Spec,
     uses: &[(&'static str, Options)],

@@ -9,9 +9,9 @@
 //! read for.
 //!
 //! Weights that a file holds in bf16, or packed ([`Formats`](crate::format::Formats)), are
-//! parameters of that type. Matmuls and embeddings read them as they are, beside f32 (bf16 beside
-//! bf16, too, and the head's loss packed ones beside bf16); whatever else reads them reads casts,
-//! which are exact.
+//! parameters of that type. Matmuls and embeddings read them as they are, with an operand in f32
+//! (bf16 ones also with one in bf16; the head's loss reads packed ones with one in bf16). All other
+//! readers read casts, which are exact.
 //!
 //! With fp8 ([`Narrow::Fp8`]) matmuls of layers read [`Fp8`] of what they read else: the forward's,
 //! and both of the backward. Activations and cotangents have tiles of 128 numbers along the sum,
@@ -437,8 +437,9 @@ impl Pass<'_> {
         let (narrow, rounds): (&[usize], bool) = match node.op.signature().bf16 {
             _ if self.how == Narrow::Nothing => (self.as_stored(node), false),
             Bf16::Stored(_) => (self.as_stored(node), false),
-            // Packed weights are read beside f32, but by the head's loss: its rows are those in
-            // bf16 that its derivative reads, and a GPU makes the numbers of blocks bf16, too.
+            // Packed weights are read with an operand in f32, except by the head's loss: its rows
+            // are the ones in bf16 that its derivative reads, and a GPU unpacks blocks to bf16,
+            // too.
             Bf16::Head if self.is_packed(node.inputs[1]) && !self.as_stored(node).is_empty() => {
                 (&[0, 1], false)
             }

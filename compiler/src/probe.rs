@@ -7,9 +7,9 @@
 //! the program is compiled with these results and parameters as with any other, so that nothing
 //! that is looked at is fused away. A value that the host leaves as it is keeps its bits.
 //!
-//! Names are `layers.{set}.{component}.{value}`, with `@{n}` behind the set where it is applied
-//! more than once; `layers.{set}.in` and `layers.{set}.out` are the stream; `embed.out`,
-//! `head.stream`, `head.in`, `head.norm` and `head.logits` are outside the layers.
+//! Names are `layers.{set}.{component}.{value}`, with `@{n}` after the set where it is applied more
+//! than once; `layers.{set}.in` and `layers.{set}.out` are the stream; `embed.out`, `head.stream`,
+//! `head.in`, `head.norm` and `head.logits` are outside the layers.
 
 use crate::CompileError;
 use crate::architecture::{Architecture, Work, for_each_application};

@@ -81,7 +81,7 @@ pub struct Buffer {
 /// The address that weights in files begin at: beyond every arena.
 pub const MAPPED: u64 = 1 << 62;
 
-/// Every buffer begins at a multiple of so many bytes.
+/// Every buffer begins at a multiple of this many bytes.
 pub const ALIGNMENT: u64 = 256;
 
 impl Buffer {
@@ -111,7 +111,7 @@ impl Affine {
         Affine { base, terms: vec![] }
     }
 
-    /// So many times it.
+    /// `factor` times it.
     pub fn times(&self, factor: u64) -> Self {
         let terms = self.terms.iter().map(|&(v, step)| (v, step * factor)).collect();
         Affine { base: self.base * factor, terms }

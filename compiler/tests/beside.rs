@@ -1,4 +1,4 @@
-//! Sums over ranks that begin while the backward goes on: of each gradient once, behind everything
+//! Sums over ranks that begin while the backward goes on: of each gradient once, after everything
 //! that touches it, and nothing else changed.
 
 mod unrolled;

@@ -77,7 +77,7 @@ fn every_example_compiles_in_under_100_ms() {
     }
 }
 
-/// A model with a definition of so many operations.
+/// A model with a definition of `operations` operations.
 fn long_definition(operations: usize) -> String {
     let line = |n: usize| {
         let [a, b, c] = [1, 2, 3].map(|back: usize| n.saturating_sub(back));

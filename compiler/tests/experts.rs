@@ -72,7 +72,7 @@ fn ranks_of_a_team_have_all_experts_once_and_their_memory_alone() {
                 for part in &parts {
                     let own = bytes(&part.plan, Space::Weights);
                     let most = others + stacks / team;
-                    // Buffers have room behind them, and parts are cut by states.
+                    // Buffers have room after them, and parts are cut by states.
                     assert!(
                         own <= most + most / 10 + (1 << 14),
                         "{name}, {shard:?}, {team}: {own} of {most}"

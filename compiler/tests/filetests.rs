@@ -1,8 +1,8 @@
 //! Tests that are files: `compiler/filetests/**/*.ir`, after cranelift's.
 //!
-//! The first line is a command, `; test print`; then come the input and, behind `; expect:`, the
-//! expected output as comments. `BLESS=1 cargo test -p dreamc-compiler --test filetests` writes the
-//! output found in place of that expected. Each file is a test of its name:
+//! The first line is a command, `; test print`; then come the input and, after `; expect:`, the
+//! expected output as comments. `BLESS=1 cargo test -p dreamc-compiler --test filetests` replaces
+//! the expected output by the output found. Each file is a test of its name:
 //! `cargo test -p dreamc-compiler --test filetests rewrite/window`.
 //!
 //! | command | output |

@@ -336,7 +336,8 @@ fn inverted(order: &Tensor, like: &[usize]) -> Tensor {
 fn gather_is_undone_by_combine() {
     check("gather", &[], |i, dy| {
         let (x, order) = (operand(i, 0), operand(i, 1));
-        // The module of the instance has the dimension of choices, `k`, beside those of the rows.
+        // The module of the instance has the dimension of choices, `k`, in addition to those of the
+        // rows.
         let k = i.module.dims.get_index_of("k").expect("routing has choices");
         let mut choices = x.0.dims.clone();
         *choices.last_mut().expect("x has rows") = dreamc_compiler::ir::Dim(k as u32);

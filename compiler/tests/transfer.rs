@@ -104,7 +104,7 @@ fn factors_follow_the_roles_at_twice_the_size() {
     assert!(wider > 25, "{wider}");
 }
 
-/// Depth, passes of a loop, sources, norms behind components, tied heads and sizes of heads.
+/// Depth, passes of a loop, sources, norms after components, tied heads and sizes of heads.
 #[test]
 fn branches_loops_and_multipliers_have_factors_of_their_own() {
     let read = |text: &str| -> Result<Spec, String> {
@@ -123,7 +123,7 @@ fn branches_loops_and_multipliers_have_factors_of_their_own() {
     let mup = found(model("", layers, "{rule: mup, width: 16, depth: 2}"));
     assert_eq!(line(&mup, "layers.0.mlp.up.weight").rate, 0.5);
     assert_eq!(line(&mup, "layers.0.mlp.down.weight").rate, 0.25);
-    // A norm behind it takes the size of the last matrix away: its gain ends the branch.
+    // A norm after it takes the size of the last matrix away: its gain ends the branch.
     assert_eq!(line(&mup, "layers.0.after.down.weight").rate, 0.5);
     let gain = line(&mup, "layers.0.after.post_norm.weight");
     assert_eq!((gain.init, gain.rate), (0.5, 0.25));
@@ -185,7 +185,7 @@ fn defined(define: &str, setting: &str, transfer: &str) -> Spec {
     ))
 }
 
-/// The end of a component is read off the graph: behind a gate, behind a norm's gain.
+/// The end of a component is read off the graph: after a gate, after a norm's gain.
 #[test]
 fn ends_are_those_of_the_graph() {
     let init = |define: &str, weight: &str| {
@@ -198,7 +198,7 @@ fn ends_are_those_of_the_graph() {
     assert_eq!(init(gated, "y.weight"), 0.5);
     assert_eq!(init(gated, "g.weight"), 1.0);
     assert_eq!(init(gated, "a.weight"), 1.0);
-    // Behind a norm its gain.
+    // After a norm its gain.
     let normed = "y = linear(silu(linear(x, [size])), [hidden])\nz = rms(y, over hidden, gain)\nreturn z";
     assert_eq!(init(normed, "y.weight"), 1.0);
     let ended = table(&defined(normed, "", "depth 1")).unwrap();

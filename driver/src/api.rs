@@ -270,8 +270,8 @@ pub unsafe extern "C" fn cuLaunchKernel(
     })
 }
 
-/// Private tables of functions, of which there are none. NVRTC asks for one where it finds a
-/// driver, and reads it where the call is missing.
+/// Private tables of functions; there are none. NVRTC asks for one where it finds a driver, and
+/// reads it where the call is missing.
 ///
 /// # Safety
 /// None of the pointers is used.

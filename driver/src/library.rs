@@ -22,7 +22,7 @@ pub(crate) fn give<T>(invalid: u32, to: *mut T, value: Status<T>) -> Status<()> 
     crate::api::put(to, Ok(value)).map_err(|_| invalid)
 }
 
-/// Calls as the library's header declares them, behind the code of one that panics.
+/// Calls as the library's header declares them, after the code that a panicking call returns.
 macro_rules! calls {
     ($broken:ident; $($name:ident($($argument:ident: $type:ty),*) => $body:expr;)*) => {$(
         /// As NVIDIA documents it.

@@ -703,7 +703,7 @@ impl Machine {
         context.give(stream, Work::Record(event))
     }
 
-    /// `cuStreamWaitEvent`: behind what the event was last recorded behind.
+    /// `cuStreamWaitEvent`: later work waits for the work before the event's last record.
     pub fn wait_event(&mut self, stream: u64, event: u64, flags: u32) -> Outcome<()> {
         let context = self.context("cuStreamWaitEvent")?;
         context.find(&context.events, event, "event")?;

@@ -61,7 +61,7 @@ pub struct Comm {
     folder: PathBuf,
     rank: u32,
     ranks: u32,
-    /// Of which context.
+    /// Its context.
     context: u64,
     /// `ncclResult_t` of what failed.
     error: AtomicU32,

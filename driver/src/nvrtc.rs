@@ -101,7 +101,7 @@ forward! {
     nvrtcGetProgramLog(program: Handle, to: *mut c_char);
 }
 
-/// Makes a program, and looks for kernels in its text that are to be spoiled: `name(` behind a
+/// Makes a program, and looks for kernels in its text that are to be spoiled: `name(` after a
 /// space.
 ///
 /// # Safety

@@ -462,7 +462,7 @@ impl Products {
         bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     }
 
-    /// `[a, b, c]` a KiB apart, with workspace behind.
+    /// `[a, b, c]` a KiB apart, then the workspace.
     fn multiply(&mut self, beta: f32, algorithm: [u64; 8], workspace: (u64, u64)) -> Result<(), u32> {
         let addresses = [0, 1024, 2048, 2048].map(|offset| self.at + offset);
         let (handle, description, stream) = (self.handle, self.description, self.r.stream);

@@ -8,10 +8,10 @@
 //! [`NvrtcError::NotFound`] that says what to install, and no call here panics.
 //!
 //! The search, first hit wins: `DREAMC_NVRTC` (a virtual environment, a folder or the library
-//! itself; when it is set nothing else is tried), `VIRTUAL_ENV`, a `.venv` beside or above the
-//! working directory, `CUDA_HOME` and `CUDA_PATH`, `/usr/local/cuda*`, Python packages of the
-//! system and the user, and at last the loader's own paths. hipRTC is looked for in `DREAMC_HIPRTC`
-//! alone where that is set, else in `ROCM_PATH`, `HIP_PATH`, `/opt/rocm*` and the loader's paths.
+//! itself; when it is set nothing else is tried), `VIRTUAL_ENV`, a `.venv` in or above the working
+//! directory, `CUDA_HOME` and `CUDA_PATH`, `/usr/local/cuda*`, Python packages of the system and
+//! the user, and at last the loader's own paths. hipRTC is looked for in `DREAMC_HIPRTC` alone
+//! where that is set, else in `ROCM_PATH`, `HIP_PATH`, `/opt/rocm*` and the loader's paths.
 
 use libloading::Library;
 use std::ffi::{CString, OsStr, c_char, c_int, c_void};

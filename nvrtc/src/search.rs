@@ -20,7 +20,7 @@ pub fn usual_places() -> Vec<PathBuf> {
     places
 }
 
-/// The library of that name that `place` holds (`libnvrtc.so`, with any version behind it): `place`
+/// The library of that name that `place` holds (`libnvrtc.so`, with any version after it): `place`
 /// itself where it is a file, or one in the folders where toolkits and Python packages put it.
 pub fn library_in(place: &Path, name: &str) -> Option<PathBuf> {
     if place.is_file() {

@@ -153,7 +153,7 @@ fn fill(registers: &mut Registers, (file, row): Reg, value: impl Fn(u32) -> u64)
     }
 }
 
-/// A number of so many bytes in a register: extended by zeros or by its sign.
+/// A number of `bytes` bytes in a register: extended by zeros or by its sign.
 #[inline]
 fn extend(value: u64, bytes: usize, signed: bool) -> u64 {
     if !signed || bytes == 8 {
@@ -1650,7 +1650,7 @@ fn combine(kind: AtomicKind, bytes: u64, old: u64, value: u64, new: u64) -> u64 
     }
 }
 
-/// A warp operation among the lanes of one mask, all of which are here.
+/// A warp operation among the lanes of one mask; all of them are here.
 fn collect(registers: &mut Registers, collective: &Collective, lanes: u32) -> Outcome<()> {
     let values = |registers: &Registers, (file, row): Reg| -> [u64; LANES] {
         match file {

@@ -29,7 +29,7 @@ use super::tensor_map::{MapError, Swizzle, TensorMap};
 /// `mbarrier`s that a block, or a cluster, may have; their agents come first.
 pub(super) const MBARRIERS: usize = 64;
 
-/// Agents of so many blocks: one for each mbarrier and each warpgroup.
+/// Agents of `blocks` blocks: one for each mbarrier and each warpgroup.
 pub(super) fn agents(blocks: u32) -> usize {
     MBARRIERS + 8 * blocks as usize
 }
@@ -446,8 +446,8 @@ struct Look {
     ticks: [u32; LANES],
     /// Whether all lanes of the warp have executed an operation together since.
     together: bool,
-    /// Warps and ticks of their lanes: all that one of them does from its tick on is behind these
-    /// looks, without any knowledge of memory.
+    /// Warps and ticks of their lanes: all that one of them does from its tick on is ordered after
+    /// these looks, without any knowledge of memory.
     behind: Vec<(u32, [u32; LANES])>,
 }
 
@@ -551,7 +551,7 @@ struct Owner {
 enum Role {
     /// One of the factors, by its place among the registers.
     Factor(usize),
-    /// One of the sums, by its place, in a product of so many columns.
+    /// One of the sums, by its place; then the number of columns of the product.
     Sum(usize, usize),
 }
 
@@ -952,7 +952,7 @@ impl Core<'_> {
     }
 
     /// All lanes of a warp have executed an operation that they execute together only: what any of
-    /// them does from here on is behind all their looks.
+    /// them does from here on is ordered after all their looks.
     fn executed_together(&mut self, warp: u32) {
         let Some(ticks) = self.ticks(warp) else { return };
         for mbarrier in self.hopper.mbarriers.values_mut() {
@@ -962,8 +962,8 @@ impl Core<'_> {
         }
     }
 
-    /// A warp has waited for products that all warps of its warpgroup have issued: it is behind the
-    /// looks that they had before.
+    /// A warp has waited for products that all warps of its warpgroup have issued: it is ordered
+    /// after the looks that they had before.
     fn waited_for_products(&mut self, warp: u32) {
         let Some(ticks) = self.ticks(warp) else { return };
         let comrades = self.comrades(warp);

@@ -19,8 +19,8 @@
 //! - Asynchronous copies take the worst timing that the rules allow: the target is poisoned when
 //!   the copy is issued and filled when something waits for it.
 //!
-//! The README beside this crate says what it checks, what it interprets, and what it cannot tell of
-//! a GPU.
+//! The README of this crate says what it checks, what it interprets, and what it cannot tell of a
+//! GPU.
 //!
 //! In processing order: [`parse`] reads text to statements, [`decode`] resolves names and
 //! operations to a [`program`] (with [`alu`] and [`float`] the table of arithmetic, [`tensor`] and
@@ -74,12 +74,12 @@ pub struct Module {
 pub struct Options {
     /// The order of what may happen in any order.
     pub schedule: Schedule,
-    /// Checks beside those that always take place (bounds, alignment, masks, barriers,
+    /// Checks in addition to those that always take place (bounds, alignment, masks, barriers,
     /// deadlock).
     pub checks: Checks,
     /// Lane-instructions after which the launch is given up.
     pub instruction_budget: u64,
-    /// Blocks run on so many cores, where nothing in the kernel depends on their order.
+    /// Blocks run on this many cores, where nothing in the kernel depends on their order.
     pub threads: usize,
 }
 

@@ -60,7 +60,7 @@ pub struct Entry<'a> {
     pub params: Vec<Param<'a>>,
     /// `.maxntid`: no more threads than this.
     pub max_threads: Option<[u32; 3]>,
-    /// `.minnctapersm`: so many blocks of a processor at once.
+    /// `.minnctapersm`: this many blocks of a processor at once.
     pub resident: Option<u32>,
     /// `.reqntid`: exactly this block.
     pub required_block: Option<[u32; 3]>,
@@ -348,7 +348,7 @@ impl<'a> Parser<'a> {
         Ok((number, name))
     }
 
-    /// The rest of a variable behind its state space: `.align 4 .b8 name[16] = {…};`
+    /// The rest of a variable after its state space: `.align 4 .b8 name[16] = {…};`
     fn variable(&mut self, home: Home, external: bool) -> Result<Variable<'a>, LoadError> {
         let mut align = 0;
         let element = loop {

@@ -136,7 +136,7 @@ pub(super) enum Op {
     Trap,
     /// Nothing to do here: hints, and what has no effect on one device.
     Nothing,
-    /// Takes up to so many registers a thread, or gives down to so many.
+    /// Takes registers up to `count` a thread, or gives them up down to `count`.
     Registers {
         count: u32,
         takes: bool,

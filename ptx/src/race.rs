@@ -410,7 +410,7 @@ fn threads(parties: &[(u32, u32)]) -> impl Iterator<Item = usize> + '_ {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stamp {
     pub block: u32,
-    /// A thread, or an agent behind them.
+    /// A thread, or an agent; agents are numbered after the threads.
     pub party: u32,
     /// Zero for none.
     pub tick: u32,
@@ -457,7 +457,7 @@ impl Readers {
 struct Cell {
     write: Stamp,
     first: Readers,
-    /// Boxed so that a cell, of which there are many, is small.
+    /// Boxed so that a cell is small; there are many cells.
     #[expect(clippy::box_collection, reason = "a third of the size where there are none")]
     more: Option<Box<Vec<Readers>>>,
 }

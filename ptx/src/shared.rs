@@ -11,7 +11,7 @@ const WRITTEN: u8 = 1;
 /// A copy is under way that will write it.
 const COMING: u8 = 2;
 
-/// Shared memory of one block, or of those of a cluster, one behind another.
+/// Shared memory of one block, or of the blocks of a cluster, one after another.
 #[derive(Debug)]
 pub(super) struct Shared {
     /// Bytes of a block, and from one block's to the next one's.
@@ -51,8 +51,8 @@ impl Who<'_> {
 }
 
 impl Shared {
-    /// Memory up to address `end` of so many blocks, with race detection in grains of so many bytes
-    /// if asked.
+    /// Memory up to address `end` of `blocks` blocks, with race detection in grains of `grain`
+    /// bytes if asked.
     pub fn new(end: u32, blocks: u32, grain: Option<u64>, initialised: bool) -> Shared {
         let length = u64::from(end.saturating_sub(SHARED_BASE));
         // No grain is of two blocks.

@@ -256,7 +256,7 @@ fn hoppers_kernels_compile_at_real_shapes() {
     compile_all(nvrtc, &list, "sm_90a");
 }
 
-/// How many kernels of each kind the examples need, those for Hopper alone behind a slash: a kernel
+/// How many kernels of each kind the examples need, those for Hopper alone after a slash: a kernel
 /// that appears or goes shows here, and its text in `tests/kernels`.
 #[test]
 fn kernels_of_all_examples_are_counted() {

@@ -77,7 +77,7 @@ impl Card {
         command
     }
 
-    /// The same with cuBLASLt beside the driver.
+    /// The same with cuBLASLt next to the driver.
     fn with_cublaslt() -> Option<Card> {
         let card = Card::new()?;
         std::os::unix::fs::symlink(library(), card.folder.path().join("libcublasLt.so.13")).unwrap();
@@ -129,7 +129,7 @@ impl Card {
     }
 }
 
-/// The shared library that cargo made of `driver/`, beside this test.
+/// The shared library that cargo made of `driver/`, next to this test.
 fn library() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let library = tests.parent().unwrap().join("libdreamc_driver.so");
@@ -635,8 +635,8 @@ fn the_nvrtc_that_is_named_compiles() {
     assert!(out.contains(".target sm_80"), "{out}");
 }
 
-/// Kernels of the smallest model and of one of odd sizes, each beside its naive kernel from the
-/// same memory, in a process of its own.
+/// Kernels of the smallest model and of one of odd sizes, each compared with its naive kernel from
+/// the same memory, in a process of its own.
 #[test]
 fn the_doctor_proves_kernels() {
     let Some(card) = Card::new() else { return };
@@ -832,7 +832,7 @@ fn port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A stand-in for NCCL beside the others.
+/// The same with a stand-in for NCCL.
 fn with_nccl() -> Option<Card> {
     let card = Card::new()?;
     std::os::unix::fs::symlink(library(), card.folder.path().join("libnccl.so.2")).unwrap();
@@ -862,7 +862,7 @@ fn two_cards_train_what_one_trains() {
     assert!(log.contains("ncclReduce=") && log.contains("ncclBroadcast="), "{log}");
     assert!(result(&sandbox, "nccl") == result(&sandbox, "host"), "sums of two are of any order");
     assert_eq!(result(&sandbox, "cut").1, result(&sandbox, "nccl").1);
-    // Weights that are cut pass through the host, beside sums of NCCL.
+    // Weights that are cut pass through the host, while sums pass through NCCL.
     two("spread", &nccl, &["--set", "train.parallel.shard=weights"]);
     assert_eq!(result(&sandbox, "spread").1, result(&sandbox, "nccl").1);
     for (a, b) in losses(&sandbox, "nccl").iter().zip(losses(&sandbox, "one")) {
@@ -892,7 +892,7 @@ fn programs_with_collectives_are_recorded_in_pieces() {
     assert_eq!(two("alone", "0", "", &[]), 0);
     let expected = result(&sandbox, "alone");
     for (out, more) in [("whole", &[][..]), ("cut", &cut)] {
-        // Four steps, of which three are replayed, in several pieces each.
+        // Four steps; three of them are replayed, in several pieces each.
         let pieces = two(out, "1", "", more);
         println!("{out}: {pieces} replays");
         assert!(pieces > 12, "{out}: {pieces} replays");

@@ -96,7 +96,7 @@ fn facts_of_generated_texts_are_those_of_their_constants() {
         let some = all.iter().filter(|s| s.name.starts_with(name) && s.passes.len() == 1);
         some.map(|s| (s, read(s, &s.passes[0], None))).collect()
     };
-    // The number behind a name of a parameter in a launch, in the text's order.
+    // The number after the name of a parameter in a launch, in the text's order.
     let mut seen = 0;
     for (source, code) in of("grouped_outer") {
         let Body::Tiles(t) = code.body else { panic!("{}", source.name) };

@@ -127,7 +127,7 @@ fn side_by_side(golden: &Golden, a: &dyn Device, b: &dyn Device) -> Vec<Agreemen
 fn every_launch_agrees_with_the_cpu_from_the_same_memory() {
     let Some(device) = device(fast()) else { return };
     let (mut launches, mut equal) = (0, 0);
-    // Behind twenty normalisations a cotangent of `mhc` is zero but for rounding, whose relative
+    // After twenty normalisations a cotangent of `mhc` is zero but for rounding, whose relative
     // difference says nothing; its gradients are compared above.
     for golden in every_golden().into_iter().filter(|golden| golden.name != "mhc") {
         for launch in side_by_side(&golden, &CpuDevice::default(), &device) {
@@ -337,8 +337,8 @@ fn writing_in_bf16_follows_f32() {
         let wide = |b: &&Buffer| b.dtype != DType::Bf16;
         let wide: Vec<_> = compiled.plan.buffers.iter().filter(kept).filter(wide).map(|b| &b.name).collect();
         assert!(wide.is_empty(), "{}: {wide:?} are not bf16", golden.name);
-        // A token of which an expert or a router chose otherwise has other logits; most have not.
-        // In `prelude_core_coda` nearly half have.
+        // A token that an expert or a router chose differently has other logits; most tokens do
+        // not. In `prelude_core_coda` nearly half have.
         assert!(middle > 1e-5 && middle < 7e-2, "{}: logits differ by {middle}", golden.name);
     }
 }
@@ -609,8 +609,8 @@ fn rows_of_any_length() {
         RowKernel, RowOp, RowOutput, RowStore, Space, Step,
     };
     let Some(device) = device(fast()) else { return };
-    // Passes; a warp for a row, in shares of a block that sums, the last of which is not full; a
-    // block for a row.
+    // Passes; a warp for a row, in shares of a block that sums; the last share is not full; a block
+    // for a row.
     for (rows, length, passes) in [(66, 50_000, 3), (3, 70_000, 3), (1101, 1000, 2), (40, 1000, 2)] {
         let row = |dtype| RowInput::Row { length, dtype };
         let broadcast = Broadcast { outer: 1, size: length, inner: 1 };
@@ -1139,8 +1139,8 @@ pub(crate) fn by_hand(
 }
 
 /// Elements whose number does not fit in 31 bits, in every kind of kernel that goes far: operands
-/// in two buffers of 13 GB together, of which little is touched. A system with less memory than
-/// that may not give the addresses.
+/// in two buffers of 13 GB together, mostly untouched. A system with less memory than that may not
+/// give the addresses.
 #[test]
 fn elements_beyond_two_thousand_million_are_reached() {
     use DType::{Bf16, F32, I32};
@@ -1550,14 +1550,14 @@ fn attention_of(
     (plan, fill)
 }
 
-/// The document of a token among all rows, which have so many tokens each.
+/// The document of a token among all rows; each row has `row` tokens.
 fn segment(token: u64, row: u64) -> i32 {
     // Of long sequences the first document is most.
     let each = if row > 400 { 290 } else { 31 + token / row };
     (token % row / each) as i32
 }
 
-/// Every float that a plan leaves behind, by buffer.
+/// Every float that a plan leaves in memory, by buffer.
 pub(crate) fn results<F>(plan: &Plan, fill: &F, device: &dyn Device) -> Vec<(String, Vec<f32>)>
 where
     F: Fn(&mut dyn Session) -> Result<(), DeviceError>,
@@ -1974,10 +1974,10 @@ fn by_meaning(
     vec![("o0", result("o")), ("lse0", result("lse")), ("dqkv0", (0..tokens).flat_map(row).collect())]
 }
 
-/// Gradients of heads of 256, of which two warpgroups share rows, are those of the operation's
-/// meaning in f64: under a window and a soft-cap, with documents, and with as many heads of keys as
-/// of queries. 147 and 203 tokens are no tiles. The naive kernels, which find every score anew for
-/// each element, agree where a query sees two keys.
+/// Gradients of heads of 256, whose rows two warpgroups share, are those of the operation's meaning
+/// in f64: under a window and a soft-cap, with documents, and with as many heads of keys as of
+/// queries. 147 and 203 tokens are not whole tiles. The naive kernels, which find every score anew
+/// for each element, agree where a query sees two keys.
 #[test]
 fn gradients_of_heads_of_256_are_those_of_their_meaning() {
     let Some(_) = device(fast()) else { return };

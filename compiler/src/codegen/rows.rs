@@ -35,9 +35,9 @@ type Result<T> = std::result::Result<T, CodegenError>;
 enum Kept {
     /// The same register in every thread of the row.
     Register(String),
-    /// So many floats into the shared memory of the row.
+    /// At this offset in floats in the shared memory of the row.
     Shared(u64),
-    /// So many floats into the shared memory of the block, whose rows have it in common.
+    /// At this offset in floats in the shared memory of the block, which its rows share.
     Common(u64),
 }
 
@@ -56,7 +56,7 @@ impl At {
     }
 }
 
-/// A variable or a short expression: so many numbers, or one that all elements have in common.
+/// A variable or a short expression: `width` numbers, or one that all elements share.
 #[derive(Clone, Debug)]
 struct Value {
     text: String,
@@ -77,7 +77,7 @@ impl Value {
 /// The term of a sum: a factor or two.
 type Term = (Value, Option<Value>);
 
-/// The type of so many numbers.
+/// The type of `width` numbers.
 fn numbers(width: u64) -> String {
     if width == 1 { "float".into() } else { format!("Floats<{width}>") }
 }
@@ -115,7 +115,7 @@ const RESIDENT_OF_BLOCKS: u64 = 1024;
 /// Rows of this length at most have a warp each, which needs no barrier, where there are enough of
 /// them to fill a GPU.
 const WARP_ROW: u64 = 1024;
-/// Sums of so many elements are added up by every warp of a row's for itself, without a barrier.
+/// At most this many elements are summed by each warp of a row on its own, without a barrier.
 const ALONE: u64 = 256;
 /// Words of 4 bytes that a thread should have under way at once: loops that load fewer are
 /// unrolled.
@@ -348,7 +348,7 @@ struct Generator<'k> {
     /// Threads of a row, and rows of a block at a time.
     threads: u64,
     slots: u64,
-    /// Floats of shared memory of a row, and those of a block beside them.
+    /// Floats of shared memory of a row; `common`, those of the block as well.
     stored: u64,
     common: u64,
     text: String,
@@ -371,7 +371,7 @@ struct Generator<'k> {
     indices: bool,
     tables: Vec<String>,
     /// Operations whose kept values may be read after the next barrier of the row's threads, and
-    /// the lines that come behind it: several that do not need one another share it.
+    /// the lines that come after it: independent ones share the barrier.
     waiting: BTreeSet<usize>,
     deferred: Vec<String>,
     /// Whether those lines write shared memory.
@@ -978,7 +978,7 @@ impl<'k> Generator<'k> {
         false
     }
 
-    /// The barrier behind which everything kept so far may be read.
+    /// The barrier after which everything kept so far may be read.
     fn meet(&mut self) {
         if self.waiting.is_empty() {
             return;
@@ -1014,7 +1014,7 @@ impl<'k> Generator<'k> {
     ///
     /// Elements of a group are `inner` apart. `joins` are the operations of the accumulators,
     /// `terms` gives what to join for an element, a factor or two, `finish` the values to keep from
-    /// the accumulators' names. Says whether what is kept may be read behind a barrier alone.
+    /// the accumulators' names. Says whether the kept values may be read only after a barrier.
     #[allow(clippy::too_many_arguments)]
     fn reduce(
         &mut self,
@@ -1276,7 +1276,7 @@ impl<'k> Generator<'k> {
         self.line(&line);
     }
 
-    /// Cosines and sines of a rotation, by `step` threads of which this is number `first`.
+    /// Cosines and sines of a rotation, by `step` threads; this one is number `first`.
     fn angles(&mut self, i: usize, first: &str, step: u64) {
         let RowOp::Rope { size, rope, position, depths, .. } = self.kernel.ops[i] else { return };
         let half = size / 2;

@@ -20,8 +20,8 @@ pub(crate) struct Tile {
     resident: u32,
     /// Dynamic shared memory; 0 where what it needs is static.
     pub(crate) shared: u32,
-    /// Warps beside those that multiply, which bring the operands of Hopper's tiles; and how many
-    /// do where lines are gathered.
+    /// Warps that bring the operands of Hopper's tiles, in addition to those that multiply;
+    /// `gatherers` where lines are gathered.
     bringers: u32,
     gatherers: u32,
     /// Whether results are stored two at a time.
@@ -48,7 +48,7 @@ const fn tile(rows: u64, columns: u64, depth: u64, name: &'static str, narrow: b
     }
 }
 
-/// A tile of Hopper's warpgroups with so many stages, and room to begin them at a multiple of 1024.
+/// A tile of Hopper's warpgroups with `stages` stages, and room to align them to 1024 bytes.
 const fn warpgroups(columns: u64, stages: u32, resident: u32, name: &'static str) -> Tile {
     let shared = stages * 128 * (128 + columns as u32) + 1024;
     Tile {
@@ -151,7 +151,7 @@ impl Tile {
         m.div_ceil(self.rows) * n.div_ceil(self.columns)
     }
 
-    /// Blocks, threads and shared memory of a launch of so many tiles, whose entry follows: a block
+    /// Blocks, threads and shared memory of a launch of `tiles` tiles, whose entry follows: a block
     /// for each tile.
     pub(crate) fn geometry(&self, builder: &mut Builder, tiles: u64) -> Result<(u32, u32, u32)> {
         if self.shared > 0 {
@@ -200,7 +200,7 @@ impl Tile {
         }
     }
 
-    /// The same for a product of which one operand has its lines gathered.
+    /// The same for a matmul with one operand whose lines are gathered.
     pub(crate) fn gathering(self) -> Tile {
         Tile { bringers: self.gatherers, ..self }
     }
@@ -233,7 +233,7 @@ impl Tile {
     }
 }
 
-/// A matrix that a product reads, or so many of them.
+/// `count` matrices that a matmul reads, one after another.
 pub(crate) struct Operand {
     /// Whether elements are adjacent along the depth of the sums, else along the lines.
     pub(crate) fast: bool,

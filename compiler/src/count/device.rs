@@ -18,7 +18,7 @@ pub struct Device {
     pub bandwidth: f64,
     /// Bytes of memory.
     pub memory: u64,
-    /// Multiprocessors, each of which has blocks of its own.
+    /// Multiprocessors, each with blocks of its own.
     pub processors: u64,
     /// Bytes of shared memory that a block may have.
     pub shared: u64,
@@ -104,7 +104,7 @@ impl Device {
         Rates { bf16: self.bf16, f32: self.f32, bandwidth: self.bandwidth, elementwise: self.f32 }
     }
 
-    /// Time of so many FLOPs and bytes a token.
+    /// Time of `flops` FLOPs and `bytes` bytes a token.
     pub(super) fn roofline(&self, narrow: bool, flops: f64, bytes: f64) -> Roofline {
         let time = self.rates().time(Demand { flops, narrow, bytes, elementwise: 0.0 });
         Roofline { seconds_per_token: time.seconds, bound: time.bound }

@@ -196,8 +196,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Rows of a depth cache that a token sees, over all loops around a launch that takes place so
-    /// many times.
+    /// Rows of a depth cache that a token sees, over all loops around a launch that runs `times`
+    /// times.
     fn rows_seen(&self, row: Option<&Operand>, window: Option<u64>, times: u128) -> Result<u128, CountError> {
         let overflow = CountError::Overflow("cache rows");
         let (Some(Operand::Index(row)), last) = (row, window.map_or(u64::MAX, |w| w.saturating_sub(1)))

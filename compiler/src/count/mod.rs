@@ -12,15 +12,16 @@
 //!   Training is that form and its derivative.
 //! - A FLOP is one multiply or one add of a matrix product, causal attention over the positions
 //!   that exist, router products and head included, embedding look-up not. Element-wise work is
-//!   reported beside it.
+//!   reported separately.
 //! - *Decode* is the mean over a generated sequence. Every product acts on each token by itself and
 //!   token `i` attends to `min(i, window)` keys, so this is the forward over the whole sequence
 //!   divided by its length: no second form of the IR is needed. *Prefill* is the same without the
-//!   head of all tokens but the last. Writing reads a prompt in chunks, and computes the head for
-//!   the last token of each.
+//!   head of all tokens but the last. Generation reads a prompt in chunks, and computes the head
+//!   for the last token of each.
 //! - Latents of attention stand for keys and values where caches hold them: in bytes, not in FLOPs,
 //!   which are those of the formulas, whether or not a program absorbs matrices.
-//! - A balancing bias is no parameter: no gradient reaches it. It is reported beside the total.
+//! - A balancing bias is no parameter: no gradient reaches it. It is reported separately from the
+//!   total.
 //! - *Active* parameters are those that one token can touch: of a mixture `k` matrices for each
 //!   application of its weights, or all where that is more than there are.
 //!
@@ -764,7 +765,7 @@ impl<'a> Form<'a> {
         optimizer(train, &rule).states().len() as u128
     }
 
-    /// Streams that the way back reads: before and behind each application, saved ones, and the
+    /// Streams that the backward reads: before and after each application, saved ones, and the
     /// cotangent of each name.
     fn streams(&self) -> u128 {
         let a = self.architecture;
@@ -913,7 +914,7 @@ impl<'a> Form<'a> {
     }
 }
 
-/// Parts that are counted beside components.
+/// Parts that are counted in addition to components.
 const PARTS: [&str; 3] = ["embedding", "head", "stream"];
 
 /// The name under which a component is counted: its own, unless another part of the model is called

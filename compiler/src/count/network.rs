@@ -55,13 +55,13 @@ impl Network {
         Network { node: 8, inside, between }
     }
 
-    /// Seconds for the sum of so many bytes over all GPUs, left on all.
+    /// Seconds for the sum of `bytes` bytes over all GPUs, left on all.
     pub fn all_reduce(&self, gpus: u64, bytes: f64) -> f64 {
         2.0 * self.half(gpus, bytes)
     }
 
-    /// Seconds for the sum of so many bytes of which each GPU gets its part, or for such parts to
-    /// be handed to all.
+    /// Seconds for the sum of `bytes` bytes when each GPU gets its part, or for such parts to be
+    /// handed to all.
     pub fn half(&self, gpus: u64, bytes: f64) -> f64 {
         let (inside, nodes) = (gpus.clamp(1, self.node), gpus.div_ceil(self.node).max(1));
         // One pass of a ring: each message is a part of the bytes.
@@ -72,12 +72,12 @@ impl Network {
     }
 }
 
-/// A step on many GPUs, of which each has an equal part of the batch.
+/// A step on many GPUs, each with an equal part of the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Scaling {
     /// How many.
     pub gpus: u64,
-    /// Rows of the batch, of which each has as many.
+    /// Rows of the batch; each GPU has the same number.
     pub rows: u64,
     /// Their links.
     pub network: Network,
@@ -85,21 +85,21 @@ pub struct Scaling {
     pub compute: f64,
     /// Seconds of the sum of gradients.
     pub communication: f64,
-    /// Seconds of a step where the sum is hidden behind the backward as far as it can be.
+    /// Seconds of a step where the sum overlaps the backward as far as it can.
     pub hidden: f64,
-    /// Seconds of a step where it comes after the backward.
+    /// Seconds of a step where the sum comes after the backward.
     pub exposed: f64,
-    /// Speed over so many times that of one GPU, where the sum comes after the backward.
+    /// Speed over `gpus` times the speed of one GPU, where the sum comes after the backward.
     pub efficiency: f64,
 }
 
 impl Scaling {
-    /// Of a step of so many rows that takes one GPU `seconds`, with so many bytes of gradients.
+    /// Of a step of `rows` rows that takes one GPU `seconds`, with `gradients` bytes of gradients.
     pub fn new(device: &Device, gpus: u64, rows: u64, seconds: f64, gradients: f64) -> Self {
         let network = Network::of(device);
         let gpus = gpus.max(1);
         let (compute, communication) = (seconds / gpus as f64, network.all_reduce(gpus, gradients));
-        // The way back is two thirds of the products of a step.
+        // The backward is two thirds of the matmuls of a step.
         let hidden = compute + (communication - compute * 2.0 / 3.0).max(0.0);
         let exposed = compute + communication;
         Scaling {

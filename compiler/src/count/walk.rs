@@ -147,7 +147,7 @@ fn expected(facts: &Facts, module: &Module, f: &Function, node: &Node) -> Extent
     Extents { slots: Some(share as u64), ..Extents::default() }
 }
 
-/// The difference of two costs of which the first is the larger in every respect.
+/// The difference of two costs; the first is the larger in every respect.
 pub(super) fn minus(a: Cost, b: Cost) -> Cost {
     Cost {
         flops: a.flops.saturating_sub(b.flops),

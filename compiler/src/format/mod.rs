@@ -39,7 +39,7 @@ impl Format {
         Format { dtype: DType::Packed(packed) }
     }
 
-    /// Bytes of so many numbers; `None` beyond 64 bits.
+    /// Bytes of `numbers` numbers; `None` beyond 64 bits.
     pub fn bytes(self, numbers: u64) -> Option<u64> {
         numbers.div_ceil(self.dtype.unit()).checked_mul(self.dtype.bytes())
     }

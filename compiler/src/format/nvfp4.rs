@@ -62,8 +62,8 @@ pub fn unpack_nvfp4(blocks: &[u8], scale: f32, to: &mut [f32], number: impl Fn(u
     bad
 }
 
-/// Appends a row, `largest` being the largest size of a number of its tensor and its scales so many
-/// codes above the nearest.
+/// Appends a row whose scales are `by` codes above the nearest; `largest` is the largest size of a
+/// number of its tensor.
 pub(super) fn pack_nvfp4(row: &[f32], largest: f32, by: i32, to: &mut Vec<u8>) {
     let of_tensor = largest / (LARGEST.0 * LARGEST.1);
     to.extend(of_tensor.to_le_bytes());

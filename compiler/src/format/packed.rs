@@ -24,7 +24,7 @@ use half::f16;
 pub enum Packed {
     /// IEEE binary16.
     F16,
-    /// Eight bits, a scale for each row of so many numbers.
+    /// Eight bits, a scale for each row of this many numbers.
     Int8(u32),
     /// Eight bits, a scale for 32 numbers.
     Q8,
@@ -33,7 +33,7 @@ pub enum Packed {
     /// Four bits of floating point, a power of two for 32 numbers.
     Mxfp4,
     /// Four bits of floating point, a scale in eight bits for 16 numbers and one of the tensor, in
-    /// rows of so many numbers.
+    /// rows of this many numbers.
     Nvfp4(u32),
     /// Four bits, scales and offsets for 32 numbers of 256.
     Q4K,
@@ -60,7 +60,7 @@ impl Packed {
     /// The names of all formats.
     pub const NAMES: [&'static str; 8] = ["f16", "int8", "q8_0", "q4_0", "mxfp4", "nvfp4", "q4_k", "q6_k"];
 
-    /// The format of that name, for rows of so many numbers.
+    /// The format of that name, for rows of `row` numbers.
     pub fn named(name: &str, row: u64) -> Option<Self> {
         Some(match name {
             "f16" => Packed::F16,
@@ -113,7 +113,7 @@ impl Packed {
         }
     }
 
-    /// The format whose rows have so many bytes, of that name.
+    /// The format of that name whose rows have `bytes` bytes.
     pub fn of_bytes(name: &str, bytes: u64) -> Option<Self> {
         let row = match name {
             "int8" => bytes.checked_sub(4)?,
@@ -123,7 +123,7 @@ impl Packed {
         Packed::named(name, row)
     }
 
-    /// Whether rows of so many numbers are whole blocks.
+    /// Whether rows of `row` numbers are whole blocks.
     pub fn fits(self, row: u64) -> bool {
         let whole = match self {
             Packed::Nvfp4(_) => NV.0,
@@ -137,7 +137,7 @@ impl Packed {
         matches!(self, Packed::Nvfp4(_))
     }
 
-    /// Appends the blocks of the numbers of a tensor, of which there are whole blocks.
+    /// Appends the blocks of the numbers of a tensor, which fill whole blocks.
     pub fn pack(self, values: &[f32], to: &mut Vec<u8>) -> Result<(), Unpackable> {
         let largest = match self.asks_largest() {
             true => values.iter().fold(0f32, |most, x| most.max(x.abs())),
@@ -152,8 +152,8 @@ impl Packed {
         self.pack_moved(values, of_tensor, 0, to)
     }
 
-    /// The same, scales of numbers in E2M1 being so many codes above those that the largest number
-    /// of each asks for. Other formats have scales that a number may be fitted to instead.
+    /// The same, with scales of numbers in E2M1 `by` codes above those that the largest number of
+    /// each asks for. Other formats have scales that a number may be fitted to instead.
     pub fn pack_moved(
         self,
         values: &[f32],
@@ -331,7 +331,7 @@ mod tests {
         (0..n).map(|i| ((i * 37 + 11) % 1009) as f32 / 501.7 - 1.0).collect()
     }
 
-    /// No number of a block is further away than the numbers beside it are apart.
+    /// No number of a block is further from the original than neighbouring codes are apart.
     #[test]
     fn numbers_are_rounded_to_the_nearest() {
         for format in ALL {

@@ -5,8 +5,8 @@
 //! | `q4_k` | 8 of 32 | `d · s · q - e · m`, `s` and `m` in six bits, `q` in four | f16 `d`, f16 `e`, 12, 128 |
 //! | `q6_k` | 16 of 16 | `d · s · q`, `s` in eight bits, `q` in six, less 32 | 128, 64, 16, f16 `d` |
 //!
-//! Numbers are rounded to the nearest of their part; the scale and the offset of a part are those,
-//! among some beside the obvious ones, whose squares of errors are least.
+//! Numbers are rounded to the nearest of their part; the scale and the offset of a part are chosen
+//! among the obvious ones and some near them, for the least squared error.
 
 use super::packed::half_scale;
 use half::f16;

@@ -10,8 +10,8 @@
 //! and the products of their gradients as the gradient operations do them. Those that only repeat a
 //! forward product are also in `recomputed`. Everything else is `elementwise`: one for each
 //! addition, multiplication, comparison or special function ([`Unary`](super::Unary) ones count as
-//! one each), close to what a fused kernel does and reported beside flops, never in them. Moving
-//! elements costs bytes only.
+//! one each), close to what a fused kernel does and reported separately from flops. Moving elements
+//! costs bytes only.
 //!
 //! Bytes are those of operands read once and results written once: what an operation that runs
 //! alone moves.
@@ -79,7 +79,7 @@ impl Sum<Cost> for Result<Cost, CostError> {
 /// that the types allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extents {
-    /// Depth attention: the row of the cache, of which rows `0..=row` are seen. Out: the last row.
+    /// Depth attention: the last row of the cache that is seen (`0..=row`). Out: the last row.
     pub row: Option<u64>,
     /// Sequence attention whose operands decide: (query, key) pairs that exist, over the whole
     /// batch, for one head, or for all where a program hides other keys from some than from others.
@@ -228,7 +228,7 @@ impl Shapes<'_> {
         dims.get(axis).map_or(1, |&d| self.module.size(d))
     }
 
-    /// Bytes of so many elements of an operand.
+    /// Bytes of `elements` elements of an operand.
     pub fn operand_bytes(&self, i: usize, elements: Count) -> Count {
         elements * self.operands.get(i).map_or(0, |t| t.dtype.bytes())
     }
@@ -376,7 +376,7 @@ mod tests {
         assert_eq!((contract.read, contract.written), (2 * (20 * 8 + 4 * 8), 4 * 20 * 4));
     }
 
-    /// Decoding: one query, a cache of which few rows hold a key. Only those are read.
+    /// Decoding: one query, a cache with a key in few rows. Only those are read.
     #[test]
     fn keys_that_do_not_exist_cost_nothing() {
         let mut m = Module::default();

@@ -72,7 +72,7 @@ impl DType {
         }
     }
 
-    /// Bytes of so many elements, in whole units.
+    /// Bytes of `elements` elements, in whole units.
     pub fn room(self, elements: u64) -> u64 {
         elements.div_ceil(self.unit()).saturating_mul(self.bytes())
     }

@@ -152,7 +152,7 @@ impl Module {
         format!("[{}]", names.join(", "))
     }
 
-    /// Everything about an operation but its name: each attribute behind a space.
+    /// Everything about an operation but its name: each attribute after a space.
     fn show_attributes(&self, op: &Op) -> String {
         let mut printer = Printer { module: self, out: String::new() };
         // Printing refuses nothing.
@@ -395,8 +395,8 @@ pub(super) fn each_dim_of(function: &mut Function, visit: &mut dyn FnMut(&mut Di
     function.nodes.iter_mut().for_each(|node| each_dim(&mut node.op, visit));
 }
 
-/// The words of a result's binding, with a blank behind them; none for a value of the caller, and
-/// for the new value of a state parameter.
+/// The words of a result's binding, then a blank; empty for a value of the caller, and for the new
+/// value of a state parameter.
 fn show_result_binding(function: &Function, port: &Port) -> String {
     let state = port.binding.is_state() && function.params.contains(port);
     if state || port.binding == Binding::Value { String::new() } else { format!("{} ", port.binding.words()) }
@@ -540,7 +540,7 @@ impl fmt::Display for Token {
 /// no deeper, so nothing recurses further.
 struct Parser<'a> {
     text: &'a str,
-    /// Byte behind the current token.
+    /// Byte after the current token.
     position: usize,
     /// The current token, and its first byte.
     token: Token,
@@ -615,7 +615,7 @@ impl<'a> Parser<'a> {
         &rest[..end]
     }
 
-    /// The name behind `%`: digits alone number a node's result, anything else names a parameter.
+    /// The name after `%`: digits alone number a node's result, anything else names a parameter.
     fn value_name(&mut self) -> Parsed<Token> {
         if self.peek().is_some_and(|c| c.is_ascii_digit()) {
             let digits = self.take(is_word_char);
@@ -854,7 +854,7 @@ impl<'a> Parser<'a> {
             }
             let start = self.start;
             let first = self.name("a result's name or `}`")?;
-            // A word with nothing behind it is the name.
+            // A word with nothing after it is the name.
             let (name, binding) = if self.token == Token::Punctuation('=') {
                 let state = names.get(&first).map(|v| function.params[v.index()].binding);
                 (first, state.filter(|b| b.is_state()).unwrap_or(Binding::Value))

@@ -1,12 +1,12 @@
-//! Adapters: matrices of low rank beside those of components (LoRA, 2106.09685, section 4.1).
+//! Adapters: matrices of low rank added to those of components (LoRA, 2106.09685, section 4.1).
 //!
 //! `y = W x + s B (A x)`, `s = alpha / rank`, with a pair of factors for each matrix of a component
 //! that the model adapts. Queries, keys and values come of one matrix `W` and have a pair each.
 //!
 //! Of DoRA (2402.09353, equation 5) row `i` of that sum is times `m_i / n_i`: a magnitude that is
 //! learned, and the row's own, `n_i = |W_i + s (B A)_i|`, a constant to the gradient (section 4.3).
-//! The sum is never made. `n² = |W|² + s Σ_r B (2 W Aᵀ + s B A Aᵀ)` of rows, and `|W|` is kept
-//! beside the adapter: a matmul with `rank` tokens is all that reads `W` once more.
+//! The sum is never made. `n² = |W|² + s Σ_r B (2 W Aᵀ + s B A Aᵀ)` of rows, and `|W|` is kept with
+//! the adapter: only a matmul with `rank` tokens reads `W` once more.
 
 use super::*;
 use crate::bind::{Adapted, Factor};

@@ -283,8 +283,8 @@ impl Lower<'_> {
         (q, k, v)
     }
 
-    /// The same of latent attention (DeepSeek-V2, 2405.04434, section 2.1.3): values with zeros
-    /// behind them, or where caches hold latents these as both keys and values.
+    /// The same of latent attention (DeepSeek-V2, 2405.04434, section 2.1.3): values padded with
+    /// zeros, or, where caches hold latents, the latents as both keys and values.
     fn latent(
         &mut self,
         c: Owner,
@@ -481,7 +481,7 @@ impl Lower<'_> {
         self.b.reshape(w, &[heads, each, rank])
     }
 
-    /// Values of heads, of sums of latents with what heads share of keys behind them:
+    /// Values of heads, from sums of latents that the part of keys that heads share follows:
     /// `Σ p (W v) = W Σ p v`.
     fn values_of_latents(&mut self, c: Owner, l: &spec::Latent, o: Value, head_size: u64) -> Value {
         let still = head_size - l.turned;
@@ -615,8 +615,8 @@ impl Lower<'_> {
         (first(Part::Keys), first(Part::Values))
     }
 
-    /// Positions of the queries that there are, of which those at `asking` alone may be, and of the
-    /// keys of the first pass; none where a causal mask will do.
+    /// Positions of the queries (only of those at `asking`, where given) and of the keys of the
+    /// first pass; none where a causal mask will do.
     fn first_places(&mut self, rows: &[Dim], asking: Option<Value>, spread: bool) -> Option<(Value, Value)> {
         let asked = self.asked();
         if let Some(places) = self.shape.cache {
@@ -688,12 +688,11 @@ impl Lower<'_> {
         self.b.add(more, sink)
     }
 
-    /// The output of one softmax over the keys of the sequence, of which there are `o` and its
-    /// log-sum-exp, and those that the component's earlier applications made of the same token.
+    /// The output of one softmax over the keys of the sequence, whose output `o` and log-sum-exp
+    /// are given, and the keys that the component's earlier applications made of the same token.
     ///
-    /// Depth attention takes the sequence for one key more, in row 0 of the state: in a dimension
-    /// of its own its score is the log-sum-exp, and its weight, which is given too, comes back
-    /// there.
+    /// Depth attention takes the sequence for one more key, in row 0 of the state: a dimension of
+    /// its own makes its score the log-sum-exp, and returns its weight, which is given too.
     fn with_depth_keys(
         &mut self,
         c: Owner,

@@ -2,10 +2,10 @@
 //!
 //! Before the loop stands a function with the one router. It leaves states of lifetime
 //! [`Lifetime::Saved`]: each token's last pass, an integer without gradient, which all passes read;
-//! the share of that choice, and the stream there, which the function behind the loop reads. A pass
+//! the share of that choice, and the stream there, which the function after the loop reads. A pass
 //! is a function of its own, so that it knows its number and the share of tokens that should reach
 //! it; from the choice it takes places, as every `skip` does. Tokens that have made their passes
-//! keep their stream, so that behind the loop every token has what its own passes made.
+//! keep their stream, so that after the loop every token has the result of its own passes.
 
 use super::*;
 use crate::architecture::Choosing;
@@ -51,7 +51,7 @@ impl Lower<'_> {
         self.b.result(port, counts);
     }
 
-    /// The numbers of passes to choose among, of which two loops may have others.
+    /// The numbers of passes to choose among; they may differ between loops.
     fn passes_chosen(&mut self, passes: u64) -> Dim {
         let e = self.dim_of(Owner::Choice, &format!("passes{passes}"), passes);
         self.routing(e)
@@ -64,8 +64,8 @@ impl Lower<'_> {
         port
     }
 
-    /// Behind the last pass: the stream where the loop began, and what each token's passes made of
-    /// it times the share of its choice.
+    /// After the last pass: the stream where the loop began, plus the result of each token's passes
+    /// times the share of its choice.
     pub(super) fn weigh(&mut self) {
         let (x, ty) = (self.stream(), self.stream_type());
         let port = self.choice_port(Part::ChoiceStart);

@@ -131,7 +131,7 @@ impl Lower<'_> {
         Ok(self.b.reduce(Reduce::Sum, each, &[pairs]))
     }
 
-    /// Logits of the stream that leaves, behind the final norm; and their dimension.
+    /// Logits of the stream that leaves, after the final norm; and their dimension.
     pub(super) fn logits(&mut self, mut x: Value) -> (Value, Dim) {
         let (architecture, hidden) = (self.architecture, self.hidden());
         let model = &architecture.model;

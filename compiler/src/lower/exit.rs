@@ -168,7 +168,7 @@ impl Lower<'_> {
         [w, self.weight(Owner::Exit, Part::ExitBias, &[one], TensorKind::Steady, zero)]
     }
 
-    /// `z = w·x + c`, and the share left before this pass; leaves what is left behind it.
+    /// `z = w·x + c`, and the share left before this pass; stores the share left after it.
     fn go(&mut self, x: Value, [w, c]: [Value; 2]) -> [Value; 2] {
         let hidden = self.hidden();
         let c = self.b.reshape(c, &[]);

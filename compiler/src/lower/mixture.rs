@@ -35,7 +35,7 @@ impl Lowering for spec::Mlp {
 
 impl Lower<'_> {
     /// Logits, choice, groups, gates and counts of a router on the normalised input `n`. `experts`
-    /// are candidates, of which the first `real` have matrices.
+    /// are candidates; the first `real` have matrices.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn route(
         &mut self,

@@ -7,7 +7,7 @@
 //!
 //! Every term of a composition is a map from the stream that it reads to an output; a
 //! [`wiring`](crate::wiring) says what a term reads and where its output goes. `a > b` are terms of
-//! one wire, each reading the stream behind the one before; of `a | b` both read the stream before
+//! one wire, each reading the stream after the one before; in `a | b` both read the stream before
 //! either.
 //!
 //! A `skip` has two forms ([`Form`]). In training a top-k router gathers its `k` tokens, the
@@ -64,7 +64,7 @@ pub struct Shape {
     pub sequence: u64,
     /// Whether attention stops at document boundaries (`segments` input).
     pub segments: bool,
-    /// Whether keys and values are appended to caches of so many places for each sequence, and
+    /// Whether keys and values are appended to caches of this many places for each sequence, and
     /// attention reads those: `slots` says where, `key_positions` what is there.
     pub cache: Option<Places>,
     /// Whether layers return what routers choose and what depth attention asks for, see
@@ -85,9 +85,9 @@ pub struct Shape {
 pub struct Places {
     /// Tokens.
     pub tokens: u64,
-    /// Room of a part that tokens skip: so many times its capacity.
+    /// Room of a part that tokens skip: this many times its capacity.
     pub slack: f64,
-    /// And so many tokens more.
+    /// And this many tokens more.
     pub more: u64,
     /// Whether there are logits after every token, or only after the one of each sequence that is
     /// asked for.
@@ -95,7 +95,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Entries of a cache of processed tokens, of which there should be this share.
+    /// Entries of a cache of processed tokens, which should be this share of all.
     fn entries(self, share: f64) -> u64 {
         // A float beyond the integers becomes the largest of them.
         let expected = (self.slack * share * self.tokens as f64).ceil() as u64;
@@ -126,7 +126,7 @@ pub struct Lowered {
     /// The functions and dimensions.
     pub module: Module,
     /// Weights of each body, by parameter name, in order of definition. Bodies of passes that
-    /// differ have those of their leader, of which a function may read the first rows alone.
+    /// differ have those of their leader; a function may read only their first rows.
     pub weights: Vec<Vec<Weight>>,
     /// Weights that each body reads and others have, by full tensor name.
     pub foreign: Vec<Vec<Weight>>,
@@ -245,9 +245,9 @@ pub enum Form {
     /// Evaluation and sampling: each token decides by itself, by the rule that its
     /// router names. A top-k router that names none looks at the whole sequence.
     Inference,
-    /// The canonical inference form, of which declared counts are taken: every `skip` processes its
-    /// share of the tokens, and the matrices of a projection mixture stand for their sums with the
-    /// shared expert.
+    /// The canonical inference form, from which declared counts are taken: every `skip` processes
+    /// its share of the tokens, and the matrices of a projection mixture stand for their sums with
+    /// the shared expert.
     Declared,
     /// The same of training, where a threshold skips nothing: its straight-through gradient asks
     /// what every token would get.
@@ -274,9 +274,9 @@ pub fn lower_evaluation(architecture: &Architecture, shape: Shape) -> Result<Low
     lower_as(architecture, shape, Form::Inference)
 }
 
-/// The canonical inference form, of which declared counts are taken: as [`lower`], but the matrices
-/// of a projection mixture stand for their sums with the shared expert (Equation 8), which is
-/// listed and not read.
+/// The canonical inference form, from which declared counts are taken: as [`lower`], but the
+/// matrices of a projection mixture stand for their sums with the shared expert (Equation 8), which
+/// is listed and not read.
 pub fn lower_inference(architecture: &Architecture, shape: Shape) -> Result<Lowered, CompileError> {
     lower_as(architecture, shape, Form::Declared)
 }
@@ -389,7 +389,7 @@ pub(crate) struct Lower<'a> {
     dropping: u32,
     /// The `skip` whose part is being lowered, and those around it.
     inside: Vec<Inside>,
-    /// While an attention is lowered of which every token is a key, and these alone are queries.
+    /// The queries, while an attention is lowered whose keys are all tokens.
     asking: Option<Value>,
     /// Whether an attention of the wrapped part has keys that follow from what is being lowered.
     ahead: bool,
@@ -434,7 +434,7 @@ enum Inside {
     },
 }
 
-/// Rows of a value, of which those of tokens that take part are kept.
+/// The meaning of a value's rows; only rows of tokens that take part are kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Row {
     Token,
@@ -528,7 +528,7 @@ impl<'a> Lower<'a> {
         self.bound_weight(owner, part, dims, kind, init, (binding, None))
     }
 
-    /// The same, bound as `binding`; one for each of so many passes.
+    /// The same, bound as `binding`; one for each of `passes` passes.
     fn bound_weight(
         &mut self,
         owner: Owner,

@@ -24,7 +24,7 @@ impl Lower<'_> {
         self.b.result(Port::new("y", Binding::Stream), y);
     }
 
-    /// A weight of which every pass has one, where `each` says so.
+    /// A weight, one for every pass where `each` says so.
     pub(super) fn weight_of_pass(
         &mut self,
         owner: Owner,

@@ -268,7 +268,7 @@ impl Lower<'_> {
         Ok(self.b.add(mean, rest))
     }
 
-    /// Updates of tokens that take part, which those that are skipped behind one share.
+    /// Updates of tokens that take part; skipped tokens share the update of the one before them.
     pub(super) fn spread(&mut self, update: Value, places: Value) -> Result<Value, CompileError> {
         let queries = self.tokens_here(&self.b.rows(update));
         self.over_runs(update, queries, places, Op::Runs(Runs { begins: true }), places)
@@ -282,7 +282,7 @@ impl Lower<'_> {
         }
     }
 
-    /// The mean over the keys of a query's run that are not behind it: an attention with uniform
+    /// The mean over the keys of a query's run that are not after it: an attention with uniform
     /// weights.
     pub(super) fn over_runs(
         &mut self,
@@ -371,7 +371,7 @@ impl Lower<'_> {
         }
     }
 
-    /// A wrapped part among the tokens at `index`, of which all tokens are keys, too.
+    /// A wrapped part among the tokens at `index`; all tokens are keys of it, too.
     fn skip_of_all_keys(
         &mut self,
         skip: &Skip,

@@ -1,8 +1,7 @@
 //! Statements on the stream.
 //!
-//! A statement is a function of its own, from the stream to a stream. `save` leaves the stream as a
-//! state of lifetime [`Lifetime::Saved`], of which there is one for each time it is saved; `mix`
-//! reads the latest.
+//! A statement is a function of its own, from the stream to a stream. `save` keeps the stream as a
+//! state of lifetime [`Lifetime::Saved`], one for each time it is saved; `mix` reads the latest.
 
 use super::*;
 use smallvec::smallvec;
@@ -38,7 +37,7 @@ impl Lower<'_> {
         self.b.result(Port::new("y", Binding::Stream), y);
     }
 
-    /// Keeps the stream behind so many layer applications.
+    /// Keeps the stream after `depth` layer applications.
     pub(super) fn remember(&mut self, depth: u64) {
         let x = self.stream();
         self.save(&remembered_as(depth), x);

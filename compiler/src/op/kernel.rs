@@ -59,7 +59,7 @@ pub enum Storage {
 pub enum Layout {
     /// Adjacent, the last dimension fastest.
     Dense,
-    /// So many leading dimensions count rows, which are [`Operand`](crate::program::Operand)'s
+    /// This many leading dimensions count rows, which are [`Operand`](crate::program::Operand)'s
     /// stride apart; elements of a row are adjacent.
     Rows(usize),
     /// A matrix with strides of the kernel's own.
@@ -77,9 +77,9 @@ pub enum Layout {
 pub enum Touches {
     /// All of it.
     All,
-    /// So many elements at most.
+    /// At most this many elements.
     AtMost(u64),
-    /// The share of it that the launch's multiply-adds are of so many.
+    /// The share of it that the launch's multiply-adds are of this number.
     Share(u128),
 }
 
@@ -167,7 +167,7 @@ impl Slot {
         Slot { storage: Storage::Any, ..self }
     }
 
-    /// In rows, which so many leading dimensions count, a stride apart.
+    /// In rows a stride apart, counted by the first `dims` dimensions.
     pub fn rows(self, dims: usize) -> Slot {
         Slot { layout: Layout::Rows(dims), ..self }
     }
@@ -354,11 +354,11 @@ pub enum Units {
 
 /// Contents of memory when a launch runs, for [`Units::found`].
 pub struct Found<'a, E> {
-    /// So many integers of an operand.
+    /// The first integers of an operand; the number says how many.
     pub integers: &'a dyn Fn(usize, u64) -> Result<Vec<i32>, E>,
     /// The value of an operand that is an index.
     pub index: &'a dyn Fn(usize) -> u64,
-    /// How many of so many rows anybody needs.
+    /// How many of this number of rows are needed.
     pub needed: &'a dyn Fn(u64) -> Result<u64, E>,
 }
 
@@ -384,7 +384,7 @@ impl Work {
         self.units != Units::None || self.fixed.multiply_adds > 0
     }
 
-    /// All of `times` launches with so many units in all; `None` where that does not fit in 128
+    /// All of `times` launches with `units` units in all; `None` where that does not fit in 128
     /// bits.
     pub fn of(&self, times: u128, units: u128) -> Option<Amount> {
         Amount::default().plus(times, self.fixed)?.plus(units, self.each)

@@ -243,8 +243,8 @@ pub(crate) enum Bf16 {
     Stored(&'static [usize]),
     /// It reads these operands as bf16.
     Reads(&'static [usize]),
-    /// It reads its first two operands as bf16, of which the second is a weight that may be stored
-    /// so beside f32: the head's matmul.
+    /// It reads its first two operands as bf16; the second is a weight that may be stored in bf16
+    /// while the first is f32: the head's matmul.
     Head,
     /// It reads these operands as bf16 where they are stored so anyway.
     Follows(&'static [usize]),
@@ -263,9 +263,9 @@ pub(crate) enum Work<'a> {
     Nothing,
     /// Elements move.
     Moves,
-    /// So many element-wise operations for each element of this operand.
+    /// This many element-wise operations for each element of this operand.
     Operand(usize, u64),
-    /// So many element-wise operations for each element of the first result.
+    /// This many element-wise operations for each element of the first result.
     Result(u64),
     /// It counts for itself.
     Counted(&'a dyn Counted),
@@ -634,7 +634,7 @@ impl Op {
         self.signature().class
     }
 
-    /// The dimensions that the operation itself names, beside those of its operands.
+    /// The dimensions that the operation itself names, in addition to those of its operands.
     pub fn dims(&self) -> Dims {
         crate::ir::text::named_dims(self)
     }

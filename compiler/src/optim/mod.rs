@@ -1,5 +1,5 @@
 //! The optimizer step, as IR: from a weight, its gradient and its states to the weight and states
-//! behind it.
+//! after it.
 //!
 //! *In*: ranges of weights of one [`Rule`] each, and an [`Optimizer`]. *Out*: the programs `norm`
 //! and `update`. *Promise*: an optimizer is one file that builds functions; the same scheduler and
@@ -8,7 +8,7 @@
 //!
 //! Ranges are cut into rows of [`WIDTH`] numbers for the part of a step that looks at one number at
 //! a time; a part that looks at whole matrices is a loop over those of a range ([`Whole`]). The
-//! gradient is clipped before an optimizer sees it, and zero behind the step.
+//! gradient is clipped before an optimizer sees it, and zero after the step.
 //!
 //! Where the states are cut over ranks (ZeRO-1: Rajbhandari et al., 2020, section 5.1), each rank
 //! gets its part of the sum of gradients, moves its part of the weights, and hands it to the
@@ -56,7 +56,7 @@ pub(crate) struct Rule {
 
 /// The result of the part of a step that looks at one number at a time.
 pub(crate) enum Moved {
-    /// The weight behind the step.
+    /// The weight after the step.
     Weight(Value),
     /// The value that takes the gradient's place for [`Whole`].
     Gradient(Value),
@@ -71,7 +71,7 @@ pub(crate) trait Optimizer {
     fn states(&self) -> &'static [&'static str];
 
     /// The part of a step that looks at one number at a time, of the clipped gradient and the
-    /// states: what is moved, and the states behind the step.
+    /// states: what is moved, and the states after the step.
     fn step(&self, s: &mut Stepping, rule: &Rule, g: Value, states: &[Value]) -> (Moved, Vec<Value>);
 
     /// The part that looks at whole matrices, where there is one.
@@ -80,7 +80,7 @@ pub(crate) trait Optimizer {
 
 /// The part of a step that looks at whole matrices.
 pub(crate) trait Whole {
-    /// The weight behind the step, of the weight and what stands in the gradient's place.
+    /// The weight after the step, from the weight and the value in the gradient's place.
     fn matrix(&self, s: &mut Stepping, rule: &Rule, of: (Value, Value), dims: [Dim; 2]) -> Value;
 }
 
@@ -204,9 +204,9 @@ impl Stepping<'_> {
 /// Numbers of a row.
 const WIDTH: u64 = 1024;
 
-/// The function of the part of a step that looks at one number at a time, on so many rows; on a
-/// single one where there is but one size. States are rounded as they are stored; the weight moves
-/// by what they are before that.
+/// The function of the part of a step that looks at one number at a time, on rows of numbers, or on
+/// one row where `shape` has one size. States are rounded as they are stored; the weight moves by
+/// what they are before that.
 fn step(
     optimizer: &dyn Optimizer,
     rule: &Rule,
@@ -327,9 +327,9 @@ impl Assembly<'_> {
         Ok(Program { steps, variables })
     }
 
-    /// The norm of the norms of all ranks' parts, each of which its rank looks at: so its bits do
-    /// not depend on whether states are cut over the ranks. Ranks that own the same experts look at
-    /// a part of them each.
+    /// The norm of the norms of all ranks' parts, each computed by its rank: so its bits do not
+    /// depend on whether states are cut over the ranks. Ranks that own the same experts each take a
+    /// part of them.
     fn norms(
         &mut self,
         gradients: BufferId,

@@ -62,7 +62,7 @@ pub fn within(seed: u64) -> Option<Spec> {
     })
 }
 
-/// A specification with a definition of so many statements.
+/// A random specification with a definition.
 pub fn specification(seed: u64) -> String {
     let mut w = Writer::new(seed);
     let text = w.definition();
@@ -210,7 +210,7 @@ impl Writer {
         self.push(format!("{f}({})", value.name), value.dims);
     }
 
-    /// A sum or product of two values, the second of which has dimensions of the first.
+    /// A sum or product of two values; the second has dimensions of the first.
     fn pair(&mut self) {
         let a = self.value();
         let other = self.value();

@@ -39,7 +39,7 @@ impl Prepared {
     }
 
     /// Moves expressions of weights out of `f`, a function of the body `scope`. The parameters that
-    /// replace them come behind its first `at`.
+    /// replace them come after its first `at`.
     pub fn hoist(
         &mut self,
         names: &mut Names,

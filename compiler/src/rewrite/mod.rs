@@ -13,7 +13,7 @@
 //! 2. [`rules`] is the table of directed rules that add equal expressions;
 //! 3. [`extract`] chooses, by [prices](price) from the roofline of a [`target`], with shared work
 //!    counted once;
-//! 4. [`hoist`] moves what needs no data before the calls, and sums of gradients behind them.
+//! 4. [`hoist`] moves what needs no data before the calls, and sums of gradients after them.
 
 pub mod extract;
 pub mod hoist;

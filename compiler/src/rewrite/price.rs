@@ -237,7 +237,7 @@ impl Extractor<'_> {
         total
     }
 
-    /// Products and traffic of a kernel; element-wise work is charged beside them.
+    /// Products and traffic of a kernel; element-wise work is charged separately.
     fn demand(&self, flops: f64, bytes: f64) -> Demand {
         Demand { flops, narrow: self.narrow, bytes, elementwise: 0.0 }
     }

@@ -1,5 +1,5 @@
-//! The table of rules. Each is directed, has a name, and says in a few lines what it makes of which
-//! facts.
+//! The table of rules. Each is directed, has a name, and says in a few lines which facts it needs
+//! and what it makes of them.
 //!
 //! A rule looks at one e-node and gives pairs of classes that are equal, or nothing. It fires only
 //! on proven facts: types, constants, which `group` an order comes from. No rule commutes or
@@ -785,7 +785,7 @@ fn fold_gain(g: &mut Graph, id: Id, op: &Op, x: &[Id]) -> Option<Equal> {
     if !is_weight(g, x[1]) {
         return None;
     }
-    // The gain may stand behind a gather of rows, which does not touch it.
+    // The gain may stand after a gather of rows, which does not touch it.
     let gather = gathered(g, x[0]);
     let (y, gain) = binary(g, gather.map_or(x[0], |(y, _)| y), Binary::Mul)?;
     if !is_data(g, y) || !is_weight(g, gain) || dims(g, gain)?[..] != [over] {

@@ -22,8 +22,7 @@ struct Case {
     rule: &'static str,
     /// The rules that may be used.
     with: &'static [&'static str],
-    /// Parameters and nodes; `{a}` to `{e}` are sizes: random ones of 1 to 5, of which `{e}` is
-    /// even.
+    /// Parameters and nodes; `{a}` to `{e}` are sizes: random ones of 1 to 5, `{e}` even.
     text: String,
     /// Whether the rule fires.
     fires: bool,

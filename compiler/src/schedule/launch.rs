@@ -217,7 +217,7 @@ impl<'a> Emit<'a> {
         self.launches.push(LocalLaunch { kernel, operands, places: None, origin });
     }
 
-    /// As [`Emit::launch`], for rows of which only some are needed.
+    /// As [`Emit::launch`], where only some rows are needed.
     pub(super) fn launch_some(
         &mut self,
         kernel: Kernel,

@@ -126,7 +126,7 @@ pub fn schedule(module: &Module, f: &Function, bind: &[Bind]) -> Result<Schedule
 enum Kind {
     /// Nothing is computed.
     View,
-    /// Part of a row kernel over the first so many dimensions of its widest operand or result, for
+    /// Part of a row kernel over these leading dimensions of its widest operand or result, for
     /// those of its rows that are needed.
     Row(Dims, Need),
     /// A kernel of its own.

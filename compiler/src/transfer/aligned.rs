@@ -4,12 +4,12 @@
 //! grow with the size, by how much ([`Grown`]). *Promise*: read off the formulas; a factor that a
 //! norm or a quotient takes away again does not count.
 //!
-//! Moves of two values in training agree, so that a sum of `d` products of them is in proportion
-//! to `d`: that is why scores have 1/d. Every value has a ratio, of its size here over that at the
-//! base: 1 of the row of the stream, of weights and of what `linear` makes of either, the ratio of
-//! numbers that are written, `d/b` times more for a sum over `d` for `b`, 1 behind a norm, `√(b/d)`
-//! behind one to the length 1. Functions that are not in proportion to what they read, and what the
-//! component gives, must have 1.
+//! Moves of two values in training agree, so that a sum of `d` products of them is in proportion to
+//! `d`: that is why scores have 1/d. Every value has a ratio, its size here over its size at the
+//! base: 1 for the row of the stream, for weights and for what `linear` makes of either; for
+//! numbers that are written their own ratio; `d/b` times more for a sum over `d` instead of `b`; 1
+//! after a norm; `√(b/d)` after a norm to the length 1. Functions that are not in proportion to
+//! what they read, and what the component gives, must have 1.
 
 use dreamc_dsl::define::graph::{
     Binary, DimId, Function, Graph, Node, Norm, Recurrence, Reduce, Region, Unary,

@@ -1,9 +1,9 @@
 //! The weights that end a component: those whose size is that of what the component adds.
 //!
 //! *In*: the function of a body, with the values that lowering marks as outputs of components.
-//! *Out*: the names of weights behind which only sums, copies and factors of tokens stand.
-//! *Promise*: nothing is decided by the name or the part of a weight. Of a product of two values
-//! that tokens give one alone is followed, so that no output has the factor of depth twice.
+//! *Out*: the names of weights that only sums, copies and factors of tokens follow. *Promise*:
+//! nothing is decided by the name or the part of a weight. In a product of two values that tokens
+//! give, only one is followed, so that no output has the factor of depth twice.
 
 use crate::build::Marks;
 use crate::ir::{Binary, Function, Node, Op, Unary, Value};
@@ -79,7 +79,7 @@ impl Back<'_> {
             | Op::Running(_)
             | Op::Rope(_)
             | Op::Keep => self.from(node.inputs[0], found),
-            // Behind a norm its gain; else a gain changes nothing about what ends the value.
+            // After a norm its gain; else a gain changes nothing about what ends the value.
             Op::Binary(Binary::Mul) => first(found) || by_weights(found),
             Op::Binary(Binary::Div | Binary::Where) => self.from(node.inputs[0], found),
             Op::Contract(_) | Op::Grouped(_) | Op::ByHead(_) | Op::Conv(_) => {

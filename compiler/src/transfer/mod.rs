@@ -338,7 +338,7 @@ impl Compared {
     }
 
     /// A number that brings what a weight multiplies to a deviation of 1, by a rule that asks; the
-    /// operation of which none is known is the error.
+    /// error is the operation for which no number is known.
     fn reads(
         &self,
         spec: &Spec,

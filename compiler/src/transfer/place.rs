@@ -20,9 +20,9 @@ pub(crate) enum Use {
     Product {
         /// Its dimensions that are summed over.
         over: Dims,
-        /// Those of which there is such a sum each.
+        /// Those with one such sum for each element.
         each: Dims,
-        /// Whether a norm follows, for which the size of these sums is nothing.
+        /// Whether a norm follows, which cancels the size of these sums.
         normed: bool,
     },
     /// Numbers that multiply, element by element.
@@ -31,7 +31,7 @@ pub(crate) enum Use {
     Term,
     /// A filter over a few tokens, of each channel.
     Taps,
-    /// An operation of which no rule is known.
+    /// An operation for which no rule is known.
     Unknown(&'static str),
     /// Nothing reads it.
     Unread,

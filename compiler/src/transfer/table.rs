@@ -77,7 +77,7 @@ pub struct Multiplier {
     pub reason: String,
 }
 
-/// A weight or a component of which no rule is known.
+/// A weight or a component for which no rule is known.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Warning {
     /// Its name.
@@ -294,7 +294,7 @@ fn component(name: &str) -> String {
     format!("model.components.{}", name.split('.').next().unwrap_or(name))
 }
 
-/// Parts of the model of which the rule says nothing.
+/// Parts of the model about which the rule says nothing.
 fn warnings(
     spec: &Spec,
     transfer: &Transfer,
@@ -401,7 +401,7 @@ fn written(spec: &Spec, transfer: &Transfer) -> Vec<Warning> {
         .collect()
 }
 
-/// Sums of products of tokens that have no multiplier; `known` are fields of which one is said.
+/// Sums of products of tokens that have no multiplier; `known` are fields with a warning already.
 fn scores(spec: &Spec, lowered: &Lowered, base: &Compared, known: &[String]) -> Vec<Warning> {
     let mut found = vec![];
     for (name, [d, b]) in super::scales::scales(lowered, &base.lowered) {
@@ -485,7 +485,7 @@ fn applications(body: &[Item], passes: Option<u64>) -> (u64, Vec<u64>) {
     (fixed, each)
 }
 
-/// Whether numbers of turns of all repeats, one or more of each, make so many applications.
+/// Whether turns of all repeats, one or more of each, can make `depth` applications.
 fn reaches(depth: u64, each: &[u64]) -> bool {
     let least = each.iter().fold(0, |sum: u64, n| sum.saturating_add(*n));
     let Some(more) = depth.checked_sub(least) else { return false };
@@ -502,7 +502,7 @@ fn reaches(depth: u64, each: &[u64]) -> bool {
 }
 
 /// Findings of a recipe's `transfer` as diagnostics, each at its token: a base that does not go
-/// with the model is an error, and a part of which no rule is known a warning.
+/// with the model is an error, and a part without a known rule a warning.
 pub fn findings(spec: &Spec) -> Vec<Diagnostic> {
     if spec.train.transfer.is_none() {
         return vec![];

@@ -81,7 +81,7 @@ fn of(m: &Module, f: &Function, v: Value, tokens: u64) -> Result<f64, &'static s
             Ok(attention(head, seen) * (1.0 - a.dropout.unwrap_or_default()).sqrt())
         }
         Op::Binary(Binary::Mul) if node.inputs.iter().any(|v| silu(f, *v)) => Ok(NETWORK),
-        // A gain, of which the norm before it decides.
+        // A gain; the norm before it decides.
         Op::Binary(Binary::Mul) => match node.inputs.iter().find(|v| f.params.get(v.index()).is_none()) {
             Some(v) if made(f, *v).is_some_and(|n| matches!(n.op, Op::Rms(_))) => Ok(1.0),
             _ => Err(node.op.name()),
@@ -101,8 +101,8 @@ fn silu(f: &Function, v: Value) -> bool {
 /// Of `a · silu(b)`: `2^3/4`, between 2 where the gate is flat and `√2` where it is a step.
 const NETWORK: f64 = 1.681_792_830_507_429;
 
-/// Of an attention over so many tokens by 1/d: one over a number between `√(ln t / t)` of means and
-/// 1 of choices.
+/// Of an attention over `tokens` tokens with scores by 1/d: one over a number between `√(ln t / t)`
+/// (means) and 1 (choices).
 fn attention(head: f64, tokens: f64) -> f64 {
     let sharp = 1.0 / (1.0 + 4.0 * head);
     let mean = (tokens.ln().max(f64::MIN_POSITIVE) / tokens).sqrt();

@@ -2,10 +2,10 @@
 //!
 //! There is no sum. The stream `[b, t, h]` is the run of outputs so far (`block` of them make a
 //! run, the embedding is a run of its own), and a state of the model has the runs that are
-//! complete, one row each. A reading is one kernel over these rows in place and the stream behind
-//! them (Attention Residuals, Section 3: full with runs of one output, and Block AttnRes). Behind
-//! every output the run before it is written to its row: of a run that grows that is too early, and
-//! the row is written again before anybody reads it.
+//! complete, one row each. A reading is one kernel over these rows in place and then the stream
+//! (Attention Residuals, Section 3: full with runs of one output, and Block AttnRes). After every
+//! output the run before it is written to its row. For a run that still grows that is too early,
+//! but the row is written again before it is read.
 
 use super::Wiring;
 use crate::CompileError;
@@ -17,7 +17,7 @@ use crate::lower::Lower;
 use crate::op::ReadSources;
 use dreamc_dsl::spec::Expr;
 
-/// Readings over runs of so many outputs.
+/// Readings over runs of `block` outputs.
 pub(crate) struct Attend {
     pub block: u32,
 }

@@ -1,4 +1,4 @@
-//! Hyper-Connections: several streams, of which a unit reads a mixture, and which mix around it.
+//! Hyper-Connections: several streams; a unit reads a mixture of them, and they mix around it.
 //!
 //! The stream is `[b, t, N, h]`. Around every unit `f`, in this order: `u = Σ_i α_i X_i`,
 //! `y = f(u)`, `X_i ← Σ_j M_ij X_j + β_i y` (Zhu et al. 2024, "Hyper-Connections", Equations 1 to

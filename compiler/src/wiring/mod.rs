@@ -1,7 +1,7 @@
 //! How the stream is wired: what a component reads, and where its output goes.
 //!
 //! *In*: a stream, and the units of a layer in order. *Out*: what each of them reads, and the
-//! stream behind them all. *Promise*: components are maps from what they read to an output; nothing
+//! stream after them all. *Promise*: components are maps from what they read to an output; nothing
 //! but a wiring adds an output to a stream.
 //!
 //! The units of a layer are the terms of its sequence ([`units`](crate::architecture::units)).
@@ -27,10 +27,10 @@ pub(crate) trait Wiring {
     /// The stream before the first layer, of the embedding.
     fn begin(&self, lower: &mut Lower, x: Value) -> Value;
 
-    /// The stream behind a layer.
+    /// The stream after a layer.
     fn layer(&self, lower: &mut Lower, x: Value, expr: &Expr) -> Result<Value, CompileError>;
 
-    /// The value that the final norm reads, of the stream behind the last layer.
+    /// The value that the final norm reads, from the stream after the last layer.
     fn end(&self, lower: &mut Lower, x: Value) -> Value;
 }
 

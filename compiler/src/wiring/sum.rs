@@ -56,7 +56,7 @@ impl Wire {
         Wire { stream, written: None }
     }
 
-    /// The stream that the next term reads; behind the last one, the stream as it is then.
+    /// The stream that the next term reads; after the last term, the stream as it is then.
     pub fn read(&self, b: &mut Builder) -> Value {
         self.written.map_or(self.stream, |sum| b.add(self.stream, sum))
     }

@@ -1,4 +1,4 @@
-//! Kernels with a defect each: every one must be found, and in the way that is written beside it.
+//! Kernels with a defect each: every one must be found, and in the way that is written next to it.
 //!
 //! A defect is an edit of a kernel that is right (`kernels.rs` shows that it is). It is found by a
 //! finding of the device, or, where the kernel is a legal one that computes something else, by its

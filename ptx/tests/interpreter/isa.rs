@@ -865,7 +865,7 @@ fn barriers() {
 
 #[test]
 fn matrices() {
-    // A tile of eight rows of eight 16-bit numbers, i in place i, four of them behind one another.
+    // A tile of eight rows of eight 16-bit numbers, i in place i; four such tiles in a row.
     let before = ".shared .align 16 .b8 tile[512];";
     let fill = "mov.u64 %d1, tile; cvt.u32.u64 %r1, %d1; shl.b32 %r2, %t, 4; add.u32 %r1, %r1, %r2; shl.b32 %r3, %t, 19; \
                 shl.b32 %r4, %t, 3; or.b32 %r3, %r3, %r4; add.u32 %r3, %r3, 0x10000; add.u32 %r4, %r3, 0x20002; add.u32 %r5, %r4, 0x20002; \
@@ -1294,8 +1294,8 @@ fn what_is_found_at_run_time() {
 
 #[test]
 fn lanes_may_wait_for_each_other() {
-    // Lane 0 spins at the lower address until lane 1, behind it, writes: lanes make progress on
-    // their own.
+    // Lane 0 spins at the lower address until lane 1, at a higher one, writes: lanes make progress
+    // on their own.
     let body = format!(
         "setp.ne.u32 %p1, %t, 0; @%p1 bra set; wait: ld.volatile.shared.u32 %r9, [box]; setp.eq.u32 %p2, %r9, 0; @%p2 bra wait; bra done;\n\
          set: st.volatile.shared.u32 [box], 5; mov.u32 %r9, 6;\n done: {STORE}"

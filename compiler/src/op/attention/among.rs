@@ -53,7 +53,7 @@ pub struct Chosen<'a> {
 }
 
 impl<'a> Chosen<'a> {
-    /// Those of sequence `b` with `t` queries of so many heads, among the lists of all.
+    /// Those of sequence `b` with `t` queries of `heads` heads, among the lists of all sequences.
     pub fn of_sequence(among: Among, [b, t]: [usize; 2], heads: usize, all: &'a [i32]) -> Self {
         let [count, lists] = [among.count, among.heads].map(|n| n as usize);
         let sequence = t * lists * count;

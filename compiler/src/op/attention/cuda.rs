@@ -111,9 +111,9 @@ impl AttentionForm {
         }
     }
 
-    /// Rows of so many heads of all sequences, which stay (`own`) or pass by: their address and the
-    /// distance from row to row, or matrices for the copy engine. Appends parameters, and
-    /// gives them as arguments of the template.
+    /// Rows of the heads of all sequences, which stay (`own`) or pass by: their address and the
+    /// distance from row to row, or matrices for the copy engine. Appends parameters, and gives
+    /// them as arguments of the template.
     fn rows(
         &self,
         list: &mut Vec<Param>,
@@ -149,8 +149,8 @@ impl AttentionForm {
         Ok(text)
     }
 
-    /// Blocks, threads and shared memory of a launch for so many rows of heads, of which so many
-    /// kinds stay in shared memory; its entry follows.
+    /// Blocks, threads and shared memory of a launch for `rows` rows of `heads` heads; `owns` kinds
+    /// of rows stay in shared memory; its entry follows.
     fn geometry(&self, builder: &mut Builder, rows: u64, heads: u64, owns: u64) -> Result<(u32, u32, u32)> {
         let (room, limit) = (if self.hopper { 1024 } else { 0 }, self.limit);
         let bytes = times(&[self.row_bytes, owns * self.own + self.passing]).saturating_add(room);

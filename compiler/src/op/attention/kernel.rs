@@ -32,7 +32,7 @@ pub struct AttentionShape {
 }
 
 /// The longest heads whose values are their keys: a tile of them is in shared memory once, and more
-/// would not fit beside the queries.
+/// would not fit together with the queries.
 pub const LONGEST_SHARED: u64 = 864;
 
 /// Names of what a program reads.

@@ -40,7 +40,7 @@ pub struct Attention {
     pub scale: f64,
     /// `c·tanh(s/c)` on the scaled scores.
     pub softcap: Option<f64>,
-    /// A query sees keys less than so many positions before it.
+    /// A query sees keys less than this many positions before it.
     pub window: Option<u64>,
     /// Which keys a query sees.
     pub mask: Mask,
@@ -49,10 +49,10 @@ pub struct Attention {
     /// A score in the place of the scaled product, and a mask besides; they read the operands after
     /// those of the mask.
     pub program: Option<Arc<Program>>,
-    /// The probability with which a weight is zero, the others being greater for it; the mask's
-    /// last operand is `draws[b, t]`, a random number of every query, of which [`kept`] is made.
+    /// The probability that a weight is zero; the others are scaled up for it. The mask's last
+    /// operand is `draws[b, t]`, a random number of every query, from which [`kept`] is computed.
     pub dropout: Option<f64>,
-    /// Only keys at the ends of blocks of so many tokens are seen: of position `p` with
+    /// Only keys at the ends of blocks of this many tokens are seen: of position `p` with
     /// `(p + 1) mod every = 0`.
     pub every: Option<u64>,
     /// Only keys of blocks that were chosen are seen.
@@ -65,10 +65,10 @@ by_bits!(
         (Bits(scale), softcap.map(Bits), window, mask, segments, program, dropout.map(Bits), every, among)
 );
 
-/// `(q, k, v, o, lse, do, mask operands, dlse) -> dq, dk, dv`; without a last operand nothing
-/// follows from the logarithm of the denominators. With a program `dlse` is always there, its
-/// operands follow, and results are the cotangents, too, of those of which the score has
-/// derivatives ([`Program::moved`]).
+/// `(q, k, v, o, lse, do, mask operands, dlse) -> dq, dk, dv`; without the last operand the
+/// logarithm of the denominators has no cotangent. With a program `dlse` is always there and the
+/// program's operands follow; the results then include the cotangents of the operands that the
+/// score can be differentiated by ([`Program::moved`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttentionGrad(pub Attention);
 
@@ -114,7 +114,7 @@ impl AttentionGrad {
     /// The first operand of the mask.
     pub const MASK: usize = 6;
 
-    /// Which of so many operands is the cotangent of the logarithm of the denominators.
+    /// Which of `operands` operands is the cotangent of the logarithm of the denominators.
     pub fn log(&self, operands: usize) -> Option<usize> {
         let log = AttentionGrad::MASK + self.0.masks();
         (log < operands).then_some(log)
@@ -184,7 +184,7 @@ impl Attention {
         self.program.as_ref().map_or(&[], |p| &p.reads)
     }
 
-    /// The operands of the program of which the score has derivatives, in order.
+    /// The operands of the program that the score can be differentiated by, in order.
     pub fn moved(&self) -> Vec<usize> {
         self.program.as_ref().map_or(vec![], |p| p.moved())
     }
@@ -201,12 +201,12 @@ impl Attention {
         self.among.is_some() || self.program.as_ref().is_some_and(|p| p.masks_by_head())
     }
 
-    /// How often a pair is counted that all of so many heads see.
+    /// How often a pair is counted that all of `heads` heads see.
     pub fn times(&self, heads: u64) -> u64 {
         if self.by_head() { heads } else { 1 }
     }
 
-    /// For how many of so many heads a counted pair stands.
+    /// For how many of `heads` heads a counted pair stands.
     pub fn each(&self, heads: u64) -> u64 {
         if self.by_head() { 1 } else { heads }
     }
@@ -227,8 +227,8 @@ impl Attention {
         program.pairs(tokens, self.window, self.times(heads)).unwrap_or(all)
     }
 
-    /// Keys of so many that the window and a choice leave a query at most, the ends of blocks not
-    /// counted apart.
+    /// The most keys, of `keys`, that the window and a choice leave a query; the ends of blocks are
+    /// not counted separately.
     pub fn most_keys(&self, keys: u64) -> u64 {
         let window = self.window.unwrap_or(keys).min(keys);
         self.among.map_or(window, |among| window.min(among.block.saturating_mul(among.count)))
@@ -334,7 +334,7 @@ impl Attention {
         Query { q: &q[row * d..][..d], k, v, keys, scored, factors }
     }
 
-    /// Counts of products for so many pairs of a query and a key, each of size `d`, all heads
+    /// Counts of products for `pairs` pairs of a query and a key, each of size `d`, all heads
     /// together: two forward (scores, output), five backward (scores again, and the gradients of
     /// scores, queries, keys and values).
     pub(super) fn pairwise(&self, s: &Shapes, pairs: Count, gradient: bool) -> Counts {
@@ -529,19 +529,19 @@ impl Query<'_> {
 /// Which pairs of a query and a key of one sequence exist.
 #[derive(Clone, Copy, Debug)]
 pub struct Visible<'a> {
-    /// A query sees keys less than so many positions before it.
+    /// A query sees keys less than this many positions before it.
     pub window: Option<u64>,
     /// Positions of queries and keys, where they are not their numbers.
     pub positions: Option<(&'a [i32], &'a [i32])>,
     /// Segments of the tokens, where a query sees those of its own alone.
     pub segments: Option<&'a [i32]>,
-    /// A query sees keys at the ends of blocks of so many alone.
+    /// A query sees only keys at the ends of blocks of this many.
     pub every: Option<u64>,
 }
 
 impl<'a> Visible<'a> {
-    /// Pairs of so many queries and keys; `mask` gives the integers of a mask operand for this
-    /// sequence, and how many.
+    /// Pairs of `queries` queries and `keys` keys; `mask` gives the integers of a mask operand for
+    /// this sequence, and how many.
     pub fn new(
         attention: &Attention,
         [queries, keys]: [usize; 2],
@@ -580,7 +580,7 @@ impl<'a> Visible<'a> {
         near && end && self.segments.is_none_or(|s| s[query] == s[key])
     }
 
-    /// Pairs of so many queries and keys.
+    /// Pairs of `queries` queries and `keys` keys.
     pub fn pairs(&self, queries: u64, keys: u64) -> u64 {
         if let (false, None) = (self.by_pair(), self.every) {
             return Attention::causal_pairs(queries, self.window) as u64;
@@ -622,7 +622,7 @@ impl<'a> Visible<'a> {
     }
 }
 
-/// Query heads, of which each key head serves as many.
+/// Query heads and key heads; each key head serves the same number of query heads.
 pub(super) fn random_heads(case: &mut Case) -> (Dim, Dim) {
     let groups = 1 + case.rng.below(2);
     let each = 1 + case.rng.below(3);
@@ -695,7 +695,7 @@ fn random(case: &mut Case, blank: &Attention) -> Random {
     }
     case.module = forward.module.clone();
     let results = forward.forward(&Op::Attention(a.clone()), &[&qkv[..], &masks, &reads].concat());
-    // The random numbers go on behind those of the mask.
+    // The random numbers go on after those of the mask.
     case.rng = forward.rng.clone();
     let mask = |v: &Value| {
         let name = forward.function.params[v.index()].name.clone();

@@ -161,7 +161,7 @@ pub(super) fn random(rng: &mut Rng) -> Program {
 }
 
 impl Program {
-    /// The operands of which the score has derivatives, in order.
+    /// The operands that the score can be differentiated by, in order.
     pub fn moved(&self) -> Vec<usize> {
         let of = self.score.as_ref().map_or(vec![], |score| score.partials().of);
         let mut reads: Vec<usize> = of.iter().map(|partial| partial.read).collect();
@@ -170,8 +170,8 @@ impl Program {
         reads
     }
 
-    /// Pairs of one sequence that the mask leaves of those of order and window, over so many heads;
-    /// `None` where that takes too long to find. The mask reads no operand.
+    /// Pairs of one sequence that the mask keeps among those that order and window allow, over
+    /// `heads` heads; `None` where that takes too long to find. The mask reads no operand.
     pub fn pairs(&self, tokens: u64, window: Option<u64>, heads: u64) -> Option<u128> {
         let window = window.unwrap_or(tokens).min(tokens);
         let Some(mask) = &self.mask else {

@@ -26,7 +26,7 @@ pub struct ByHead {
     pub part: u64,
     /// Sums over `part` rather than `inner`.
     pub transposed: bool,
-    /// Storage of `w` is its own: weights in bf16 or packed beside an `x` in f32.
+    /// `w` has a storage type of its own: bf16 or packed, while `x` is f32.
     pub stored: bool,
 }
 

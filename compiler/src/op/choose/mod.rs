@@ -152,7 +152,7 @@ impl ChooseKeys {
         self.seen.every.unwrap_or(1).max(1)
     }
 
-    /// The scores of sequence `b`, query `i`, list `c` of so many; `dot` makes a product.
+    /// The scores of sequence `b`, query `i`, list `c` of `lists`; `dot` makes a product.
     fn scored(
         &self,
         x: &[&Tensor],

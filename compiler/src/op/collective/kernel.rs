@@ -55,7 +55,7 @@ pub struct Scattered {
 
 /// The rows of one rank's slots, which are sorted by expert, brought to the ranks that own their
 /// experts: of the rank that the last operand names. Each rank gets the rows of its experts, by
-/// expert, and where those of each begin; the rows behind them mean nothing.
+/// expert, and where those of each begin; the rows after them mean nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sent {
     /// Slots, used or not.
@@ -87,8 +87,8 @@ pub struct Pooled {
     pub owners: Owners,
 }
 
-/// The experts of a mixture over ranks. So many successive ranks are a team, which has all of the
-/// experts; each of its members owns as many as the others, the first member the first of them.
+/// The experts of a mixture over ranks. `team` successive ranks are a team, which has all of the
+/// experts; each member owns the same number, the first member the first ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owners {
     /// Experts of the mixture; 0 where no mixture is meant.
@@ -161,7 +161,7 @@ impl Parts {
         self.cuts.last().copied().unwrap_or(0)
     }
 
-    /// The parts of so many of the numbers, from one on.
+    /// The parts of `elements` of the numbers, from `first` on.
     pub fn within(&self, first: u64, elements: u64) -> Parts {
         let last = first.saturating_add(elements);
         let cuts = self.cuts.iter().map(|&cut| cut.clamp(first, last) - first).collect();
@@ -190,7 +190,7 @@ impl Parts {
         }
     }
 
-    /// The check of a kernel of so many of the numbers.
+    /// The check of a kernel of `elements` of the numbers.
     fn check_some(&self, elements: u64) -> Result<(), String> {
         match elements <= self.elements() {
             true => self.check(),
@@ -198,7 +198,7 @@ impl Parts {
         }
     }
 
-    /// The operand that names the first of so many of the numbers.
+    /// The operand that names the first of `elements` of the numbers.
     fn first(&self, elements: u64) -> Slot {
         index("first", Some(self.elements().saturating_sub(elements) + 1))
     }

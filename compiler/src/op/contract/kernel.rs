@@ -24,7 +24,7 @@ pub struct Product {
     pub b: Matrix,
     /// Adds.
     pub accumulate: bool,
-    /// Storage of `b` is its own: a weight in bf16 or packed beside an `a` in f32.
+    /// `b` has a storage type of its own: a weight in bf16 or packed, while `a` is f32.
     pub stored: bool,
 }
 

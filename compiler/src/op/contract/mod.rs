@@ -7,7 +7,7 @@ use super::*;
 
 /// `(a, b) -> Σ_over a·b`; result dimensions are those of `a` without `over`, then those of `b`
 /// without `over`. The operands share exactly the dimensions `over`. All products take operands of
-/// one float type, or `b` a weight stored in bf16 beside f32, and give f32.
+/// one float type, or an `a` in f32 and a weight `b` stored in bf16, and give f32.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Contract {
     /// The dimensions summed over.

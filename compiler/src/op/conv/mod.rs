@@ -110,8 +110,8 @@ impl<'a> Sequence<'a> {
         self.marks.is_none_or(|marks| marks[token] >= 0)
     }
 
-    /// Whether of two tokens, neither of which takes no part and between which none does, the
-    /// second continues the first.
+    /// Whether the second of two tokens continues the first. Both take part, and no token between
+    /// them does.
     #[inline(always)]
     pub fn continues(&self, first: usize, second: usize) -> bool {
         !self.documents || self.marks.is_none_or(|m| m[first] == m[second])
@@ -125,7 +125,7 @@ impl<'a> Sequence<'a> {
         self.continues(before, token).then_some(before)
     }
 
-    /// The token after a token that takes part, of so many.
+    /// The token after a token that takes part, of `tokens` tokens.
     #[inline(always)]
     pub fn after(&self, token: usize, tokens: usize) -> Option<usize> {
         let after = (token + 1..tokens).find(|&i| self.takes_part(i))?;

@@ -24,7 +24,7 @@ pub struct RoundGroups {
     pub slots: u64,
     /// Groups.
     pub experts: u64,
-    /// Choices of a row, of which the last `spare` fill tiles alone.
+    /// Choices of a row; the last `spare` only fill tiles.
     pub k: u64,
     /// See `k`.
     pub spare: u64,

@@ -8,7 +8,7 @@ use super::*;
 /// `(chosen[.., k]) -> order i32[slots], offsets i32[e1], inverse i32[.., k]`. Slots number the
 /// entries of `chosen` in row-major order; `order` lists them by expert (then by number), `offsets`
 /// says where each expert's begin, and `inverse` where each slot went. Choices of `experts` or more
-/// (no-ops) are in no group: they stand last in `order`, behind the last offset.
+/// (no-ops) are in no group: they stand last in `order`, after the last offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Group {
     /// The experts.

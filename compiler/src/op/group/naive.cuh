@@ -1,5 +1,5 @@
 // functions
-// No-ops are one more group, behind the others.
+// No-ops are one more group, after the others.
 DEVICE i64 group_of(int chosen) { return chosen >= 0 && chosen < EXPERTS ? chosen : EXPERTS; }
 // pass places: a slot, whose place is the number of those before it
 i64 own = group_of(chosen[at]), place = 0;

@@ -26,7 +26,7 @@ pub struct Grouped {
     pub transposed: bool,
     /// `x` is `[slots / g, k]` and `order` says which of its rows: `order[s] / g`.
     pub gather: Option<u64>,
-    /// Storage of `w` is its own: weights in bf16 or packed beside an `x` in f32.
+    /// `w` has a storage type of its own: bf16 or packed, while `x` is f32.
     pub stored: bool,
 }
 
@@ -47,7 +47,7 @@ pub struct GroupedOuter {
     pub accumulate: bool,
 }
 
-/// Rows of which a grouped product reads all, or some in an order: operand `operand` of the
+/// Rows that a grouped matmul reads, all of them or some in an order: operand `operand` of the
 /// operation.
 fn rows(operand: usize, slots: u64, length: u64, gather: Option<u64>) -> Slot {
     match gather {

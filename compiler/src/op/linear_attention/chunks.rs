@@ -18,7 +18,7 @@ type Result<T> = std::result::Result<T, CodegenError>;
 /// Tokens of a chunk; `CHUNK` of `linear.cuh`.
 const CHUNK: u64 = 64;
 
-/// Bytes of so many rows in shared memory; `ROW` of `linear.cuh`.
+/// Bytes of `count` rows in shared memory; `ROW` of `linear.cuh`.
 fn rows(count: u64, width: u64) -> u64 {
     times(&[count, width + 8, 2])
 }
@@ -74,7 +74,8 @@ impl<'k> Chunks<'k> {
         if self.shape.size.is_multiple_of(32) && self.shape.size >= 64 { 2 } else { 1 }
     }
 
-    /// So many rows of keys, of parts of values, and of tokens of a chunk, in shared memory.
+    /// Bytes in shared memory of `keys` chunks of keys, `values` of parts of values, and `tokens`
+    /// squares of a chunk's tokens.
     fn bytes(&self, keys: u64, values: u64, tokens: u64) -> u64 {
         keys * rows(CHUNK, self.shape.size) + values * rows(CHUNK, self.part) + tokens * rows(CHUNK, CHUNK)
     }

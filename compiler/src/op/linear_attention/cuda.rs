@@ -90,7 +90,8 @@ pub(super) fn backward(kernel: &LinearAttentionGrad, variant: Variant) -> Result
     list.push(("MARKS".into(), u64::from(kernel.segments).to_string()));
     list.push(("STRETCH".into(), whole(kernel.stretch())));
     list.push(("STRETCHES".into(), whole(stretches)));
-    // The cotangent of an operand of several heads is the sum of theirs, which they leave beside.
+    // The cotangent of an operand that heads share is the sum of the heads' parts, which are stored
+    // separately first.
     let mut joins = vec![];
     for (letter, (_, gradient, part)) in LETTERS
         .into_iter()

@@ -283,7 +283,7 @@ const DO: &str = "do[b, t, .., e]";
 const DECAY: &str = "decay[b, t, ..]";
 const STATE: &str = "state[b, n]";
 
-/// The operands of a form, some more behind `u` and `w` and at the end.
+/// The operands of a form, with further ones after `u` and `w` and at the end.
 macro_rules! operands {
     ($form:expr, [$($middle:ident)?], [$($last:ident),*]) => {
         match ($form.delta, $form.decay != Decay::None) {

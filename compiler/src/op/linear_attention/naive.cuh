@@ -77,7 +77,7 @@ for (i64 t = 0; t < SEQUENCE; ++t) {
     }
     put(o + OF_HEAD(VALUE) + i, y);
 }
-// pass counts: a text, behind all threads that read its number
+// pass counts: a text, after all threads that read its number
 i64 b = at;
 float count = state[b * KEPT];
 for (i64 t = 0; t < SEQUENCE; ++t) count += slots[b * SEQUENCE + t] < 0 ? 0.0f : 1.0f;

@@ -1,4 +1,5 @@
-//! Linear attention in the place of a step: its operands for all tokens, and what stands behind it.
+//! Linear attention in the place of a step: its operands for all tokens, and the operations after
+//! it.
 //!
 //! *In*: a step that [`recognise`](super::recognise) reads, and its rows and constants. *Out*:
 //! operands of [`LinearAttention`](super::LinearAttention), and the step's outputs from what that

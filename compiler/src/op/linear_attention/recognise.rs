@@ -128,7 +128,7 @@ struct Reader<'a> {
     kinds: Vec<Kind>,
 }
 
-/// The operations that can stand before or behind a recurrence as well as in its step.
+/// The operations that can stand before or after a recurrence as well as in its step.
 fn moves(op: &Op) -> bool {
     matches!(
         op,

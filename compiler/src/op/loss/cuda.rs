@@ -61,7 +61,7 @@ pub(super) fn head_loss(kernel: &HeadLoss, variant: Variant) -> Result<Option<So
     let tile = match Tile::of_slow_results(variant, wide, (rows, vocab, width), 1) {
         tile if tile.shared > 0 => tile,
         tile if tile.narrow => ROWS_BF16,
-        // A running sum for each row beside the large tile's registers would spill.
+        // A running sum for each row on top of the large tile's registers would spill.
         LARGE => MIDDLE,
         tile => tile,
     };

@@ -30,7 +30,7 @@ pub struct CrossEntropyGrad {
     pub vocab: u64,
 }
 
-/// [`CrossEntropy`] of `x · wᵀ`, the logits of which are never stored.
+/// [`CrossEntropy`] of `x · wᵀ`, whose logits are never stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeadLoss {
     /// Rows.
@@ -41,7 +41,7 @@ pub struct HeadLoss {
     pub width: u64,
     /// Soft-cap of the logits.
     pub softcap: Option<Bits>,
-    /// Storage of `w` is its own: a weight in bf16 beside an `x` in f32.
+    /// `w` has a storage type of its own: a weight in bf16, while `x` is f32.
     pub stored: bool,
 }
 

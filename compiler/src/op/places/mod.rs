@@ -39,8 +39,8 @@ pub struct Keep;
 
 /// `(cached i32[b, s], positions i32[b, t], places i32[b, t]) -> cached, slots i32[b, t]`: gives
 /// every token that takes part the next free entry of its sequence's cache and writes its position
-/// there. Free entries are negative and stand behind all others. `slots` is the entry, -1 for
-/// tokens that take no part. A cache with no free entry left is an error.
+/// there. Free entries are negative and stand after all others. `slots` is the entry, -1 for tokens
+/// that take no part. A cache with no free entry left is an error.
 pub struct Admit;
 
 /// The rows of tokens that take part, and `otherwise` in all others.
@@ -322,7 +322,7 @@ impl Operation for Admit {
 
     fn random(&self, mut case: Case) -> Instance {
         let (b, t) = (case.dim("b"), case.dim("t"));
-        // Room for every token behind those that are there.
+        // Room for every token after those that are there.
         let tokens = case.module.size(t);
         let there = case.rng.below(4);
         let entries = there + tokens + case.rng.below(3);

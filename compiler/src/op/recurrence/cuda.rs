@@ -2,7 +2,7 @@
 //! large enough. The naive text is the same with one thread for each task.
 //!
 //! Each loop of the step is shared out over the threads of the block, which wait for each other
-//! behind it. An element of a state is always moved by the same thread.
+//! after it. An element of a state is always moved by the same thread.
 
 use super::kernel::{Recurrence, RecurrenceGrad};
 use super::program::{Axis, Code, How, Port, Program};
@@ -198,7 +198,7 @@ impl Text {
     }
 }
 
-/// How a block of a task is launched: its geometry, and whether its workspace of so many floats is
+/// How a block of a task is launched: its geometry, and whether its workspace of `floats` floats is
 /// in shared memory.
 fn geometry(program: &Program, batch: u64, floats: u64, naive: bool) -> Result<(Geometry, bool)> {
     let tasks = times(&[batch, program.tasks()]);
@@ -302,7 +302,7 @@ pub(super) fn forward(kernel: &Recurrence, variant: Variant, naive: bool) -> Res
     builder.turns(text.turns(s.tokens));
     builder.entry("recurrence_steps", geometry, &list, &text.body);
     if kept {
-        // Behind all blocks, which read it.
+        // After all blocks, because they read the count.
         let body = format!(
             "    i64 b = {};\n    if (b >= {}ll) return;\n    float count = \
              state[b * {}ll];\n    for (i64 t = 0; t < {tokens}ll; ++t) count += slots[b * {tokens}ll + t] < 0 ? 0.0f : \
@@ -321,7 +321,7 @@ pub(super) fn forward(kernel: &Recurrence, variant: Variant, naive: bool) -> Res
 
 /// Places in the memory of a task of a gradient, in floats.
 struct Places {
-    /// The workspace of the adjoint, behind that of the step.
+    /// The workspace of the adjoint, after the workspace of the step.
     back: u64,
     /// Cotangents of states.
     cotangents: u64,

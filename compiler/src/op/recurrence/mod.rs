@@ -20,9 +20,10 @@ use std::collections::HashMap;
 /// With segments, which are the first operand, the initial states stand before each document, as
 /// [`Sequence`] says; the outputs of tokens that take no part are zero, and states pass them by.
 ///
-/// With states of texts: `(state[b, n], slots i32[b, t], rows…, constants…, initial…) -> state,
-/// outputs…`. The state of a text is the number of its tokens so far and then all states one behind
-/// another; where that number is zero the text begins, on the initial states.
+/// With states of texts:
+/// `(state[b, n], slots i32[b, t], rows…, constants…, initial…) -> state, outputs…`. The state of a
+/// text is the number of its tokens so far and then all states one after another; where that number
+/// is zero the text begins, on the initial states.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Recurrence {
     /// The step that runs.

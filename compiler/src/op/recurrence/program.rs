@@ -17,7 +17,7 @@ use std::collections::HashMap;
 pub struct Program {
     /// Floats of the workspace.
     pub size: u64,
-    /// Sizes of the dimensions of which a task has one element.
+    /// Sizes of the dimensions along which a task has one element.
     pub parallel: Vec<u64>,
     /// The inputs of the step.
     pub inputs: Vec<Port>,
@@ -34,7 +34,7 @@ pub struct Port {
     pub at: u64,
     /// Sizes and, in the row, strides of its dimensions, slowest first.
     pub axes: Vec<(u64, u64)>,
-    /// In the row, the strides of the dimensions of which a task has one element.
+    /// In the row, the strides of the dimensions along which a task has one element.
     pub parallel: Vec<u64>,
     /// Elements of the row.
     pub row: u64,
@@ -123,10 +123,9 @@ impl Program {
         Build::program(module, f, &parallel(&[f]))
     }
 
-    /// Those of a step, of which only the states are wanted, and of its adjoint, over the same
-    /// tasks.
+    /// The programs of a step (only its states are wanted) and of its adjoint, over the same tasks.
     pub fn backward(module: &Module, step: &Step, adjoint: &Function) -> Result<[Program; 2], String> {
-        // All parameters stay, by which operands are numbered.
+        // All parameters stay, because they number the operands.
         let mut states = step.function().clone();
         states.results.retain(|(p, _)| p.binding.is_state());
         let states = crate::autodiff::prune_nodes(&states);
@@ -231,7 +230,7 @@ impl<'a> Build<'a> {
         self.module.size(d)
     }
 
-    /// The dimensions of which a task has more than one element.
+    /// The dimensions along which a task has more than one element.
     fn own(&self, dims: &[Dim]) -> Dims {
         dims.iter().copied().filter(|d| !self.parallel.contains(d)).collect()
     }

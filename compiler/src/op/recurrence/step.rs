@@ -135,7 +135,7 @@ impl Step {
         Ok(AdjointStep(prune(&joint, &|p| p.binding.is_cotangent())))
     }
 
-    /// A small step: one or two states, of which one is a matrix, with decay, a sum of products, an
+    /// A small step: one or two states, one of them a matrix, with decay, a sum of products, an
     /// output that reads the new state, and a constant.
     pub(super) fn random(case: &mut Case) -> Step {
         let h = case.rng.once_in(2).then(|| case.dim("h"));

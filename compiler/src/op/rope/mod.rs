@@ -27,7 +27,7 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// These pairs of so many.
+    /// These pairs of `of` pairs.
     pub fn new(pairs: &[u64], of: u64) -> Self {
         let mut bits = [0; 2];
         for pair in pairs.iter().filter(|pair| **pair < 128) {
@@ -102,7 +102,7 @@ impl Rope {
             }
             RopeScaling::Linear { factor } => f / factor,
             RopeScaling::Yarn { factor, fast, slow, original_context, truncate, attention: _ } => {
-                // The pair that turns so many times in the original context.
+                // The pair that turns `times` times in the original context.
                 let turning = |times: f64| {
                     let wavelength = original_context / times;
                     pairs as f64 * (wavelength / std::f64::consts::TAU).ln() / self.base.ln()
@@ -221,7 +221,7 @@ impl Operation for Rope {
         let x = e.floats(0);
         let d = e.last(0);
         let pairs = d / 2;
-        // Positions stand for the leading dimensions: so many rows of `d` have each.
+        // Positions stand for the leading dimensions: each belongs to `rows_each` rows of `d`.
         let rows_each = x.len() / d / e.ints(1).len();
         let position = |row: usize, pair: usize| match self.positions {
             Positions::Tokens => f64::from(e.ints(1)[row / rows_each]),

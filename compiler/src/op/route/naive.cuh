@@ -1,4 +1,4 @@
-// pass choices: a choice, the candidate with so many before it
+// pass choices: a choice, the candidate whose rank is its number
 const float *scores = z + at / K * EXPERTS;
 for (i64 e = 0; e < EXPERTS; ++e) {
     i64 rank = 0;

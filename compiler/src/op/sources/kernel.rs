@@ -36,10 +36,10 @@ pub struct ReadSourcesGrad(pub SourcesShape);
 /// The operand of both kernels that gives how many rows of the sources are read.
 const ROW: usize = 3;
 
-/// Work for each source of a token: multiply-adds for each element (forward the score and the
-/// result; back the score again, the cotangent of the weight, three for the source's and one for
-/// the query's), element-wise operations for each element (the square and its sum) and beside them;
-/// and element-wise operations for each element of the result.
+/// Work of a token. For each source: multiply-adds for each element (forward: the score and the
+/// result; backward: the score again, the cotangent of the weight, three for the source's and one
+/// for the query's); then element-wise operations for each element (the square and its sum) and for
+/// the source as a whole. Last, element-wise operations for each element of the result.
 pub(super) fn work(gradient: bool) -> (u64, (u64, u64), u64) {
     if gradient { (6, (2, 12), 0) } else { (2, (2, 8), 1) }
 }

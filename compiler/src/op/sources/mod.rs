@@ -6,9 +6,8 @@ pub mod kernel;
 use super::*;
 
 /// `(sources[R, .., h], x[.., h], q[h], row[]) -> u[.., h]`: every token reads `Σ_j p_j v_j` over
-/// rows `0..row` of itself and `x` behind them, `p = softmax_j(q · v_j · rsqrt(mean(v_j²) + eps))`.
-/// With a query `w ⊙ g` this is `softmax_j(w · RMSNorm(v_j; g))` (Attention Residuals, Equations 2
-/// to 4).
+/// rows `0..row` of itself and then `x`, `p = softmax_j(q · v_j · rsqrt(mean(v_j²) + eps))`. With a
+/// query `w ⊙ g` this is `softmax_j(w · RMSNorm(v_j; g))` (Attention Residuals, Equations 2 to 4).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReadSources {
     /// Added to the mean square.
@@ -30,7 +29,7 @@ by_bits!(ReadSourcesGrad, ReadSourcesGrad { eps } => Bits(eps));
 /// `(index i32[]) -> f32[]`: an index as a number.
 pub struct Number;
 
-/// No mask beside the row: for [`Work::Row`].
+/// No mask apart from the row: for [`Work::Row`].
 const PLAIN: Attention = Attention {
     scale: 1.0,
     softcap: None,
@@ -97,7 +96,7 @@ fn token(e: &Evaluation, eps: f64, at: usize) -> Result<Token, String> {
     Ok(found)
 }
 
-/// `multiply_adds` and `elementwise` numbers of a width and beside it for every source of a token.
+/// Counts for all tokens and their sources, from [`kernel::work`].
 fn cost(s: &Shapes, extents: &Extents, gradient: bool) -> Counts {
     let (rows, h) = (s.size(0, 0), s.size(1, LAST));
     let before = extents.row.unwrap_or(u64::MAX).min(rows.saturating_sub(1));

@@ -67,7 +67,7 @@ func @f {
   return y = %14
 }";
 
-/// Gates of several experts for each row, one of which is a no-op, and what the way back reads.
+/// Gates of several experts for each row, one of them a no-op, and what the backward reads.
 const GATED: &str = "dims { batch {a} seq {b} hidden {c} inner {d} experts {e} experts1 {e+1} k {e} slots {s} }
 func @f {
   input %z : f32[batch, seq, experts1]

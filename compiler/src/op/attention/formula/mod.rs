@@ -239,7 +239,7 @@ pub enum Place {
     Key,
     /// One number.
     All,
-    /// So many numbers, by index.
+    /// A table of numbers, by index.
     Table,
 }
 
@@ -267,11 +267,11 @@ pub struct Pair<'a> {
     pub read: &'a dyn Fn(usize, Option<f64>) -> f64,
 }
 
-/// A formula: its steps, the last of which is its value.
+/// A formula: its steps; the last is its value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Formula(Vec<Step>);
 
-/// The index of a table of so many numbers that a formula's index means.
+/// The index into a table of `length` numbers that a formula's index means.
 pub fn index(at: f64, length: usize) -> usize {
     // NaN is 0.
     (at.floor().max(0.0) as usize).min(length.saturating_sub(1))
@@ -657,7 +657,7 @@ mod tests {
         "where(less(i, 6), min(i, j), neg(j))",
     ];
 
-    /// How many blocks a judge decides, or a pair of which it says what is wrong.
+    /// How many blocks a judge decides, or a pair that it judges wrongly.
     fn judged(text: &str, judge: fn(&Formula, &Block) -> Part) -> Result<u32, String> {
         let read = |r: usize, x: Option<f64>| (r as f64 + 1.0) * x.unwrap_or(0.5).sin();
         let program = Program::parse(None, Some(text)).unwrap();
@@ -703,7 +703,7 @@ mod tests {
         }
     }
 
-    /// A seeded fault: a block of which some pairs are left is judged full.
+    /// A seeded fault: a block that keeps some pairs is judged full.
     #[test]
     fn a_mixed_block_that_is_judged_full_is_noticed() {
         let careless: fn(&Formula, &Block) -> Part = |mask, block| match mask.part(block) {
