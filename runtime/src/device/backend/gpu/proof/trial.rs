@@ -154,9 +154,9 @@ pub(super) enum With {
     Around(f32, f32),
     /// Integers below a bound.
     Below(u64),
-    /// The number of an element in its row of so many.
+    /// The number of an element in its row of this length.
     Counted(u64),
-    /// Three documents in each row of so many.
+    /// Three documents in each row of this length.
     Documents(u64),
 }
 
