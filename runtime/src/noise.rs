@@ -10,7 +10,7 @@ use std::f64::consts::TAU;
 
 /// Larger ones are drawn again.
 const CUT: f64 = 3.0;
-/// So often at most: that all are larger has a chance of 1e-20.
+/// Most tries: that all are larger has a chance of 1e-20.
 const TRIES: u64 = 8;
 
 /// Of tokens at these positions.

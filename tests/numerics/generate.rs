@@ -502,8 +502,8 @@ impl<'a> Alone<'a> {
 /// Tokens of a page, and of a chunk of a prompt.
 const CHUNK: usize = 64;
 
-/// A text of its own from beginning to end, that leaves when so much of its prompt is read; gives
-/// how much was taken over.
+/// A text of its own from beginning to end, that leaves when `leaves` tokens of its prompt are
+/// read; gives how many were taken over.
 fn pass(slots: &mut Faulty, prompt: &[u32], leaves: usize, texts: &mut Vec<Text>) -> usize {
     let row = slots.admit().unwrap().unwrap();
     let taken = slots.adopt(row, prompt).unwrap();

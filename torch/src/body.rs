@@ -149,7 +149,7 @@ impl<'a> Body<'a> {
         factors.join(" * ")
     }
 
-    /// A number, which may be so much for each token of the batch, or one over that.
+    /// A number, which may be in proportion to the tokens of the batch, or to one over them.
     pub fn number(&self, at: &At, own: f64) -> Result<Expr, TorchError> {
         let Some((module, f)) = self.other else { return Ok(Expr::number(own)) };
         let same = f.types.len() == self.f.types.len();

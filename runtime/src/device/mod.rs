@@ -55,7 +55,7 @@ pub enum DeviceError {
         /// Why.
         reason: String,
     },
-    /// There is not so much memory.
+    /// There is too little memory.
     #[error("cannot allocate {bytes} bytes for the {what}")]
     OutOfMemory {
         /// How much was asked for.

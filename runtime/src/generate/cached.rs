@@ -650,7 +650,7 @@ pub struct Growing<'a> {
 }
 
 impl<'a> Growing<'a> {
-    /// `make` gives a model with so much room, by [`compile_cached`], with its weights.
+    /// `make` gives a model with a given slack, by [`compile_cached`], with its weights.
     pub fn new(make: impl Fn(f64) -> Result<Cached, ModelError> + 'a) -> Result<Self, ModelError> {
         let cached = make(SLACK)?;
         let texts = vec![None; cached.rows];

@@ -14,8 +14,9 @@
 //!
 //! A row that a text has left gives its memory back, so that memory follows the tokens of the texts
 //! there are. A prompt copies the beginning that it shares with the prompt of another text here, in
-//! whole chunks, or with one whose pages are kept after its text left ([`Slots::keep`]). Generated
-//! tokens are never copied: programs that generate round otherwise than the one that reads.
+//! whole chunks, or with one whose pages are kept after its text left ([`Slots::keep`]). Another
+//! text never copies generated tokens: programs that generate round otherwise than the one that
+//! reads.
 
 use super::prefixes::Prefixes;
 use super::{Cached, Held, Next, NextLogits, Writing};

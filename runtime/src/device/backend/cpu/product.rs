@@ -297,7 +297,7 @@ pub(crate) trait RightOf<L: Stored>: Copy + Send + Sync {
     /// Whether it is the same operand as a left one, line by line.
     fn is(&self, left: &Side<L>) -> bool;
 
-    /// Whether a product with so much scratch is one of few rows.
+    /// Whether a product with `scratch` floats of scratch is one of few rows.
     fn suits_few(&self, m: usize, k: usize, a: Side<L>, scratch: usize) -> bool;
 
     /// A whole product on the calling thread, see [`block`]; `c` is the result, how far its rows

@@ -2117,8 +2117,8 @@ fn forgotten_pages_are_given_back() {
 }
 
 /// Logits, loss and gradients of a whole model in bf16 are near those of the interpreter in f64,
-/// and have the same bits on any number of threads. Sizes are no multiples of those of vectors and
-/// tiles.
+/// and have the same bits on any number of threads. Most sizes are no multiples of a vector or
+/// tile.
 #[test]
 fn model_in_bf16() {
     use dreamc_compiler::compiled::Init;

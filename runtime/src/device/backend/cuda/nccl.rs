@@ -66,7 +66,7 @@ const LOOK: Duration = Duration::from_micros(200);
 /// Between two looks whether another rank failed.
 const LISTEN: Duration = Duration::from_millis(50);
 
-/// A rank whose library reports an error waits so long for the word of the one that failed.
+/// How long a rank whose library reports an error waits for word of the one that failed.
 const WORD: Duration = Duration::from_secs(5);
 
 /// The library as found on this machine.

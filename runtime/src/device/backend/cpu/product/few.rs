@@ -29,7 +29,7 @@ const AHEAD: usize = 256;
 /// Words of a line of the cache.
 const ASKED: usize = 16;
 
-/// Whether a product with so much scratch is one of few rows: steps are adjacent on both sides.
+/// Whether a product with this scratch is one of few rows: steps are adjacent on both sides.
 pub(super) fn suits<L: Stored, R: Stored>(
     m: usize,
     k: usize,

@@ -150,7 +150,7 @@ pub(super) struct Blocks {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) enum With {
-    /// Floats no farther from a centre than so much.
+    /// Floats around a centre, and how far from it at most.
     Around(f32, f32),
     /// Integers below a bound.
     Below(u64),
