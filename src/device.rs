@@ -52,7 +52,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Opens the device, a processor with so many threads.
+    /// Opens the device, a processor with `threads` threads.
     pub fn open(self, threads: Option<usize>) -> Result<Box<dyn Device>, Failure> {
         Ok(match self {
             Kind::Cpu => Box::new(CpuDevice::new(CpuOptions { threads })),

@@ -113,7 +113,7 @@ enum Command {
     Completions(command::completions::Arguments),
 }
 
-/// Runs the program with its arguments, of which the first is its name; gives the exit code that
+/// Runs the program with its arguments, the first of them its name; gives the exit code that
 /// `dreamc --help` documents.
 pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
     dreamc_runtime::train::signal::ignore_limits();

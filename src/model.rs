@@ -99,7 +99,7 @@ pub struct Texts {
 }
 
 impl Texts {
-    /// Texts that go on from these prompts, at most `rows` at once, with so many tokens more.
+    /// Texts that go on from these prompts, at most `rows` at once, with `max_tokens` tokens more.
     pub fn after(prompts: &[Vec<u32>], max_tokens: usize, rows: usize) -> Self {
         let prompt = prompts.iter().map(Vec::len).max().unwrap_or(0).max(1);
         Texts {
@@ -138,7 +138,7 @@ impl Trained {
         Ok(Trained { spec, tensors, rewriting })
     }
 
-    /// The tokenizer beside the weights: an imported model's; or the copy of a run, some folders
+    /// The tokenizer next to the weights: an imported model's; or the copy of a run, some folders
     /// above.
     pub fn tokenizer_file(&self) -> Option<PathBuf> {
         let levels = if self.spec.data.is_some() { 4 } else { 1 };
@@ -146,7 +146,7 @@ impl Trained {
         folders.map(|p| p.join("tokenizer.json")).find(|p| p.is_file())
     }
 
-    /// The tokenizer: the one beside the weights, else the one the specification names.
+    /// The tokenizer: the one next to the weights, else the one the specification names.
     pub fn tokenizer(&self) -> Result<Tokenizer, Failure> {
         use dreamc_dsl::spec::Tokenizer as Named;
         let named = self.spec.data.as_ref().map(|d| &d.tokenizer);
@@ -208,7 +208,7 @@ impl Trained {
         Ok(Box::new(Uncached::new(self.uncached(device, passes, rows, context)?)))
     }
 
-    /// Rows for texts that come and go, and their memory: with caches, which keep so many tokens of
+    /// Rows for texts that come and go, and their memory: with caches, which keep `keep` tokens of
     /// prompts, or without where the model has none.
     pub fn slots(
         &self,

@@ -44,8 +44,8 @@ impl Progress {
         Self::labelled("", true, Stream::Err)
     }
 
-    /// Of one run of several: every line begins with its name. With others beside it there is no
-    /// live line.
+    /// Of one run of several: every line begins with its name. With others at the same time there
+    /// is no live line.
     pub fn labelled(label: &str, alone: bool, record: Stream) -> Self {
         let label = if label.is_empty() { String::new() } else { format!("{label}  ") };
         let live = alone && Stream::Err.is_live() && !output::quiet();

@@ -78,7 +78,7 @@ impl SpecArguments {
                 )));
             }
             spec.weights = Some(full.to_string_lossy().into_owned());
-            // The weights of a run are behind its beginning and its teacher.
+            // The weights of a run are past its transplant and its teacher.
             if begun == Begun::Run {
                 (spec.transplant, spec.heal) = (None, None);
             }

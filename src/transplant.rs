@@ -248,7 +248,7 @@ pub fn teacher_flops(spec: &Spec) -> Result<f64, Failure> {
 }
 
 /// Bytes of a specification's teacher in training, weights in f32 and the forward of a micro-batch
-/// of so many rows; none without a teacher.
+/// of `rows` rows; `None` without a teacher.
 pub fn teacher_bytes(spec: &Spec, rows: u64) -> Result<Option<u64>, Failure> {
     let Some(teacher) = teacher(spec)? else { return Ok(None) };
     let options = Options { logits: true, segments: masked(spec), ..forward(rows, sequence(spec)) };

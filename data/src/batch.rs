@@ -51,7 +51,7 @@ impl Batch {
         }
     }
 
-    /// Adds rows that mean nothing until there are so many.
+    /// Adds rows that mean nothing until there are `rows`.
     pub fn pad_rows(&mut self, rows: usize, filler: u32) {
         while self.rows() < rows {
             self.pad(self.sequence, filler, 0);

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Most held-out tokens that a run's last evaluation and `dreamc eval` read. Of more, so many are
-/// drawn by row, the same ones for every model, seed and size of batch.
+/// Most held-out tokens that a run's last evaluation and `dreamc eval` read. Of more, this many are
+/// drawn by row, the same for every model, seed and size of batch.
 pub const MOST_MEASURED: u64 = 1 << 19;
 
 /// How a dataset is opened.
@@ -138,7 +138,7 @@ impl Dataset {
         hash(&parts)
     }
 
-    /// Refuses tasks that ask longer problems than a context of so many tokens has room for.
+    /// Refuses tasks that ask longer problems than a context of `context` tokens has room for.
     pub fn fits_context(&self, context: u64, seed: u64) -> Result<(), DataError> {
         for task in self.tasks() {
             for &steps in &task.longer {
@@ -153,7 +153,7 @@ impl Dataset {
         self.sources.iter().map(|s| s.description.clone()).collect()
     }
 
-    /// How often training with so many tokens reads the source that it repeats most; `None` where
+    /// How often training with `tokens` tokens reads the source that it repeats most; `None` where
     /// no source has an end. Of rows packed with examples it is an estimate.
     pub fn epochs(&self, tokens: u64) -> Option<f64> {
         let all: f64 = self.sources.iter().map(|s| s.weight).sum();
@@ -184,7 +184,7 @@ impl Dataset {
         })
     }
 
-    /// Held-out documents with prompts, so many at most, in the order of the file.
+    /// At most `most` held-out documents with prompts, in the order of the file.
     pub fn held_out(&self, most: u64) -> Result<Vec<examples::Example>, DataError> {
         let mut found = vec![];
         for source in &self.sources {
@@ -467,7 +467,7 @@ impl Opener<'_> {
     }
 }
 
-/// Refuses a task whose problems of so many steps take more tokens than there is room for, and says
+/// Refuses a task whose problems of `steps` steps take more tokens than there is room for, and says
 /// how many steps would fit. `room` is its name in a sentence, the key that has it, and its tokens.
 fn fits(
     task: &Task,
@@ -609,7 +609,7 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// These, and so many rows at most.
+    /// These, and at most `rows` rows.
     pub fn at_most(self, rows: u64) -> Self {
         Batches { left: rows, ..self }
     }

@@ -38,7 +38,7 @@ pub fn read_text(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// A name beside `path` that no other process uses.
+/// A name next to `path` that no other process uses.
 pub fn temporary(path: &Path) -> PathBuf {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(0);

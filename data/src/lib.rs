@@ -9,7 +9,7 @@
 //! [`shard`] keeps them on disk, [`stream`] (running text) and [`examples`] (prompt and answer;
 //! generated [`task`]s) cut and pack them into rows, and [`dataset`] mixes sources by weight.
 //!
-//! Beside them stands what outlives a kill and repeats: [`files`] (atomic writing), [`sums`]
+//! Other modules serve what outlives a kill and repeats: [`files`] (atomic writing), [`sums`]
 //! (folders whose every byte is verified) and [`rng`] (random numbers by position).
 
 pub mod batch;

@@ -3,9 +3,9 @@
 //! *In*: a file whose metadata was read. *Out*: a [`FileReader`] for the crate's row reader.
 //! *Promise*: a page takes at most [`MOST_BYTES`] and has at most [`MOST_VALUES`]; no count inside
 //! it says more. The crate itself takes what a damaged count says, and ends the process where the
-//! system has not so much. Metadata and headers of pages hold no list of booleans, which the format
-//! has in neither: the crate counts to the length that one says it has, up to 2³¹, without a byte
-//! behind it.
+//! system has not so much. A list of booleans in metadata or in a page's header is refused: the
+//! format has none there, and the crate would count to its stated length, up to 2³¹, without a byte
+//! of content.
 
 use bytes::Bytes;
 use parquet::basic::Encoding;
@@ -139,14 +139,14 @@ enum Stop {
     Booleans,
 }
 
-/// Walks over a structure; its time is that of its bytes, of which every element but a boolean has
+/// Walks over a structure; its time is that of its bytes: every element but a boolean has at least
 /// one.
 fn structure(bytes: &[u8]) -> std::result::Result<(), Stop> {
     const STRUCTURE: u8 = 12;
     behind(bytes, STRUCTURE, 64).map(|_| ())
 }
 
-/// The bytes behind a value of this type, whose parts are nested at most so deep.
+/// The bytes after a value of this type, whose parts are nested at most `depth` deep.
 fn behind(bytes: &[u8], of: u8, depth: u32) -> std::result::Result<&[u8], Stop> {
     let number = |bytes| varint(bytes).ok_or(Stop::End);
     let past =
@@ -182,7 +182,8 @@ fn behind(bytes: &[u8], of: u8, depth: u32) -> std::result::Result<&[u8], Stop> 
                 if head & 15 == 0 {
                     return Ok(fields);
                 }
-                // The number of a field follows where it is not so many more than the one before.
+                // Where the byte does not say how much larger the field's number is than the one
+                // before, the number follows.
                 let value = if head >> 4 == 0 { number(fields)?.1 } else { fields };
                 rest = behind(value, head & 15, deeper)?;
             }
@@ -192,7 +193,7 @@ fn behind(bytes: &[u8], of: u8, depth: u32) -> std::result::Result<&[u8], Stop> 
 }
 
 /// The field `uncompressed_page_size` of a page header in Thrift's compact form: the second field,
-/// behind the page's type.
+/// after the page's type.
 fn unpacked_size(header: &[u8]) -> Option<i64> {
     const NEXT_I32: u8 = 0x15;
     let (_, rest) = varint(header.strip_prefix(&[NEXT_I32])?)?;
@@ -291,7 +292,7 @@ fn check(page: &Page, optional: bool) -> bool {
         }
 }
 
-/// The bytes behind a list of up to `most` numbers in the encoding DELTA_BINARY_PACKED; `None`
+/// The bytes after a list of up to `most` numbers in the encoding DELTA_BINARY_PACKED; `None`
 /// where it is not one.
 fn behind_deltas(data: &[u8], most: u64) -> Option<&[u8]> {
     let (block, rest) = varint(data)?;

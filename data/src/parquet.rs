@@ -64,7 +64,7 @@ impl ParquetRows {
     }
 
     /// The next row. A row that cannot be decoded is an error, not a bad row to leave out: the rows
-    /// behind it cannot be found.
+    /// after it cannot be found.
     pub fn read_row(&mut self) -> Result<Option<Row<Vec<Document>>>, DataError> {
         let (path, number) = (&self.path, self.row + 1);
         let damaged = |what: String| {

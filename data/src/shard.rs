@@ -175,7 +175,7 @@ impl Shard {
         Ok(self.places(i, 1)?[0])
     }
 
-    /// So many documents from number `i` on, at least one.
+    /// `count` documents from number `i` on, at least one.
     fn places(&self, i: u64, count: u64) -> Result<Vec<Place>, DataError> {
         // The end of the document before is the first word.
         let first = (2 * i).saturating_sub(2);
@@ -253,7 +253,7 @@ impl Shard {
         Ok((meta.version == VERSION && sizes && shard.is_ordered()?).then_some(shard))
     }
 
-    /// Whether documents stand one behind another and fill the shard.
+    /// Whether documents stand one after another and fill the shard.
     fn is_ordered(&self) -> Result<bool, DataError> {
         const AT_ONCE: u64 = 1 << 16;
         let mut at = 0;

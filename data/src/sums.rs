@@ -1,6 +1,6 @@
 //! Folders whose every byte is verified.
 //!
-//! *In*: files. *Out*: the same with `checksums.txt` beside them (BLAKE3, in the format of
+//! *In*: files. *Out*: the same with `checksums.txt` next to them (BLAKE3, in the format of
 //! `b3sum`). *Promise*: a folder holds that file only when the others are whole: it is written last
 //! and synced, and a file that does not agree with it is refused.
 

@@ -275,7 +275,7 @@ fn shards_are_cached_by_content_and_damage_is_repaired() {
     assert_eq!(shards().len(), 1);
     let tokens = shards()[0].join("tokens.bin");
     fs::write(&tokens, b"short").unwrap();
-    // Files that a killed builder leaves behind go, too.
+    // Files that a killed builder left go, too.
     fs::create_dir(cache.join(".tmp-1-0-x")).unwrap();
     fs::write(cache.join(".tmp-1-0-x/lock"), b"").unwrap();
     house.open(&d, 8).unwrap();

@@ -6,7 +6,7 @@
 //! **Bytes**, the default, is one token a byte, 256 in all. Id 0, the byte NUL, which no text
 //! contains, ends a document, begins the next, and fills unused places (where no loss is taken). A
 //! `tokenizer.json` uses its own end and begin tokens; which of its tokens end a text is what
-//! `generation_config.json`, else `config.json`, beside it say, else the first of the names that
+//! `generation_config.json`, else `config.json`, next to it say, else the first of the names that
 //! are known.
 
 use super::DataError;
@@ -193,7 +193,7 @@ impl Tokenizer {
         &self.ends
     }
 
-    /// A `generation_config.json` to put beside its copy, so that it ends texts as this does;
+    /// A `generation_config.json` to put next to its copy, so that it ends texts as this does;
     /// `None` where it does by itself.
     pub fn generation_config(&self) -> Option<String> {
         let Kind::Json { inner, .. } = &self.kind else { return None };
@@ -375,8 +375,8 @@ fn ends_beside(path: &Path) -> Vec<u32> {
     vec![]
 }
 
-/// Texts may become so many times as long by replacements; those in the wild write three bytes for
-/// a space.
+/// Replacements may make a text at most this many times as long; those in the wild write three
+/// bytes for a space.
 const MOST_GROWTH: u64 = 64;
 
 /// How many times as long a replacement makes a text at the most.
@@ -385,7 +385,7 @@ fn growth(replace: &serde_json::Map<String, serde_json::Value>) -> u64 {
     let pattern = replace.get("pattern").and_then(|p| p.get("String")).and_then(|p| p.as_str());
     match pattern {
         Some(pattern) if !pattern.is_empty() => content.div_ceil(pattern.len() as u64).max(1),
-        // It may match nothing, before and behind every byte.
+        // It may match nothing, before and after every byte.
         _ => 1 + 2 * content,
     }
 }

@@ -30,7 +30,7 @@ pub struct Options {
     /// deviations of the residuals, estimated from their median, which keeps 95 % of the precision
     /// of least squares under normal noise (Huber, *Robust Statistics*, section 7.7).
     pub delta: Option<f64>,
-    /// Resamples behind each interval.
+    /// Resamples of each interval.
     pub resamples: usize,
     /// Seed of the resamples.
     pub seed: u64,

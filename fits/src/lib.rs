@@ -4,7 +4,7 @@
 //! *Out*: for each arm a [`Fit`] of a [`Law`] with an interval for every constant, the loss at the
 //! optimum of each budget ([`iso`]), and the [`speedup`] of one arm over another. *Promise*: equal
 //! tables and seeds give equal bits; a table that cannot determine a law is refused with the number
-//! of runs that would; every interval comes with the number of resamples behind it.
+//! of runs that would; every interval comes with its number of resamples.
 //!
 //! Losses are fitted as logarithms with the Huber loss (Hoffmann et al., *Training Compute-Optimal
 //! Large Language Models*, 2203.15556, section 3.3 and appendix D.3). Starts come from a grid over

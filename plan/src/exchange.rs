@@ -28,29 +28,29 @@ pub struct Exchange {
 /// A collective and its sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Sums of so many numbers, left on all ranks.
+    /// Sums of numbers, left on all ranks.
     Sum {
         /// How many.
         elements: u64,
     },
-    /// Sums of which each rank gets its part of so many numbers.
+    /// Sums; each rank gets its part of the numbers.
     Scatter {
         /// Of each rank.
         lengths: Vec<u64>,
     },
-    /// Parts of so many numbers, handed to all.
+    /// Each rank's part of the numbers, handed to all.
     Gather {
         /// Of each rank.
         lengths: Vec<u64>,
     },
-    /// So many bytes that each rank sends to others, and gets of them, by the host.
+    /// Bytes that each rank sends to others, and gets from them, through the host.
     ToAll {
         /// Of each rank, to all others together.
         sent: Vec<u64>,
         /// By each rank, of all others together.
         received: Vec<u64>,
     },
-    /// So many bytes of each rank, handed to all by the host.
+    /// Bytes of each rank, handed to all by the host.
     Pool {
         /// Of each.
         bytes: u64,

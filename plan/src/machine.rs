@@ -154,7 +154,7 @@ impl Machine {
         if own == *device { Some(device) } else { Some(Box::leak(Box::new(own))) }
     }
 
-    /// Rates of a rank of a CPU, one of so many on its node, and seconds of a launch.
+    /// Rates of a rank of a CPU, one of `ranks` on its node, and seconds of a launch.
     pub fn shared_rates(&self, ranks: u64) -> Option<(Rates, f64)> {
         let r = self.rates?;
         let own = |rate: f64| rate / ranks.clamp(1, self.cards) as f64;

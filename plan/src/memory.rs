@@ -20,7 +20,7 @@ pub struct Memory {
     pub inputs: u64,
     /// Values of one program at a time, which share memory; gaps between buffers.
     pub temporaries: u64,
-    /// Scratch of kernels beside the arena.
+    /// Scratch of kernels, outside the arena.
     pub scratch: u64,
     /// A teacher: its weights where they are not mapped, and its forward.
     #[serde(skip_serializing_if = "none")]
@@ -37,7 +37,7 @@ fn none(bytes: &u64) -> bool {
 }
 
 impl Memory {
-    /// That of a plan, with so many bytes beside its arena.
+    /// Memory of a plan, with `scratch` bytes outside its arena.
     pub fn of(plan: &Plan, scratch: u64) -> Self {
         let mut memory = Memory { scratch, total: plan.arena + scratch, ..Memory::default() };
         for b in &plan.buffers {
@@ -63,7 +63,7 @@ impl Memory {
         memory
     }
 
-    /// The same with a teacher of so many bytes.
+    /// The same with a teacher of `teacher` bytes.
     pub fn taught(self, teacher: u64) -> Self {
         Memory { teacher, total: self.total + teacher, ..self }
     }

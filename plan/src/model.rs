@@ -2,7 +2,7 @@
 //!
 //! A message of `b` bytes takes `α + b / β` (Hockney, 1994). A ring of `p` ranks takes `p - 1`
 //! messages of `1 / p` of the bytes for a reduce-scatter, and as many for an all-gather (Thakur,
-//! Rabenseifner, Gropp, 2005, section 4). Exchanges that are begun beside launches are a queue: the
+//! Rabenseifner, Gropp, 2005, section 4). Exchanges that overlap launches are a queue: the
 //! last of them ends at the latest of `begun(k) + Σ seconds(j ≥ k)` over all `k`.
 
 use crate::exchange::{Bytes, Exchange, Mesh};

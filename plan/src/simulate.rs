@@ -2,9 +2,9 @@
 //!
 //! *In*: the work of a step, a mesh, how much slower each rank is. *Out*: the seconds until the
 //! last rank is done. *Promise*: nothing here knows the closed form. A rank launches one after
-//! another; its exchanges are a queue of which one is under way; a message occupies its sender for
-//! `α + b / β`; a rank goes on to its next message when its own is sent and that of its neighbour
-//! has come. Through the star, frames of ranks share the link of rank 0, in each direction.
+//! another; its exchanges are a queue, one at a time; a message occupies its sender for
+//! `α + b / β`; a rank goes on to its next message when its own is sent and its neighbour's has
+//! come. Through the star, frames of ranks share the link of rank 0, in each direction.
 
 use crate::exchange::{Exchange, Mesh, Piece, Ring};
 use crate::timeline::Work;

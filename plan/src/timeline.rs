@@ -2,7 +2,7 @@
 //!
 //! *In*: a plan, seconds of each launch of its lists, micro-batches of a rank. *Out*: [`Work`],
 //! loops unrolled. *Promise*: exchanges are the collectives of the plan, where the executor begins
-//! them; the last micro-batch is [`LAST`] where gradients are summed beside it.
+//! them; the last micro-batch is [`LAST`] where sums of gradients overlap it.
 
 use crate::exchange::{Exchange, What};
 use dreamc_compiler::LAST;
@@ -18,9 +18,9 @@ pub const POOLED: u64 = 34;
 /// Something that a rank does in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work {
-    /// A launch of so many seconds.
+    /// A launch and its seconds.
     Launch(f64),
-    /// An exchange that begins, and goes on beside what follows.
+    /// An exchange that begins, and overlaps what follows.
     Begin(Arc<Exchange>),
     /// An exchange that is waited for.
     Wait(Arc<Exchange>),
@@ -31,9 +31,9 @@ pub enum Work {
 /// Seconds of one launch of each of the list of every program.
 pub type Prices = HashMap<String, Vec<f64>>;
 
-/// A step of so many micro-batches of a rank, of `ranks` that bring so many numbers together at
-/// once; `before` each micro-batch runs what a [`forward`] has. Experts that ranks share are as
-/// often chosen as one another.
+/// A step of `micro_batches` micro-batches of a rank. There are `ranks`, which bring `at_once`
+/// numbers together at once; `before` each micro-batch runs what a [`forward`] has. Experts that
+/// ranks share are chosen equally often.
 pub fn timeline(
     plan: &Plan,
     prices: &Prices,

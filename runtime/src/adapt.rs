@@ -125,9 +125,9 @@ pub struct Merged {
     pub unpacked: usize,
 }
 
-/// Writes a model with its adapters in its matrices as the folder `to`, with files of the folder
-/// `beside` that belong to it. A folder that is there already is replaced with `force`, and only if
-/// it is one of ours.
+/// Writes a model with its adapters in its matrices as the folder `to`, with the files of `beside`,
+/// which belong to it. A folder that is there already is replaced with `force`, and only if it is
+/// one of ours.
 pub fn merge(
     spec: &Spec,
     weights: &Weights,

@@ -73,7 +73,7 @@ pub struct Training {
     pub best_tokens_per_second: f64,
     /// Seconds of the median step: forward, back, norm and update.
     pub step_seconds: f64,
-    /// Steps measured, behind one that was not.
+    /// Steps measured, after one that was not.
     pub steps: usize,
     /// Multiply-adds of products and attention that a step executed, twice.
     pub flops: u64,
@@ -116,7 +116,7 @@ pub struct Together {
     pub exchanged_seconds: f64,
     /// Seconds of these in which nothing else was left to do.
     pub waited_seconds: f64,
-    /// The share that was hidden behind the backward.
+    /// The share that the backward hid.
     pub hidden: f64,
 }
 
@@ -159,7 +159,7 @@ const ROUNDS: usize = 4;
 /// Times that prompts are read.
 const PROMPTS: usize = 5;
 
-/// Trains on random tokens for so many steps.
+/// Trains on random tokens for `steps` steps.
 pub fn training(
     spec: &Spec,
     device: &dyn Device,
@@ -270,8 +270,8 @@ fn random_rows(spec: &Spec, (batch, sequence): (u64, u64)) -> Batch {
     }
 }
 
-/// Trains by so many ranks in threads of this process, each with a micro-batch of its own: how much
-/// of the sums of gradients is hidden behind the backward.
+/// Trains on `ranks` ranks in threads of this process, each with a micro-batch of its own, to see
+/// how much of the sums of gradients the backward hides.
 pub fn together(
     spec: &Spec,
     device: &dyn Device,
@@ -318,7 +318,7 @@ pub fn together(
     for (i, found) in all.into_iter().enumerate() {
         let found = found?;
         if i == 0 {
-            // Behind one step that is not measured.
+            // After one step that is not measured.
             first = found[1..].to_vec();
         }
     }
@@ -329,7 +329,7 @@ pub fn together(
     Ok(Together { ranks, step_seconds, exchanged_seconds, waited_seconds, hidden })
 }
 
-/// Writes so many texts at once with caches; `None` where the model cannot be sampled from.
+/// Generates `sequences` texts at once with caches; `None` where the model cannot be sampled from.
 /// `format`: of matrices, as they are in a quantised model.
 pub fn decoding(
     spec: &Spec,
@@ -520,7 +520,7 @@ fn product(device: &dyn Device, precision: Precision, n: u64) -> Result<Option<f
     Ok(Some(least(session.as_mut())?))
 }
 
-/// A session of one launch, whose operands are so many buffers of floats. They hold numbers as good
+/// A session of one launch, whose operands are these buffers of floats. They hold numbers as good
 /// as random: zeros switch fewer transistors, and are faster.
 fn alone(
     device: &dyn Device,

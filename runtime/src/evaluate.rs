@@ -86,7 +86,7 @@ pub fn held_out(model: &mut Model, dataset: &Dataset, train: &Train) -> Result<O
     drawn(model, dataset, dataset.most_rows(asked_rows(train)))
 }
 
-/// The same over so many rows at most; `None` where nothing is held out.
+/// The same over at most `rows` rows; `None` where nothing is held out.
 pub fn drawn(model: &mut Model, dataset: &Dataset, rows: u64) -> Result<Option<Loss>, EvaluateError> {
     shared(model, dataset, rows, &Group::alone())
 }
@@ -125,7 +125,7 @@ pub fn shared(
     Ok(Some(all))
 }
 
-/// A model beside one that it was made of, over the same targets.
+/// A model compared to the one that it was made of, over the same targets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Against {
     /// Targets, end tokens included.
@@ -140,7 +140,7 @@ pub struct Against {
     pub flips: u64,
 }
 
-/// Compares two models on so many held-out rows at most; both keep logits, for batches of one
+/// Compares two models on at most `rows` held-out rows; both keep logits, for batches of one
 /// shape. `None` where nothing is held out.
 pub fn against(
     model: &mut Model,
@@ -206,7 +206,7 @@ pub fn share(difficulties: &[Difficulty]) -> Option<f64> {
     (asked > 0).then(|| right as f64 / asked as f64)
 }
 
-/// Exact match of greedy decoding on held-out problems, so many of each difficulty.
+/// Exact match of greedy decoding on held-out problems, `each` of each difficulty.
 ///
 /// Greedy decoding writes the right answer exactly when, the right answer being fed, every one of
 /// its tokens and the end token are the likeliest: up to the first wrong token both see the same
@@ -225,7 +225,7 @@ pub fn exact_match(
     for steps in task.difficulties() {
         let mut of = Difficulty { steps, ..Difficulty::default() };
         let mut left = (0..each).map_while(|i| problems.of_steps(steps, i)).peekable();
-        // However many are asked for, so many are in memory.
+        // At most `SCORED_AT_ONCE` are in memory, however many are asked for.
         while left.peek().is_some() {
             let asked = left.by_ref().take(SCORED_AT_ONCE);
             let asked = asked.map(|p| examples::judged(tokenizer, task, &p));
@@ -309,7 +309,7 @@ pub fn argmax(logits: &[f32]) -> usize {
     best
 }
 
-/// The answer a text ends in: what stands behind the last `####` of GSM8K, without separators of
+/// The answer a text ends in: what follows the last `####` of GSM8K, without separators of
 /// thousands, units of money and a full stop; the whole text where there is none.
 pub fn final_answer(text: &str) -> String {
     let text = text.rsplit_once("####").map_or(text, |(_, answer)| answer);

@@ -77,8 +77,8 @@ impl MappedFile {
         let file = file.try_clone()?;
         let state = state(&file)?;
         // SAFETY: the map is read through shared references alone. Another program may write to the
-        // file meanwhile: numbers are then others, of which every bit pattern is one, and
-        // `unchanged` says so; what it cuts off the handler makes zeros of.
+        // file meanwhile: numbers then change, every bit pattern is one, and `unchanged` says so;
+        // the handler makes zeros of what it cuts off.
         let map = unsafe { Mmap::map(&file)? };
         if map.len() as u64 != state.0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof));

@@ -122,7 +122,7 @@ pub struct Memory {
     pub activations: u64,
     /// Inputs, results and values of one program.
     pub temporary: u64,
-    /// Memory of the device beside the plan.
+    /// Memory of the device outside the plan.
     pub scratch: u64,
     /// All of it: known before the first allocation, and never exceeded.
     pub total: u64,
@@ -143,7 +143,7 @@ pub struct Scale {
 }
 
 impl Memory {
-    /// Memory of a plan, with so many bytes beside it, on a device that has copies of mapped
+    /// Memory of a plan and of `scratch` bytes outside it, on a device that has copies of mapped
     /// weights or reads their files.
     pub fn of(plan: &Plan, scratch: u64, copies: bool) -> Self {
         let of = |spaces: &[Space]| {
@@ -216,8 +216,8 @@ impl Model {
         self.compiled.tensors.iter().any(|tensor| tensor.cut)
     }
 
-    /// All numbers of a tensor, of which each rank has brought its own: those that it keeps, where
-    /// they are cut over ranks.
+    /// All numbers of a tensor. Each rank has brought its own: those that it keeps, where they are
+    /// cut over ranks.
     pub fn together(tensor: &Tensor, group: &Group, own: &[f32]) -> Result<Vec<f32>, GroupError> {
         // Of ranks that own the same experts the first brings them.
         let brings = tensor.owners == 1 || group.rank() < tensor.owners;
@@ -474,7 +474,7 @@ impl Model {
         self.read(place)
     }
 
-    /// Sets a tensor, its moments or counts, of which all numbers are given; of what is cut over
+    /// Sets a tensor, its moments or counts; all numbers are given; of what is cut over
     /// ranks, this rank takes its own.
     pub fn set_whole(&mut self, name: &str, values: &[f32]) -> Result<(), ModelError> {
         let Some(part) = self.part(name) else { return self.set(name, values) };
@@ -595,9 +595,9 @@ impl Model {
         Ok(())
     }
 
-    /// Says of which step the next micro-batch is, and which row of the step its first is: noise
-    /// that streams start with, and weights that attentions drop, are then drawn by step, row and
-    /// token; without, by position.
+    /// Says which step the next micro-batch belongs to, and which row of the step is its first:
+    /// noise that streams start with, and weights that attentions drop, are then drawn by step, row
+    /// and token; without, by position.
     pub fn at(&mut self, step: u64, row: u64) {
         self.at = Some((step, row));
     }
@@ -705,7 +705,7 @@ impl Model {
         Ok(self.session().read_all(self.output(Of::Whole, Output::Nll)?)?)
     }
 
-    /// Runs a program over caches, behind [`PREPARE`] where weights were set since that ran.
+    /// Runs a program over caches, after [`PREPARE`] where weights were set since that ran.
     pub fn run_cached(&mut self, program: &str) -> Result<RunStats, ModelError> {
         let weights = self.weights.load(Relaxed);
         if self.prepared != weights && self.compiled.has(PREPARE) {

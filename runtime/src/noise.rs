@@ -10,7 +10,7 @@ use std::f64::consts::TAU;
 
 /// Larger ones are drawn again.
 const CUT: f64 = 3.0;
-/// So often at most: that all are larger has a chance of 1e-20.
+/// Most tries: that all are larger has a chance of 1e-20.
 const TRIES: u64 = 8;
 
 /// Of tokens at these positions.
@@ -19,7 +19,7 @@ pub fn of_positions(seed: u64, positions: &[i32], hidden: usize) -> Vec<f32> {
     positions.iter().flat_map(|&p| row(&philox, u64::from(p.unsigned_abs()), hidden)).collect()
 }
 
-/// Of so many tokens of a training step, of which the first is token number `first` of the whole
+/// For `tokens` tokens of a training step, the first of them token number `first` of the whole
 /// batch.
 pub fn of_step(seed: u64, step: u64, first: u64, tokens: usize, hidden: usize) -> Vec<f32> {
     let philox = Philox::new(seed, &format!("start/{step}"));
@@ -32,7 +32,7 @@ pub fn draws_of_positions(seed: u64, positions: &[i32]) -> Vec<i32> {
     positions.iter().map(|&p| draw(&philox, u64::from(p.unsigned_abs()))).collect()
 }
 
-/// Integers of so many tokens of a training step, as [`of_step`] numbers them.
+/// Integers of `tokens` tokens of a training step, as [`of_step`] numbers them.
 pub fn draws_of_step(seed: u64, step: u64, first: u64, tokens: usize) -> Vec<i32> {
     let philox = Philox::new(seed, &format!("dropout/{step}"));
     (0..tokens as u64).map(|token| draw(&philox, first + token)).collect()

@@ -171,9 +171,8 @@ fn formats(
     Ok((found, unfit))
 }
 
-/// Writes a model in these formats as the folder `to`, with files of the folder `beside` that
-/// belong to it. A folder that is there already is replaced with `force`, and only if it is one of
-/// ours.
+/// Writes a model in these formats as the folder `to`, with the files of `beside`, which belong to
+/// it. A folder that is there already is replaced with `force`, and only if it is one of ours.
 pub fn quantise(
     spec: &Spec,
     weights: &Weights,

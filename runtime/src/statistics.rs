@@ -70,7 +70,7 @@ pub fn paired(a: &[f64], b: &[f64]) -> Option<TTest> {
 }
 
 /// The difference of means that a paired test over `n` seeds finds four times in five, where runs
-/// deviate by `deviation` and the 5 % of false alarms are shared by so many tests: a bound, since
+/// deviate by `deviation` and the 5 % of false alarms are shared by `tests` tests: a bound, since
 /// pairs may deviate by less. `None` below two seeds.
 pub fn detectable(deviation: f64, n: usize, tests: usize) -> Option<f64> {
     if n < 2 || tests == 0 {
@@ -182,7 +182,7 @@ pub fn binomial(successes: u64, trials: u64, chance: f64) -> Option<f64> {
     Some(sum.min(1.0))
 }
 
-/// A p-value when so many tests were made (Bonferroni).
+/// A p-value when `tests` tests were made (Bonferroni).
 pub fn bonferroni(p: f64, tests: usize) -> f64 {
     (p * tests as f64).min(1.0)
 }
@@ -372,7 +372,7 @@ impl Logistic {
     }
 }
 
-/// Solves `a · x = b` for a positive definite `a`, of which the lower half is given (Cholesky).
+/// Solves `a · x = b` for a positive definite `a`, given by its lower half (Cholesky).
 fn solve(mut a: Vec<f64>, n: usize, b: &[f64]) -> Option<Vec<f64>> {
     for i in 0..n {
         for j in 0..=i {

@@ -1,11 +1,11 @@
 //! The engine: one thread, one model, many texts.
 //!
-//! *In*: a queue of texts to write ([`Ask`]). *Out*: their tokens and log-probabilities, each on
+//! *In*: a queue of texts to generate ([`Ask`]). *Out*: their tokens and log-probabilities, each on
 //! the channel of its request ([`Answer`]). *Promise*: texts take rows in order of arrival, and
 //! prompts are read in that order, one chunk between two steps; a step adds a token to every text
-//! that is read. So a text waits for at most those before it, each of which takes one step a chunk
-//! of its prompt and one a token, and no text waits for a later one. Texts under way have and may
-//! yet write at most so many tokens as the caches are to hold. A text whose client is gone leaves
+//! that is read. So a text waits for at most those before it, each with one step a chunk of its
+//! prompt and one a token, and no text waits for a later one. Tokens that texts under way have and
+//! may yet generate are at most what the caches are to hold. A text whose client is gone leaves
 //! before the next step.
 
 use crate::metrics::Metrics;
@@ -26,7 +26,7 @@ pub struct Ask {
     pub prompt: Vec<u32>,
     /// How tokens are drawn, and when it ends.
     pub sampling: Sampling,
-    /// Log-probabilities of each token and of so many likeliest.
+    /// Log-probabilities of each token and of this number of likeliest ones.
     pub logprobs: Option<usize>,
     /// Whether they are asked for of the prompt, too.
     pub prompt_logprobs: bool,
@@ -77,7 +77,7 @@ struct Text {
     read: usize,
     /// Tokens that it may have in the end.
     places: usize,
-    /// The token that is read next, behind the prompt.
+    /// The token that is read next, after the prompt.
     next: u32,
     /// Logits after the last token of a chunk, which score the next.
     before: Vec<f32>,

@@ -218,7 +218,7 @@ impl From<Failed> for Refusal {
     }
 }
 
-/// Does what takes long beside the connections.
+/// Does slow work on another thread than the connections.
 async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {

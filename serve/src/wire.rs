@@ -15,7 +15,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 /// Most texts of a request, prompts times choices.
 const MOST_TEXTS: usize = 128;
-/// Most likeliest tokens beside each.
+/// Most likeliest tokens reported with each token.
 const MOST_LOGPROBS: u64 = 20;
 /// Most stop strings, and most bytes of one.
 const MOST_STOPS: (usize, usize) = (16, 256);
@@ -256,12 +256,12 @@ fn prompts(prompt: Option<Prompt>, shared: &Shared) -> Result<Vec<Vec<u32>>, Ref
     if prompts.is_empty() || prompts.len() > MOST_TEXTS {
         return Err(Refusal::of("prompt", format!("`prompt` must be 1 to {MOST_TEXTS} prompts")));
     }
-    // Of nothing the model writes as it does behind the end of a text.
+    // From an empty prompt the model generates as after the end of a text.
     let something = |p: Vec<u32>| if p.is_empty() { vec![shared.tokenizer.end()] } else { p };
     Ok(prompts.into_iter().map(something).collect())
 }
 
-/// The tokens of a text, behind the begin token where one is wanted.
+/// The tokens of a text, after the begin token where one is wanted.
 pub fn encode(text: &str, begins: bool, tokenizer: &Tokenizer) -> Result<Vec<u32>, Refusal> {
     let mut ids = if begins { vec![tokenizer.begin()] } else { vec![] };
     let encoded = tokenizer.encode(text);

@@ -243,7 +243,7 @@ fn tell(r: &Report, launches: usize) -> Done {
     Ok(())
 }
 
-/// A rate of multiply-adds beside that of a large product.
+/// A rate of multiply-adds as a share of a large matmul's.
 fn part_of_ceiling(r: &Report, precision: &str, rate: f64) -> String {
     let ceiling = if precision == "f32" { r.ceiling.f32 } else { r.ceiling.bf16 };
     let ceiling = ceiling.map_or(String::new(), |c| format!(" of {}FLOP/s", short(c)));

@@ -152,7 +152,7 @@ fn teacher(spec: &Spec, rows: u64) -> Option<Teacher> {
 struct Programs {
     /// By program.
     multiply_adds: IndexMap<String, u128>,
-    /// Programs of which data decide how much they execute: these are the most.
+    /// Programs whose data decide how much they execute: these are the most.
     bounds: Vec<String>,
     /// Memory of all of them.
     arena_bytes: u64,

@@ -114,7 +114,7 @@ struct Report {
     by_difficulty: Vec<(String, Vec<Difficulty>)>,
     answers: Option<Answers>,
     choices: Option<Ranked>,
-    /// Beside another model.
+    /// Against another model.
     #[serde(skip_serializing_if = "Option::is_none")]
     against: Option<Against>,
     /// Of routers, on the first held-out rows.
@@ -203,8 +203,8 @@ fn one(
     Ok(())
 }
 
-/// Rows of a file, at most so many: those that a short one does not have are not computed. In f32
-/// the losses of a row do not depend on the rows beside it; in bf16 the size of a batch decides
+/// Rows of a file, at most `most`: those that a short file lacks are not computed. In f32
+/// the losses of a row do not depend on the other rows; in bf16 the size of a batch decides
 /// what is rounded.
 fn rows_of(dataset: &Dataset, most: u64) -> Result<u64, Failure> {
     let Some(mut batches) = dataset.drawn(most)? else { return Ok(most) };
@@ -307,7 +307,7 @@ impl Measure<'_> {
         Ok(report)
     }
 
-    /// The model beside the one it is compared with, on the rows that the loss is measured on.
+    /// The model against the one it is compared with, on the rows that the loss is measured on.
     fn against(&self, dataset: &Dataset) -> Result<Option<Against>, Failure> {
         let Measure { a, trained, device, depth, .. } = *self;
         let Some(path) = &a.against else { return Ok(None) };

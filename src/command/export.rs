@@ -311,7 +311,7 @@ fn open(from: &From) -> Result<Trained, Failure> {
     Trained::open(&from.model, &from.base, &[], Rewriting::off())
 }
 
-/// The tokenizer; weights whose tokenizer is not beside them leave without.
+/// The tokenizer; weights without a tokenizer next to them are exported without one.
 fn tokenizer(trained: &Trained) -> Result<Option<Tokenizer>, Failure> {
     let named = trained.spec.data.is_some() || trained.tokenizer_file().is_some();
     named.then(|| trained.tokenizer()).transpose()

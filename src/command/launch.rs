@@ -40,7 +40,7 @@ pub struct Arguments {
 /// Between two looks at the ranks.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Ranks notice by themselves that one of them failed; after so long they are ended.
+/// Ranks notice by themselves that one of them failed; after this time they are ended.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// The ranks, which end with this.

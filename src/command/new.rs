@@ -158,7 +158,7 @@ impl Target {
     fn write(&self, template: &str) -> Result<(), Failure> {
         let file = self.path.file_name().unwrap_or_default().to_string_lossy();
         let text = template.replace("FILE", &file).replace("model NAME", &format!("model {}", self.name));
-        // Lengths of names differ, and so do the columns of comments behind them.
+        // Lengths of names differ, and so do the columns of comments after them.
         let text = dreamc_dsl::format(&dreamc_dsl::parse(&file, &text, Spelling::Dream)?, self.spelling)?;
         if let Some(folder) = self.path.parent().filter(|f| !f.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder)?;

@@ -165,7 +165,7 @@ pub fn run(a: Arguments) -> Done {
     let ranks = a.ranks.unwrap_or(a.nodes * machine.cards);
     let sizes = sizes(&spec, &machine, (ranks, a.nodes))?;
     let (mut meshes, mut too_large) = (vec![], vec![]);
-    // Cut weights pass through the memory of a GPU's host, of which no table has a time.
+    // Cut weights pass through the memory of a GPU's host, whose time is in no table.
     let priced = |shard: &Shard| !shard.weights() || machine.device().is_none();
     // So do the rows of experts.
     let teams = if machine.device().is_none() { teams(&spec, &machine, ranks, sizes[0])? } else { vec![1] };
@@ -220,7 +220,7 @@ fn teams(spec: &Spec, machine: &Machine, ranks: u64, accumulate: u64) -> Result<
     Ok(divisors.into_iter().filter(fits).collect())
 }
 
-/// Micro-batches of a step that so many ranks can share, those nearest the recipe's first, in
+/// Micro-batches of a step that `ranks` ranks can share, those nearest the recipe's first, in
 /// order.
 fn sizes(spec: &Spec, machine: &Machine, (ranks, nodes): (u64, u64)) -> Result<Vec<u64>, Failure> {
     let t = &spec.train;

@@ -445,7 +445,7 @@ fn taught(spec: &Spec, prepared: &Prepared, tokens: u64) -> String {
     format!("{}FLOP ({}FLOP a token of {steps} steps)", short(each * (steps * tokens) as f64), short(each))
 }
 
-/// Memory of a teacher, which is beside that of the model.
+/// Memory of a teacher, which is not counted with the model's.
 fn held(memory: &Memory) -> String {
     let all = format!(
         "{} (weights {}, values {})",

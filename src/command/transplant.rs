@@ -196,7 +196,7 @@ fn proposed(spec: &Spec, donor: &Trained, device: &dyn Device, tie: bool) -> Res
     Ok(Depth::Given(kept.into_iter().map(|layer| vec![layer as u64]).collect()))
 }
 
-/// So many groups of neighbours, the sum of whose similarities is the largest: each costs the sum
+/// `groups` groups of neighbours with the largest sum of similarities: each costs the sum
 /// of `1 - similarity` of its pairs.
 fn alike(similarity: &[Vec<f64>], groups: usize) -> Vec<Vec<u64>> {
     let all = similarity.len();

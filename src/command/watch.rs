@@ -151,7 +151,7 @@ impl Runs {
     }
 }
 
-/// So many lines of a list around one of them, with a word on those that are left out.
+/// At most `room` lines of a list around one of them, with a word on those that are left out.
 fn window(all: Vec<String>, around: usize, room: usize) -> Vec<String> {
     if all.len() <= room {
         return all;

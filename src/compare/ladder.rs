@@ -43,7 +43,7 @@ use std::path::{Path, PathBuf};
 pub(super) const MANIFEST: &str = "ladder.json";
 /// The folder of the trials.
 pub const SWEEP: &str = "sweep";
-/// A cell has at least so many steps: fewer have no schedule to speak of.
+/// A cell has at least this many steps: fewer have no schedule to speak of.
 const FEWEST_STEPS: u64 = 10;
 
 /// `ladder.json`.
@@ -167,7 +167,7 @@ impl Manifest {
     /// Every run in the order of training.
     pub fn runs(&self, folder: &Path) -> Vec<Listed> {
         let seed = self.seeds.first().copied().unwrap_or(0);
-        // Of a branch the steps behind its trunk are trained, of a trunk those before the last.
+        // Of a branch the steps after its trunk are trained, of a trunk those before the last.
         let share = |cell: &Cell| {
             let before = cell.trunk.as_ref().map_or(0, |(_, at)| *at);
             (before as f64 / cell.steps.max(1) as f64, cell.budget.unwrap_or(1.0))
@@ -779,7 +779,7 @@ struct Count {
 }
 
 impl Count {
-    /// How long the runs behind the next so many take, in the time of the next.
+    /// How long the runs after the next `next` take, in the time of the first of these.
     fn later(&self, next: usize) -> f64 {
         let own = self.weights.get(self.done).copied().unwrap_or(1.0);
         self.weights.iter().skip(self.done + next).sum::<f64>() / own
@@ -887,7 +887,7 @@ fn costs(way: &Way, rungs: &[Rung], trials: usize) -> Result<String, Failure> {
         for (arm, each) in rung.arms.iter().zip(&rung.flops) {
             let t = &arm.spec.train;
             let sequence = t.sequence.unwrap_or(arm.spec.model.context);
-            // A branch trains the steps behind its trunk; a trial is a whole run.
+            // A branch trains the steps after its trunk; a trial is a whole run.
             let own = rung.cell.steps - rung.cell.trunk.as_ref().map_or(0, |(_, at)| *at);
             let tokens = own * t.batch * sequence;
             let whole = rung.cell.steps as f64 / own as f64;
@@ -1019,7 +1019,7 @@ pub fn noise(losses: &[f64], arms: usize) -> Option<String> {
     ))
 }
 
-/// Whether an arm is behind by more than the noise of the baseline.
+/// Whether an arm is worse than the baseline by more than the noise of the baseline.
 fn behind(folder: &Path, baseline: &str, arm: &str, seeds: &[u64]) -> Result<bool, Failure> {
     let (base, own) = (losses(folder, baseline, seeds)?, losses(folder, arm, seeds)?);
     let (Some(b), Some(o)) = (Summary::of(&base), Summary::of(&own)) else { return Ok(false) };

@@ -2,7 +2,7 @@
 //!
 //! The way of a suite: [`arms`] reads and matches its specifications, [`agreement`] checks that
 //! they agree in what the suite says must be equal, [`training`] trains every arm with every seed,
-//! [`study`] reads what that left behind, [`page`] makes the report of it. The last two need no
+//! [`study`] reads what that wrote, [`page`] makes the report of it. The last two need no
 //! model and no device. A suite with a sweep or a ladder goes this way once for each cell
 //! ([`ladder`]), and [`rungs`] makes the report of all. An exam is several suites ([`exam`]).
 

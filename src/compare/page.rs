@@ -266,8 +266,8 @@ fn missed(study: &Study, arm: &Arm) -> Option<f64> {
     (by.abs() > limit && !demanded).then_some(by)
 }
 
-/// Tokens of an arm of which the baseline takes `ratio` times as many, in words: what two digits do
-/// not tell apart is as many.
+/// Tokens of an arm in words, where the baseline takes `ratio` times as many: equal where two
+/// digits do not tell them apart.
 fn tokens_than(ratio: f64) -> String {
     let (ratio, word) = if ratio < 1.0 { (1.0 / ratio, "more") } else { (ratio, "fewer") };
     let written = format!("{ratio:.2}");
@@ -636,7 +636,7 @@ fn tests(page: &mut Page, study: &Study, metrics: &[Metric]) {
     );
 }
 
-/// Conclusion from a test of so many seeds with this probability.
+/// Conclusion from a test of `seeds` seeds with this probability.
 pub fn conclusion(seeds: usize, p: f64) -> &'static str {
     match () {
         _ if seeds < FEWEST_CONCLUSIVE => "too few to conclude",
@@ -818,7 +818,7 @@ fn difficulty(page: &mut Page, study: &Study) {
     page.add(Block::Figures(vec![figure]));
 }
 
-/// Shares of right answers of the runs of an arm at their end, of problems of so many steps.
+/// Shares of right answers of the runs of an arm at their end, of problems of `steps` steps.
 pub fn shares(arm: &Arm, steps: u64) -> Vec<f64> {
     let last = arm.ended().filter_map(|r| r.metrics.last());
     last.filter_map(|e| e.by_difficulty.iter().find(|d| d.0 == steps)).map(|d| d.1).collect()

@@ -130,8 +130,8 @@ impl Holds {
     }
 }
 
-/// Folders of folders are looked into so deep: from the folder that has `runs`, the runs of an exam
-/// stand four below it.
+/// Folders of folders are looked into to this depth: from the folder that has `runs`, the runs of
+/// an exam stand four below it.
 const DEPTH: usize = 5;
 
 /// Shows every run, comparison, ladder and exam in a folder and below, but for comparisons in those

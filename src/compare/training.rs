@@ -48,7 +48,7 @@ pub struct Plan<'a> {
     pub force: bool,
     /// How many runs of the whole comparison come before these, and how many there are.
     pub numbers: (usize, usize),
-    /// How long those behind them take, in the time of one of these.
+    /// How long those after them take, in the time of one of these.
     pub later: f64,
     /// The comparison whose runs these branch from, and after which step.
     pub trunk: Option<(&'a Path, u64)>,

@@ -40,7 +40,7 @@ impl Place {
     }
 }
 
-/// The place at the end of a text, of which the last `partial` bytes are a word that has begun.
+/// The place at the end of a text whose last `partial` bytes are a word that has begun.
 pub fn at(text: &str, partial: usize, spelling: Spelling, kind: FileKind) -> Place {
     let root = match kind {
         FileKind::Spec => SPEC,
@@ -135,7 +135,7 @@ fn dream(text: &str, root: Type) -> Place {
     place
 }
 
-/// The group that a brace opens behind these tokens.
+/// The group that a brace opens after these tokens.
 fn opened(top: &Open) -> (Option<Type>, bool) {
     let line: Vec<&Token> = top.tokens.iter().rev().take_while(|token| **token != Token::End).collect();
     let stream = |token: &&&Token| ["recur", "repeat", "layer", "body"].iter().any(|word| token.is(word));
@@ -181,7 +181,7 @@ fn tokens(text: &str) -> Vec<Token> {
     all
 }
 
-/// A line of YAML: where its key stands, and the key with the text behind its colon.
+/// A line of YAML: where its key stands, and the key with the text after its colon.
 fn key_of(line: &str) -> (usize, Option<(&str, &str)>) {
     let mut rest = line.trim_start_matches([' ', '\t']);
     while let Some(item) = rest.strip_prefix("- ") {

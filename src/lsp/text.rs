@@ -16,7 +16,7 @@ pub fn range(text: &str, span: Span) -> Value {
     json!({"start": position(text, span.start), "end": position(text, span.end.max(span.start))})
 }
 
-/// The byte at a place. A place behind the end of a line is that end, one behind the text its end.
+/// The byte at a place. A place after the end of a line is that end, one after the text its end.
 pub fn offset(text: &str, position: &Value) -> Option<usize> {
     let line = usize::try_from(position.get("line")?.as_u64()?).ok()?;
     let character = usize::try_from(position.get("character")?.as_u64()?).ok()?;

@@ -194,7 +194,7 @@ fn streams(page: &mut Page, streams: &Streams) {
     }
 }
 
-/// Losses behind the passes of a loop with an exit, and how many tokens leave behind each.
+/// Losses after the passes of a loop with an exit, and how many tokens leave after each.
 fn passes(page: &mut Page, passes: &[Pass]) {
     if passes.is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! The wiring of a model as SVG: components as boxes beside the stream, loops as loops, skips as
+//! The wiring of a model as SVG: components as boxes next to the stream, loops as loops, skips as
 //! detours.
 //!
 //! *In*: a checked model. *Out*: SVG in the style of [`plot`](super::plot): the stream is a line
@@ -19,7 +19,7 @@ use std::fmt::Write;
 const BOX: (f64, f64) = (116.0, 38.0);
 /// From the stream to a box, and from box to box.
 const GAP: f64 = 20.0;
-/// Room above and below a box, for its lines and what is written beside them.
+/// Room above and below a box, for its lines and what is written next to them.
 const ROOM: f64 = 52.0;
 /// Passes of a loop that are drawn one after the other; of more the first and the last.
 const PASSES: u64 = 6;
@@ -41,7 +41,7 @@ const LEAST: f64 = 340.0;
 enum Piece {
     /// A name, a line about it, the number of its colour, and what its lines bear.
     Component(String, String, usize, String),
-    /// Something that happens to the stream itself: what is written on it, and beside it.
+    /// Something that happens to the stream itself: what is written on it, and next to it.
     Mark(String, String),
     /// Dimensions of the stream from here on.
     Line(String),
@@ -74,7 +74,7 @@ impl Frame {
     }
 }
 
-/// A drawing as it grows: lines behind, boxes before them.
+/// A drawing as it grows: lines at the back, boxes over them.
 struct Pen {
     wires: String,
     boxes: String,
@@ -82,7 +82,7 @@ struct Pen {
 }
 
 impl Pen {
-    /// From the stream to what is written beside its lines.
+    /// From the stream to what is written next to its lines.
     fn beside(&self) -> f64 {
         match self.stream {
             Stream::Sum | Stream::Attend { .. } => 6.0,
@@ -143,7 +143,7 @@ pub fn inside(name: &str, model: &Model) -> Result<Option<String>, Vec<Diagnosti
     }
 }
 
-/// The steps of a component, and what a token has behind each.
+/// The steps of a component, and what a token has after each.
 fn stepwise(name: &str, component: &Component, model: &Model) -> Option<String> {
     let steps = steps(component, model.hidden)?;
     let piece = |(step, dims): (String, String)| [Piece::Mark(step, String::new()), Piece::Line(dims)];
@@ -295,7 +295,7 @@ impl Wiring<'_> {
         }
     }
 
-    /// Counts the applications since `first` so many times in all.
+    /// Counts the applications since `first` `count` times in all.
     fn again(&mut self, first: u64, count: u64) {
         self.depth = (self.depth - first).saturating_mul(count).saturating_add(first);
     }
@@ -454,7 +454,7 @@ impl Piece {
         }
     }
 
-    /// Width and height as a branch beside others: a component alone is its box, all else has a
+    /// Width and height as a branch next to others: a component alone is its box, all else has a
     /// stream of its own.
     fn branch(&self) -> (f64, f64) {
         match self {
@@ -694,7 +694,7 @@ mod tests {
         assert!(lanes.contains("3 lanes, static"), "{lanes}");
         let attended = drawn("{attend: {block: 8}}");
         assert!(attended.contains("wire sources") && attended.contains("sums of 8"), "{attended}");
-        // Three outputs, of which one is of a part that is a sum inside.
+        // Three outputs, one of a part that is a sum inside.
         assert_eq!(attended.matches("<circle class=\"sum\"").count(), 1, "{attended}");
     }
 

@@ -11,7 +11,7 @@ use std::fmt::Write;
 const WIDTH: f64 = 540.0;
 /// Width of a plot that takes the whole page.
 const WIDE: f64 = 1060.0;
-/// Colours there are for series; more than so many share them and differ in their dashes.
+/// Number of colours for series; more series share them and differ in their dashes.
 const COLORS: usize = 6;
 
 /// How positions on an axis are written.
@@ -101,7 +101,7 @@ pub struct Series {
     pub name: String,
     /// Its points, from left to right.
     pub points: Vec<(f64, f64)>,
-    /// Least and largest at positions, drawn as a band behind the line.
+    /// Least and largest at positions, drawn as a band under the line.
     pub band: Vec<(f64, f64, f64)>,
     /// Its colour.
     pub color: Color,

@@ -30,7 +30,7 @@ const BATCH: u64 = 4;
 type Sources = Vec<(usize, String)>;
 
 /// Gives every latent attention that comes of a donor's heads the pairs of most contribution, over
-/// so many rows.
+/// `rows` rows.
 pub fn choose(spec: &mut Spec, donor: &Trained, device: &dyn Device, rows: u64) -> Done {
     let work = Transplantation::plan(spec, donor)?;
     let mut wanted: BTreeMap<String, Sources> = BTreeMap::new();

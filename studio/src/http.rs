@@ -399,7 +399,7 @@ fn query(request: &Request<Incoming>, name: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Does what takes long beside the connections.
+/// Does slow work on another thread than the connections.
 async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {

@@ -135,7 +135,7 @@ pub enum Question<'a> {
     Difference(&'a Path, &'a Path),
     /// A text as a run's model reads it, token by token, as JSON.
     Reading(&'a Path, &'a str),
-    /// A run's model from inside, as a report beside the run.
+    /// A run's model from inside, as a report next to the run.
     Analysis(&'a Path),
     /// The text that a run's model writes after a prompt.
     Continuation(&'a Path, &'a str),

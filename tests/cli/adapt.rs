@@ -140,7 +140,7 @@ fn a_run_of_dora_begins_at_its_base_goes_on_and_is_merged() {
     sandbox.good(&["resume", "runs/plain", "--set", "train.steps=6"]);
     let bytes = |run: &str| fs::read(newest(&sandbox.path(run)).join("model.safetensors")).unwrap();
     assert!(bytes("runs/whole") == bytes("runs/plain"));
-    // A number a row is trained beside the factors.
+    // A number a row is trained as well as the factors.
     let trained = |spec: &str| {
         let counted = sandbox.good(&["count", spec, "--json"]);
         let counted: serde_json::Value = serde_json::from_str(&counted).unwrap();

@@ -17,7 +17,7 @@ use std::time::Instant;
 pub struct Block {
     pub language: String,
     pub text: String,
-    /// The line behind its fence.
+    /// The line after its fence.
     pub line: usize,
 }
 

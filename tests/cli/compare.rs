@@ -374,7 +374,7 @@ fn an_arm_that_reads_later_tokens_is_refused_or_marked() {
     let report = sandbox.read("out/report.md");
     assert!(report.contains("`mod †` reads later tokens where its loss is measured"), "{report}");
     assert!(report.contains("| mod † |") && !report.contains("| mod |"), "{report}");
-    // Two arms of which both do are alike, and their losses are still said to be none.
+    // Two arms that both do are alike, and their losses are still said to be none.
     sandbox.write(
         "both.suite.yaml",
         &SKIPS.replace("la.yaml", "mod.yaml").replace("{spec:", "{name: two, spec:"),

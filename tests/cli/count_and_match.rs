@@ -132,7 +132,7 @@ fn mixture_of_depths_at_equal_flops() {
     assert_eq!(variants.len(), 2);
 }
 
-/// Both suites of the paper find its four pairs, and write specs of which nothing else has changed.
+/// Both suites of the paper find its four pairs, and write specs in which nothing else has changed.
 #[test]
 fn suites_and_what_they_write() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -63,7 +63,7 @@ fn a_teacher_is_matched_by_stages_and_a_run_goes_on_with_equal_bits() {
     // Four of six steps have a teacher.
     let (all, each) = (&account["teacher_flops"], account["teacher_flops_per_token"].as_f64().unwrap());
     assert!((all.as_f64().unwrap() / (4.0 * 4.0 * 32.0) - each * 1.5).abs() < 0.1 * each, "{account}");
-    // Cut off behind step 3, in the second stage.
+    // Cut off after step 3, in the second stage.
     fs::create_dir_all(sandbox.path("runs/b")).unwrap();
     for entry in walk(&sandbox.path("runs/a")) {
         let to = sandbox.path("runs/b").join(entry.strip_prefix(sandbox.path("runs/a")).unwrap());

@@ -89,7 +89,7 @@ fn texts_end_where_the_folder_says() {
     let free: Value = serde_json::from_str(&sandbox.good(&line)).unwrap();
     let ids: Vec<u64> = free["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
     assert_eq!(ids.len() as u64, free["tokens"].as_u64().unwrap());
-    // The third of its tokens becomes one that ends texts: by a list of which it is not the first.
+    // The third of its tokens becomes one that ends texts: by a list where it is not the first.
     let third = ids[2];
     let before = ids.iter().position(|id| *id == third).unwrap();
     sandbox.write("model/generation_config.json", &json!({"eos_token_id": [256, third]}).to_string());

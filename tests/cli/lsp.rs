@@ -56,7 +56,7 @@ impl Client {
         Client { server, input, output, number: 0, folder }
     }
 
-    /// With the handshake behind it.
+    /// After the handshake.
     pub fn ready(sandbox: &Sandbox) -> Client {
         let mut client = Client::new(sandbox);
         let answer = client.ask("initialize", json!({"capabilities": {}}));

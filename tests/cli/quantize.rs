@@ -1,4 +1,4 @@
-//! Models in fewer bits: quantised, measured beside their own, read in their file.
+//! Models in fewer bits: quantised, measured against the original, read in their file.
 
 use crate::serve::Server;
 use crate::support::sandbox::Sandbox;
@@ -44,7 +44,7 @@ fn a_quantised_model_is_measured_beside_its_own_and_generates() {
     assert!(number("targets") > 0.0 && number("divergence") > 0.0 && number("divergence") < 0.1, "{against}");
     assert!((number("loss") - number("other_loss")).abs() < 0.1, "{against}");
     assert!(number("flips") <= number("targets") / 4.0, "{against}");
-    // Beside itself a model is the same.
+    // Against itself a model is the same.
     let json = sandbox.good(&["eval", "runs/small", "--against", "runs/small", "--json"]);
     let reports: serde_json::Value = serde_json::from_str(&json).unwrap();
     let own = &reports[0]["against"];

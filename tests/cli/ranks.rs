@@ -284,8 +284,9 @@ impl Dice {
     }
 }
 
-/// Kills one of three ranks at so many random moments of a run, and all of them at so many others:
-/// the others end with the reason, and the run goes on to the bits of one that was left alone.
+/// Kills one of three ranks at `of_one` random moments of a run, and all of them at `of_all`
+/// others: the others end with the reason, and the run goes on to the bits of one that was left
+/// alone.
 fn kill(of_one: u64, of_all: u64) {
     let s = sandbox();
     let seed = setting("DREAMC_SEED", std::process::id().into());
@@ -367,7 +368,7 @@ enum Fault {
 }
 
 /// A network between ranks and rank 0, which listens at `to`: bytes are handed on in pieces, late
-/// by a seed. One that loses them begins to after so many pieces.
+/// by a seed. One that loses them begins to after a random number of pieces.
 fn network(to: u16, seed: u64, fault: Fault) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -56,8 +56,8 @@ fn transfers_are_checked_and_bad_bases_refused_at_their_token() {
     assert!(code == 1 && error.contains("the model has no size `sa.layers`"), "{error}");
 }
 
-/// A part of which no rule is known is said where people look: by `check` and `train` as a warning
-/// at its token, by `compare` of each arm.
+/// A part without a known rule is reported where people look: by `check` and `train` as a warning
+/// at its token, by `compare` for each arm.
 #[test]
 fn what_no_rule_is_known_of_is_a_warning_at_its_token() {
     let model = MODEL.replace("context: 16", "context: 32");

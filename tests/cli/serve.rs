@@ -443,7 +443,7 @@ fn caches_have_a_bound() {
     let long = json!({ "prompt": "The", "max_tokens": 3000, "temperature": 0, "stream": true });
     let begun = server.begin("/v1/completions", &long);
     server.wait_for("dreamc_texts_running", 1.0);
-    // A small one has room beside it; another long one has not, and those behind it wait, too.
+    // A small one has room next to it; another long one has not, and those after it wait, too.
     server.complete(json!({ "prompt": "a", "max_tokens": 3 }));
     let waits = server.begin("/v1/completions", &long);
     server.wait_for("dreamc_texts_waiting", 1.0);

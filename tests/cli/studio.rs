@@ -30,7 +30,7 @@ model own {
 }
 ";
 
-/// A model of which a step takes no time to speak of.
+/// A model whose step takes no time to speak of.
 const TINY: &str = "\
 model:
   name: tiny

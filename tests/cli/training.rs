@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A model that trains in a moment, on a text of which more is held out than its evaluations take.
+/// A model that trains in a moment, on a text that holds out more than its evaluations take.
 const TINY: &str = "\
 model:
   name: tiny

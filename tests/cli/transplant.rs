@@ -31,7 +31,7 @@ fn sparse() -> String {
     experts.replace("sa > mlp", "sa > ea").replace("name: dense", "name: sparse")
 }
 
-/// Behind a donor.
+/// A specification that begins with a transplant.
 fn from(spec: &str, transplant: &str) -> String {
     format!("transplant: {{{transplant}}}\n{spec}")
 }
@@ -252,7 +252,7 @@ fn a_transplant_that_cannot_be_writes_nothing() {
 #[test]
 fn a_table_comes_by_the_texts_of_tokens() {
     let sandbox = trained();
-    // The same bytes, and some numbers behind them that no text has.
+    // The same bytes, and some numbers after them that no text has.
     sandbox.write("large.yaml", &DENSE.replace("vocab: 256", "vocab: 300"));
     let said = sandbox.good(&["transplant", "large.yaml", "--from", "runs/dense", "-o", "large"]);
     assert!(said.contains("by token text, 256 of 300"), "{said}");

@@ -155,7 +155,7 @@ fn every_specification_is_proved_by_the_quick_proofs() {
     });
 }
 
-/// Commands that write files beside the specification they read, on the tiny ones.
+/// Commands that write files next to the specification they read, on the tiny ones.
 #[test]
 fn tiny_specifications_are_trained_probed_and_read_again() {
     let sandbox = sandbox();

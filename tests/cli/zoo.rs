@@ -25,7 +25,7 @@ without sharing anything.
 
 ";
 
-/// Parts of authors' models beside the built-in components, and the text that says each.
+/// Parts of authors' models apart from the built-in components, and the text that says each.
 const PARTS: &str = "
 ## Parts
 
@@ -207,7 +207,7 @@ fn thousands(n: f64) -> String {
     if k < 100.0 { format!("{k:.1} k") } else { format!("{k:.0} k") }
 }
 
-/// A number beside that of the layered model.
+/// A number, and its share of the layered model's.
 fn beside(own: f64, layered: f64) -> String {
     format!("{} | {:.0} %", thousands(own), 100.0 * own / layered)
 }
@@ -226,7 +226,7 @@ fn names() -> Vec<String> {
 fn files_are_short_and_name_their_source() {
     for name in names() {
         let text = fs::read_to_string(root(&format!("examples/zoo/{name}.dream"))).unwrap();
-        // Beside definitions, which are as long as their formulas.
+        // Apart from definitions, which are as long as their formulas.
         let defines = text.split("\n\n").filter(|block| block.trim_start().starts_with("define "));
         let lines = text.lines().count() - defines.map(|block| block.lines().count() + 1).sum::<usize>();
         assert!(lines <= 40, "{name} has {lines} lines");

@@ -31,7 +31,7 @@ def number(text):
     return float(digits) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}[unit]
 
 
-# Text and what is behind it, as the page shows them: contrast of WCAG 2, 1.4.3, of every text that can be seen.
+# Text and its background, as the page shows them: contrast of WCAG 2, 1.4.3, of every text that can be seen.
 CONTRAST = """() => {
     const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
     const rgba = (colour) => {

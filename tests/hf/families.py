@@ -261,7 +261,7 @@ def faults(place):
             if field == "norm_topk_prob" and config["model_type"] == "deepseek_v2":
                 continue  # its class does not read it
             if field == "sliding_window" and config["model_type"] == "dots1":
-                continue  # its windows begin behind the last layer
+                continue  # its windows begin after the last layer
             if field == "qkv_bias" and not config[field]:
                 continue  # biases that are added begin at 0
             path.write_text(json.dumps(config | {field: change(config[field])}))

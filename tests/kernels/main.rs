@@ -1,9 +1,9 @@
 //! Generated CUDA, one kernel a file: `tests/kernels/**/*.ir`, after cranelift's `precise-output`.
 //!
-//! The first line is `; test cuda sm_80` (or `sm_90a`); then come the input and, behind
-//! `; expect:`, the CUDA of one kernel with its launches as comments. Each file is a test of its
-//! name, `cargo test --test kernels rows/norm`. `BLESS=1 cargo test --test kernels` writes the CUDA
-//! found in place of that expected.
+//! The first line is `; test cuda sm_80` (or `sm_90a`); then come the input and, after `; expect:`,
+//! the CUDA of one kernel with its launches as comments. Each file is a test of its name,
+//! `cargo test --test kernels rows/norm`. `BLESS=1 cargo test --test kernels` writes the CUDA found
+//! in place of that expected.
 //!
 //! | line | meaning |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Adapters beside frozen matrices: those of `peft` come in with their logits and gradients and go
+//! Adapters of frozen matrices: those of `peft` come in with their logits and gradients and go
 //! back, and on every kind of matrix a model with adapters is the model that they are merged into.
 
 use crate::export::python;

@@ -145,7 +145,7 @@ const PARTS: &[Part] = &[
         most: 1e-6,
     },
     Part {
-        // nanochat, nanochat/gpt.py: norms without a gain, behind the rotation and times 1.2;
+        // nanochat, nanochat/gpt.py: norms without a gain, after the rotation and times 1.2;
         // values and a row of a table for the id, by a gate of each head that reads some channels.
         of: "attention with embeddings of values",
         text: "n = rms(x, over hidden, eps = 1e-5)

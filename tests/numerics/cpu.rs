@@ -83,7 +83,7 @@ fn ten_training_steps_agree_with_the_reference() {
                 .tensors
                 .get(&format!("gradients.{name}"))
                 .is_some_and(|g| g.floats().iter().all(|x| x.abs() < 1e-9));
-            // Balancing that moves nothing, and what is frozen beside adapters.
+            // Balancing that moves nothing, and what is frozen under adapters.
             if still && (name.ends_with(".bias") || golden.spec.model.adapt.is_some()) {
                 assert_eq!(
                     found.iter().map(|x| *x as f32).collect::<Vec<_>>(),
@@ -315,8 +315,8 @@ fn an_optimizer_step_is_its_formula_to_the_bit() {
     }
 }
 
-/// Training, scoring and writing on one set of weights compute the same bits as models of their
-/// own, before a step and behind it; and the weights are there once.
+/// Training, scoring and generation on one set of weights compute the same bits as models of their
+/// own, before a step and after it; and the weights are there once.
 #[test]
 fn uses_of_one_set_of_weights_are_as_models_of_their_own() {
     for golden in goldens().iter().take(4) {

@@ -374,7 +374,7 @@ define:
 
 const TRAIN: &str = "train: {steps: 6, batch: 2, sequence: 8, learning_rate: 0.01";
 
-/// Bodies of a definition, with keys of the model before and those of the recipe behind them.
+/// Bodies of a definition, with keys of the model before and those of the recipe after them.
 const WAYS: &[(&str, &str, &str, &str)] = &[
     ("a loop", "    - {recur: 3, layers: [\"own > mlp\"]}", "", ""),
     (
@@ -482,7 +482,7 @@ fn evaluation_drops_no_weights() {
     assert_ne!(logits(", dropout = 0.3", true), plain);
 }
 
-/// Documents behind one another in a row do not see each other, on one rank or several.
+/// Documents after one another in a row do not see each other, on one rank or several.
 #[test]
 fn ranks_and_packed_documents_train_what_one_trains() {
     let body = format!("    - own > mlp\n{TRAIN}}}\ndata: {{text: read.txt, tokenizer: read.json}}");

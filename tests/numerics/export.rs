@@ -54,7 +54,7 @@ pub fn python(script: &str, line: &[&str]) -> Option<String> {
         .env("HF_HUB_OFFLINE", "1")
         .env("TRANSFORMERS_VERBOSITY", "error")
         .env("HF_MODULES_CACHE", line[1])
-        // Tests run beside one another.
+        // Tests run at the same time.
         .env("OMP_NUM_THREADS", "1");
     let output = command.output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -140,7 +140,7 @@ fn bound(name: &str) -> f64 {
 
 /// How far the gradients of the model in the folder `to` are from those that stand in the place of
 /// weights in `theirs`, which come in as `place`: by the largest of its tensor, or by a thousandth
-/// of the largest of all, since one that a norm behind it annuls is rounding alone.
+/// of the largest of all, since one that a norm after it annuls is rounding alone.
 fn gradients_differ(theirs: &Path, place: &Path, to: &Path, ids: &Tensor) -> f64 {
     let (rows, n) = (ids.dims[0], ids.dims[1] - 1);
     let spec = hugging_face(theirs, place, "gradients", false, &[]).unwrap().spec;
@@ -174,7 +174,7 @@ fn gradients_differ(theirs: &Path, place: &Path, to: &Path, ids: &Tensor) -> f64
     pairs.iter().map(differ).fold(0.0, f64::max)
 }
 
-/// Prompts and the likeliest tokens behind them, as many as `expected` has, from a cache.
+/// Prompts and the likeliest tokens after them, as many as `expected` has, from a cache.
 fn greedy(folder: &Path, spec: &Spec, expected: &Tensor) -> Vec<i32> {
     const PROMPT: usize = 11;
     let (rows, all) = (expected.dims[0], expected.dims[1]);
@@ -327,7 +327,7 @@ fn looped_models_come_in() {
     }
 }
 
-/// Tokens of the rows whose logits are compared, and tokens written behind a prompt.
+/// Tokens of the rows whose logits are compared, and tokens generated after a prompt.
 const ROW: u64 = 24;
 const STEPS: usize = 8;
 

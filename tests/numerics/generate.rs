@@ -118,7 +118,7 @@ fn caches_change_neither_logits_nor_tokens() {
     println!("largest relative difference {worst:.2e}");
 }
 
-/// Prompts of which all logits are asked for, and one of which only the last are, in one step.
+/// Prompts with all logits asked for, and one with only the last, in one step.
 #[test]
 fn logits_after_every_token_are_those_without_caches() {
     for golden in every_golden() {
@@ -169,7 +169,7 @@ fn tokens_leave_their_loop_alike_with_caches_and_without() {
         let first = fast.iter().zip(&whole).map(|(a, b)| error(&widen(&a[0].0), &widen(&b[0].0)));
         moved.push(first.fold(0.0, f64::max));
     }
-    // Behind its first pass every token has left a little, and all of it nowhere.
+    // After its first pass every token has left a little, and all of it nowhere.
     assert!(moved[0] > 1e-3 && moved[4] < 1e-6, "{moved:?}");
 
     let plain = every_golden().into_iter().find(|golden| golden.name == "layered").unwrap();
@@ -252,7 +252,7 @@ enum Fault {
     Unmarked,
     /// Copies are taken from the row before.
     Before,
-    /// Memory is given back of the row behind.
+    /// Memory of the row after is given back.
     Behind,
 }
 
@@ -502,8 +502,8 @@ impl<'a> Alone<'a> {
 /// Tokens of a page, and of a chunk of a prompt.
 const CHUNK: usize = 64;
 
-/// A text of its own from beginning to end, that leaves when so much of its prompt is read; gives
-/// how much was taken over.
+/// A text of its own from beginning to end, that leaves when `leaves` tokens of its prompt are
+/// read; gives how many were taken over.
 fn pass(slots: &mut Faulty, prompt: &[u32], leaves: usize, texts: &mut Vec<Text>) -> usize {
     let row = slots.admit().unwrap().unwrap();
     let taken = slots.adopt(row, prompt).unwrap();
@@ -555,7 +555,7 @@ fn one_after_another(golden: &Golden, fault: Fault) -> Result<Vec<usize>, String
     next([&a[..129], &draw(3)].concat(), 200);
     next(a[..128].to_vec(), 200);
     next(a[..60].to_vec(), 200);
-    // A page that was read behind others.
+    // A page that was read after others.
     next([&other[..64], &a[64..130]].concat(), 200);
     // One leaves when a chunk of it is read, and serves.
     next(other.clone(), 65);

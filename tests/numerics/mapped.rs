@@ -122,7 +122,7 @@ fn packed_weights_give_the_bits_of_their_numbers() {
                 };
                 assert_eq!(of(Formats::default()), of(weights.formats()), "{} in {what}", golden.name);
             }
-            // Beside activations in bf16 they are read, too.
+            // With activations in bf16 they are read, too.
             let narrow = Narrow::Storage;
             let writing = Writing { formats: weights.formats(), narrow, ..Writing::default() };
             let bits = written(&spec, weights, &writing);
@@ -306,8 +306,7 @@ fn gradients_go_through_weights_in_their_file() {
     }
 }
 
-/// A number that cannot be packed, or a wrong file, is an error at its tensor, and leaves nothing
-/// behind.
+/// A number that cannot be packed, or a wrong file, is an error at its tensor, and nothing is left.
 #[test]
 fn what_cannot_be_packed_is_an_error_at_its_tensor() {
     let folder = tempfile::tempdir().unwrap();

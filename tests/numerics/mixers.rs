@@ -17,7 +17,7 @@ use std::path::Path;
 const ROWS: usize = 2;
 /// Tokens of a row: more than a chunk, and no number of chunks.
 const TOKENS: usize = 70;
-/// Tokens of a prompt, behind which a text goes on token by token.
+/// Tokens of a prompt; a text goes on after it token by token.
 const PROMPT: usize = 66;
 const VOCAB: u64 = 32;
 
@@ -85,7 +85,7 @@ fn fill(model: &mut Model) {
     }
 }
 
-/// The logits behind each token from the last of the prompts on.
+/// The logits after each token from the last of the prompts on.
 fn cached(spec: &Spec, texts: &[Vec<u32>]) -> Vec<f32> {
     let writing = Writing { rows: ROWS as u64, ..Writing::default() };
     let mut cached = Cached::load(&cpu(2), compile_cached(spec, &writing).unwrap()).unwrap();

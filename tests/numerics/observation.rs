@@ -140,7 +140,7 @@ fn observation_changes_no_bit_and_sees_every_choice() {
         let depths: Vec<u64> = seen.streams.norms.iter().map(|n| n.depth).collect();
         assert_eq!(depths, [0, 1, 2, 3, 4]);
         assert!(seen.streams.norms.iter().all(|n| n.norm > 0.0));
-        // Behind a norm without a gain that has learned anything, a stream of 16 is 4 long.
+        // After a norm whose gain has learned nothing, a stream of 16 is 4 long.
         assert!(seen.streams.norms[2..].iter().all(|n| (n.norm - 4.0).abs() < 1e-2), "{:?}", seen.streams);
         let passes: Vec<(u64, u64)> = seen.streams.passes.iter().map(|p| (p.pass, p.depth)).collect();
         assert_eq!(passes, [(0, 2), (1, 3), (2, 4)]);

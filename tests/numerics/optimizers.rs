@@ -106,7 +106,7 @@ fn muon_in_bf16_takes_nearly_the_steps_of_the_reference() {
     steps_within("muon", muon, Precision::Bf16, 0.2);
 }
 
-/// Every proof holds with states of two bytes, of which there are half as many.
+/// Every proof holds with states of two bytes, which take half the memory.
 #[test]
 fn states_in_bf16_keep_every_promise() {
     for optimizer in [OptimizerKind::AdamW, OptimizerKind::Muon(Matrices { momentum: 0.95, rate: 2.0 })] {

@@ -351,7 +351,7 @@ fn sound(compiled: Compiled, plain: &[f32]) -> Result<(), String> {
 
 type Edit = fn(&mut Function) -> bool;
 
-/// The last node of an operation of which an operand is a mask of the host.
+/// The last node of an operation with a mask of the host as operand.
 fn masked(f: &Function, op: Binary) -> Option<usize> {
     let is_mask = |v: &Value| f.params.get(v.index()).is_some_and(|port| port.name.starts_with("given."));
     f.nodes.iter().rposition(|node| node.op == Op::Binary(op) && node.inputs.iter().any(is_mask))

@@ -282,7 +282,7 @@ fn tokens_that_skip_do_no_work() {
 }
 
 /// Positions in a cache are those of the tokens that uncached evaluation processes, in order, and
-/// nothing is behind them.
+/// nothing is after them.
 #[test]
 fn caches_hold_processed_tokens_alone() {
     let mut all = spec("[\"sa\", \"skip(capacity 0.5, causal bce 0.1) { near > mlp }\"]");
@@ -315,7 +315,7 @@ fn caches_hold_processed_tokens_alone() {
             some += taking.len();
             most += TOKENS;
         }
-        // Nothing was ever written behind them.
+        // Nothing was ever written after them.
         let compiled = cached.loaded().compiled();
         let owner = &compiled.caches(Entry::Prefill, Part::Cached).next().unwrap().owner;
         let keys = compiled.caches(Entry::Prefill, Part::Keys).find(|c| c.owner == *owner).unwrap().buffer;
@@ -339,7 +339,7 @@ fn caches_hold_processed_tokens_alone() {
 mod mistakes_of_public_code {
     use super::*;
 
-    /// The stream before and behind the first layer of a model, row by row, for one sequence with
+    /// The stream before and after the first layer of a model, row by row, for one sequence with
     /// these positions.
     fn layer(body: &str, ids: &[i32], positions: &[i32], program: &str) -> [Vec<Vec<f64>>; 2] {
         let options =
@@ -690,7 +690,7 @@ fn a_pooled_penalty_is_of_the_mean_over_all_parts() {
             assert!(close(gradients[i] - base[i], slope), "{offsets:?}: {}", gradients[i] - base[i]);
         }
     }
-    // The same in a loop, on a device: several micro-batches leave nothing behind for each other.
+    // The same in a loop, on a device: several micro-batches leave nothing for each other.
     let looped = format!("[{{recur: 3, layers: [\"{} > mlp\"]}}]", part(", pooled", 3.0));
     let model = spec(&looped);
     let mut run = Run::new(&model);
@@ -868,7 +868,7 @@ fn caches_reserve_what_capacity_needs_and_grow() {
 }
 
 /// Merging by hand: a network sees the mean of a run that ends in a chosen token, and the tokens
-/// behind it share its update.
+/// after it share its update.
 #[test]
 fn skipped_tokens_merge_with_the_next_chosen_one_and_share_the_update_of_the_last() {
     for (rule, program) in [

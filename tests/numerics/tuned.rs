@@ -246,7 +246,7 @@ fn folder_of(config: &Value, at: &Path) {
     let weights: Vec<Expected> =
         model.entries().iter().map(|(name, shape)| real(name, shape, &model.get(name).unwrap())).collect();
     let text = dreamc_dsl::show(&spec, Spelling::Yaml);
-    // The file beside the weights says which of the families that have this model it is.
+    // The file next to the weights says which of the families that have this model it is.
     fs::write(&path, config.to_string()).unwrap();
     write(&at.join("alone.safetensors"), &[("format", "dreamc"), ("spec", &text)], &weights);
     let said = good(at, &["export", "hf", "alone.safetensors", "-o", "theirs", "--dtype", dtype]);
@@ -254,7 +254,7 @@ fn folder_of(config: &Value, at: &Path) {
 }
 
 /// A model that was imported, trained and exported is still of its class: the worst fault of a wave
-/// was between these steps, each of which was tested.
+/// was between these steps, though each was tested.
 #[test]
 fn tuned_imports_leave_as_they_came() {
     for case in CASES {

@@ -99,8 +99,8 @@ fn a_hundred_random_definitions_keep_a_promise_each() {
     random_ones(specs, first, 0, &random::definition::spec, &|seed| vec![TURNS[seed as usize % 12]]);
 }
 
-/// Specifications of seeds, so many of which may be refused by name as what is not compiled yet; of
-/// each the proofs of its seed, all where there are none.
+/// Proves specifications of seeds. At most `refusable` of them may be refused by name as not
+/// compiled yet; each gets the proofs of its seed, or all where there are none.
 fn random_ones(
     specs: u64,
     first: u64,

@@ -61,7 +61,7 @@ fn of_table(name: &str) -> Machine {
     machine::find(name).unwrap()
 }
 
-/// The work of a step of one of so many ranks, each launch of some microseconds.
+/// The work of a step of one of `ranks` ranks, each launch of some microseconds.
 fn work(prepared: &Prepared, micro_batches: u64, ranks: u64) -> Vec<Work> {
     let (rates, launch) = of_table("cpu").shared_rates(1).unwrap();
     let prices: Prices = prices_by_rates(&prepared.compiled.plan, rates, launch).unwrap();
@@ -173,7 +173,7 @@ fn bytes_and_memory_are_those_of_ranks_that_train() {
     }
 }
 
-/// Bytes that all ranks of Open MPI send in a run of so many steps, as its monitoring counts them.
+/// Bytes that all ranks of Open MPI send in a run of `steps` steps, as its monitoring counts them.
 fn monitored(s: &Sandbox, ranks: u64, shard: &str, steps: u64) -> u64 {
     let name = format!("{shard}-{ranks}-{steps}");
     let profiles = s.path(&format!("counted-{name}"));
@@ -251,7 +251,7 @@ fn open_mpi_counts_the_bytes_of_a_plan() {
 /// A fault in the work of a step, by its name.
 type OfWork = (&'static str, fn(&mut Vec<Work>));
 
-/// A fault in the plan of which memory is read, by its name.
+/// A fault in the plan whose memory is read, by its name.
 type OfPlan = (&'static str, fn(&mut Plan));
 
 fn exchange(work: &mut [Work], is: fn(&What) -> bool, change: impl Fn(&mut Exchange)) {

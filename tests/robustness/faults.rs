@@ -348,7 +348,7 @@ fn attention(f: &mut Function, edit: impl Fn(&mut dreamc_compiler::ir::Attention
     found
 }
 
-/// All nodes of which `pick` gives the operand that is read in their place.
+/// Takes out the first node that `pick` gives an operand for: the operand is read in its place.
 fn bypass_first(f: &mut Function, pick: impl Fn(&Function, usize) -> Option<usize>) -> bool {
     let found = (0..f.nodes.len()).find_map(|i| pick(f, i).map(|operand| (i, operand)));
     found.is_some_and(|(i, operand)| bypass(f, i, operand))
@@ -599,7 +599,7 @@ const KEYS: &str = "
   body: [\"sa > mlp\", {recur: 3, layers: [\"(da | near) > ea\"]}, \"skip(capacity 0.5, causal bce 0.1) { near > mlp }\"]
 train: {steps: 6, batch: 4, weight_decay: 0.1, learning_rate: 0.01, z_loss: 0.05}";
 
-/// Branches whose norms stand behind them alone, and experts with biases.
+/// Branches with norms after them alone, and experts with biases.
 const BEHIND: &str = "
     sa: {sequence: {heads: 2, head_size: 6, qk_norm: rms_all, pre_norm: false, post_norm: true, bias: qk}}
     ea: {experts: {count: 3, active: 2, intermediate: 5, activation: swiglu_clamped, biased: true, router: mixtral}}
@@ -693,7 +693,7 @@ const PASSES: &str = "
     mlp: {mlp: {intermediate: 7}}
   body: [sa > mlp, {recur: 3, embed: true, lora: 2, exit: {gate: 0.1}, layers: [sa > mlp]}, norm]";
 
-/// Adapters beside frozen matrices.
+/// Adapters of frozen matrices.
 const ADAPTERS: &str = "
     sa: {sequence: {heads: 4, kv_heads: 2, head_size: 4, projection: none}}
     mlp: {mlp: {intermediate: 7}}
@@ -926,7 +926,7 @@ fn mixers(f: &mut Function) -> impl Iterator<Item = &mut dreamc_compiler::ir::No
     f.nodes.iter_mut().filter(move |n| mixes(&n.op))
 }
 
-/// The product and the sum behind a loop whose tokens choose: what passes made times its share, and
+/// The product and the sum after a loop whose tokens choose: what passes made times its share, and
 /// the stream before the loop.
 fn weighed(f: &Function) -> Option<[usize; 2]> {
     let behind = f.params.iter().any(|p| p.name == "choice.start");
@@ -2116,7 +2116,7 @@ fn faults() -> Vec<Fault> {
             ["", ""],
         ),
         lower("a token that leaves a pass too early", CHOICE, |_, f| {
-            // Of the columns behind this pass the first is that of the next.
+            // The first of the columns after this pass is that of the next.
             let pass = f.params.iter().any(|p| p.name == "choice.last");
             let Some(split) = nodes(f, |op| matches!(op, Op::Split(_))).into_iter().next() else {
                 return false;

@@ -1,5 +1,5 @@
-//! Bad inputs and killed runs: each is an error or goes on, and nothing is lost. Beside it
-//! `faults`, a program of its own, puts faults into the compiler.
+//! Bad inputs and killed runs: each is an error or goes on, and nothing is lost. `faults`, a
+//! program of its own, puts faults into the compiler.
 
 #[path = "../support/mod.rs"]
 mod support;

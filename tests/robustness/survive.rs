@@ -85,7 +85,7 @@ fn unfinished(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Moments `1..=all` to be killed at: all of them, or so many, evenly.
+/// Moments `1..=all` to be killed at: all of them, or `wanted`, evenly.
 fn moments(all: usize, wanted: usize) -> Vec<usize> {
     let seed = setting("DREAMC_SEED", 1);
     println!("DREAMC_KILLS={wanted} DREAMC_SEED={seed}: of {all} moments");
@@ -275,7 +275,7 @@ fn a_write_that_fails_is_an_error_that_names_the_file_and_loses_nothing() {
         sandbox.good(&go_on(&sandbox.path("run"), &train("run"), &["resume", "run"]));
         assert_eq!(result(&sandbox.path("run"), 4), whole);
     }
-    // With a checkpoint behind it: it is still there, and serves.
+    // With a checkpoint written: it is still there, and serves.
     sandbox.good(&["train", "tiny.yaml", "--out", "longer", "--set", "train.steps=8"]);
     let longer = result(&sandbox.path("longer"), 8);
     let error = fails(confined(&sandbox, &["resume", "run", "--set", "train.steps=8"], 30, false));

@@ -1,6 +1,6 @@
 //! Tests that are files: a folder of `*.ir`, each a test of its name.
 //!
-//! A file has an input and, behind `; expect:`, the expected output as comments. `BLESS=1` writes
+//! A file has an input and, after `; expect:`, the expected output as comments. `BLESS=1` writes
 //! the output found in place of that expected.
 
 use libtest_mimic::{Arguments, Failed, Trial};

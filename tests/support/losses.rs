@@ -10,7 +10,7 @@ use dreamc_runtime::model::{Model, ModelError, Scale};
 use dreamc_runtime::train::schedule;
 use dreamc_runtime::verify::{Compiler, Subject, shrink};
 
-/// Trains an example, made small as `dreamc verify` makes it, for so many steps on two devices,
+/// Trains an example, made small as `dreamc verify` makes it, for `steps` steps on two devices,
 /// each in its precision. Weights and tokens are drawn so that no decision is close at first; four
 /// batches take turns, and a depth that is drawn by step is. Gives the largest difference of two
 /// losses, relative to the first.

@@ -4,7 +4,7 @@ use dreamc_dsl::spec::*;
 use dreamc_dsl::{Spec, Spelling, check, parse, show};
 
 /// Leaves out whatever can be left out, one thing after another, as long as `fails` says that it
-/// still does; asked so often at the most.
+/// still does; asked at most `tries` times.
 pub fn minimise(spec: &Spec, mut tries: usize, fails: &dyn Fn(&Spec) -> bool) -> Spec {
     let mut best = spec.clone();
     loop {

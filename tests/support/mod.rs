@@ -49,7 +49,7 @@ pub const CASES: [&str; 17] = [
     "mod_threshold",
 ];
 
-/// The golden cases of the wiring of depth, most of which stand for a file of `examples/zoo`.
+/// The golden cases of the wiring of depth; most stand for a file of `examples/zoo`.
 pub const WIRINGS: [&str; 35] = [
     "factors",
     "latent",
@@ -197,7 +197,7 @@ pub fn read(path: &str) -> IndexMap<String, Tensor> {
 }
 
 impl Golden {
-    /// The bound of each gradient of a device in f32: 1e-5, or so many times what rounding every
+    /// The bound of each gradient of a device in f32: 1e-5, or `times` times what rounding every
     /// value of the interpreter changes, the least that f32 does. That is more where a model
     /// magnifies what goes in (`nested` is nine applications deep at hidden size 8; of `mod_depth`
     /// the gradient of a norm of keys along depth is small), and of lanes and sources, which have

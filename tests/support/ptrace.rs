@@ -2,7 +2,7 @@
 //!
 //! The program runs under `ptrace`: it stops at each system call, those that change files are
 //! counted, and at the one asked for it is killed, as `kill -9` does. So each state that a killed
-//! process can leave behind can be made, and made again.
+//! process can leave can be made, and made again.
 
 #![cfg(target_os = "linux")]
 
@@ -39,7 +39,7 @@ pub fn trace(mut command: Command, last: usize) -> io::Result<End> {
     loop {
         let mut status = 0;
         // SAFETY: `status` lives through the call. Only this thread's children are waited for, so
-        // tests beside it are left alone.
+        // tests running at the same time are left alone.
         let id = unsafe { libc::waitpid(-1, &mut status, libc::__WALL | libc::__WNOTHREAD) };
         if id == -1 {
             return Err(io::Error::last_os_error());

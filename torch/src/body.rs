@@ -18,7 +18,7 @@ pub struct Body<'a> {
     pub f: &'a Function,
     pub marks: &'a Marks,
     pub varies: Varies<'a>,
-    /// The value that zeros are made beside, and its dimensions.
+    /// The value whose device and type new zeros get, and its dimensions.
     pub like: (&'a str, &'a [Dim]),
     /// Shares of tokens that `skip`s take.
     pub capacities: &'a [f64],
@@ -92,7 +92,7 @@ impl<'a> Body<'a> {
         At { op: &n.op, f: self.f, inputs: &n.inputs, first: n.first, read }
     }
 
-    /// The items of nodes, of which `read` are read by others or returned.
+    /// The items of nodes; others read or return those of `read`.
     pub fn items(&self, nodes: impl Iterator<Item = usize>, read: &HashSet<Value>) -> Vec<Item<What>> {
         let item = |n: usize| {
             let node = &self.f.nodes[n];
@@ -140,7 +140,7 @@ impl<'a> Body<'a> {
             let share = self.share(own, self.module.size(of));
             return format!("share({:?}, {})", share.unwrap_or(1.0), self.size_of(of));
         }
-        // So many slots for each token.
+        // A number of slots for each token.
         let all: Vec<(usize, u64)> =
             self.like.1.iter().enumerate().take(2).map(|(k, d)| (k, self.module.size(*d))).collect();
         let each = own / all.iter().map(|(_, n)| n).product::<u64>().max(1);
@@ -149,7 +149,7 @@ impl<'a> Body<'a> {
         factors.join(" * ")
     }
 
-    /// A number, which may be so much for each token of the batch, or one over that.
+    /// A number, which may be in proportion to the tokens of the batch, or to one over them.
     pub fn number(&self, at: &At, own: f64) -> Result<Expr, TorchError> {
         let Some((module, f)) = self.other else { return Ok(Expr::number(own)) };
         let same = f.types.len() == self.f.types.len();
@@ -178,7 +178,7 @@ impl<'a> Body<'a> {
         Err(TorchError::Unsupported("a number that depends on the size of the batch"))
     }
 
-    /// The share of so many tokens that is this many.
+    /// The share that makes `k` of `n` tokens.
     fn share(&self, k: u64, n: u64) -> Option<f64> {
         let takes = |c: &&f64| ((**c * n as f64 + 1e-9).floor() as u64).clamp(1, n.max(1)) == k;
         self.capacities.iter().find(takes).copied()

@@ -143,7 +143,7 @@ fn beginning(init: Init, sizes: &[String]) -> Expr {
     }
 }
 
-/// Rows of which each has a 1 at its place.
+/// Rows, each with a 1 at its place.
 fn picked(shape: Expr, columns: u64, place: u64, step: u64) -> Expr {
     let numbers = [columns, place, step].map(|n| crate::shape::integer(n as i64));
     Expr::call("picked", [shape].into_iter().chain(numbers).collect())

@@ -4,7 +4,7 @@ use crate::TorchError;
 use crate::tree::Expr;
 use dreamc_compiler::op::attention::formula::{Binary, Formula, Place, Program, Step, Unary};
 
-/// The value of a formula, whose operands are those of the attention behind its mask.
+/// The value of a formula, whose operands are those of the attention after its mask.
 pub fn expression(formula: &Formula, program: &Program, reads: &[Expr]) -> Result<Expr, TorchError> {
     let mut made: Vec<Expr> = vec![];
     for step in formula.steps() {

@@ -1,5 +1,4 @@
-//! Functions that modules call, in Python: `python/helpers.py`, of which a module has those that it
-//! needs.
+//! Functions that modules call, in Python: `python/helpers.py`; a module has those that it needs.
 
 const SOURCE: &str = include_str!("../python/helpers.py");
 

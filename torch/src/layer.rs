@@ -63,7 +63,7 @@ pub struct Class {
     pub name: String,
     /// Its documentation.
     pub doc: String,
-    /// The statements of `__init__` behind the first.
+    /// The statements of `__init__` after the first.
     pub init: Vec<Stmt>,
     /// Its methods: name, arguments, statements.
     pub methods: Vec<(String, Vec<String>, Vec<Stmt>)>,
@@ -127,7 +127,7 @@ pub struct Argument {
 
 /// The method of a body, for the model that calls it.
 pub struct Calls {
-    /// Of which parameters, in order.
+    /// Its parameters, in order.
     pub args: Vec<(String, Port)>,
     /// Numbers of passes or turns that weights are found by.
     pub numbers: Vec<(String, Binding)>,
@@ -451,7 +451,7 @@ impl<'a> Writing<'a> {
         for (name, _) in numbers {
             names.take(name);
         }
-        // Zeros are made beside an argument, whose name stays its own.
+        // Zeros get the device and type of an argument, whose name stays its own.
         let kept = whole.iter().filter_map(|a| a.value);
         let all: Vec<Value> = results.iter().copied().chain(like.value).chain(kept).collect();
         let (stmts, mut values) = statements(items, &params, names, &all, &mut Method { body: &body })?;

@@ -68,7 +68,7 @@ pub fn identifier(text: &str) -> String {
 }
 
 impl Names {
-    /// The same, none of which may be given again.
+    /// The same; none may be given again.
     pub fn held(&self) -> Names {
         Names { taken: self.taken.keys().map(|name| (name.clone(), None)).collect() }
     }

@@ -6,7 +6,7 @@ use dreamc_compiler::ir::{Dim, Module};
 /// Whether a size follows that of the batch: `batch`, `seq`, or a number of tokens or slots.
 pub type Varies<'a> = &'a dyn Fn(Dim) -> bool;
 
-/// `x` of dimensions `from`, to stand beside a value of dimensions `to` by Python's broadcasting.
+/// `x` of dimensions `from`, to broadcast against a value of dimensions `to`.
 pub fn aligned(x: Expr, from: &[Dim], to: &[Dim]) -> Expr {
     let mut order: Vec<usize> = (0..from.len()).collect();
     order.sort_by_key(|&k| to.iter().position(|d| *d == from[k]));
@@ -130,7 +130,7 @@ pub fn reshaped(x: Expr, from: &[Dim], to: &[Dim], module: &Module, varies: Vari
     }
 }
 
-/// Zeros of a shape beside `like`; `size` gives the text of a size.
+/// Zeros of a shape, with the device and type of `like`; `size` gives the text of a size.
 pub fn zeros(like: &str, dims: &[Dim], size: &dyn Fn(Dim) -> String) -> Expr {
     let sizes: Vec<String> = dims.iter().map(|d| size(*d)).collect();
     let shape = if sizes.len() == 1 { format!("({},)", sizes[0]) } else { format!("({})", sizes.join(", ")) };

@@ -25,7 +25,7 @@ fn load(path: &str) -> Spec {
     dreamc_dsl::load(root(path), &[]).unwrap_or_else(|e| panic!("{path}: {e}")).0
 }
 
-/// Differences between modules of a folder and the tensors beside them.
+/// Differences between modules of a folder and the tensors next to them.
 fn compared(python: &Path, folder: &Path, names: &[String]) -> String {
     let mut command = Command::new(python);
     command.arg(root("tests/hf/modules.py")).arg(folder).args(names).env("OMP_NUM_THREADS", "1");

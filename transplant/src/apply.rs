@@ -88,7 +88,7 @@ pub(crate) fn mean(from: &[Source], read: &dyn Read) -> Result<Shaped, Transplan
     Ok((shape, sums.into_iter().map(|x| x as f32).collect()))
 }
 
-/// Numbers behind one step towards a shape.
+/// Numbers after one step towards a shape.
 fn stepped(step: &Step, (from, numbers): Shaped, to: &[u64], fresh: &dyn Fn() -> Vec<f32>) -> Shaped {
     let wide = from.last().copied().unwrap_or(1) as usize;
     match step {
@@ -185,8 +185,8 @@ fn regrouped(heads: Heads, numbers: &[f32], wide: usize) -> Vec<f32> {
     out
 }
 
-/// `B = U Σ` or `A = Vᵀ` of the largest singular values of what each matrix differs from the mean
-/// by, one behind another. The mean is of the numbers that the matrix itself is rounded to.
+/// `B = U Σ` or `A = Vᵀ` of the largest singular values of each matrix's difference from the mean,
+/// one after another. The mean is of the numbers that the matrix itself is rounded to.
 fn factors(
     from: &[Source],
     base: &[Source],

@@ -83,7 +83,7 @@ fn experts(to: &Weight, from: &[u64]) -> Option<Vec<Step>> {
     }
 }
 
-/// So many neighbouring matrices as one.
+/// A number of neighbouring matrices as one.
 fn merged(to: &[u64], from: &[u64]) -> Option<Vec<Step>> {
     match (to, from) {
         ([small, to @ ..], [large, from @ ..]) if to == from && large.is_multiple_of(*small) => {

@@ -35,11 +35,11 @@ pub struct Latent {
 pub enum Matrix {
     /// Queries, of the stream.
     Query,
-    /// The short vector of queries, of so many numbers.
+    /// The short vector of queries, of this length.
     QueryDown(u64),
     /// Queries, of that vector.
     QueryUp(u64),
-    /// The short vector of keys and values, of so many numbers, and the keys that turn.
+    /// The short vector of keys and values, of this length, and the keys that turn.
     Down(u64),
     /// Keys that do not turn and values, of that vector.
     Up(u64),
@@ -60,7 +60,7 @@ impl Latent {
         }
     }
 
-    /// Whether its factors lose nothing of a matrix of so many columns.
+    /// Whether its factors lose nothing of a matrix of `wide` columns.
     pub fn full(&self, wide: u64) -> bool {
         let turned = self.turned.first().map_or(0, Vec::len) as u64;
         match self.matrix {
@@ -187,13 +187,13 @@ fn of_rows<'a>(row: &dyn Fn(u64) -> &'a [f32], rows: &[u64]) -> Vec<f64> {
     rows.iter().flat_map(|i| row(*i).iter().map(|x| f64::from(*x))).collect()
 }
 
-/// The first rows of `Vᵀ`, and zeros behind them.
+/// The first rows of `Vᵀ`, and zeros after them.
 fn right(d: &Decomposition, rank: u64, wide: usize) -> Vec<f32> {
     let row = |k: usize| d.right.get(k).cloned().unwrap_or_else(|| vec![0.0; wide]);
     (0..rank as usize).flat_map(|k| row(k).into_iter().map(|x| x as f32)).collect()
 }
 
-/// A row of `U Σ`, and zeros behind it.
+/// A row of `U Σ`, and zeros after it.
 fn left(d: &Decomposition, row: u64, rank: u64) -> Vec<f32> {
     let at = |k: usize| d.values.get(k).map_or(0.0, |s| s * d.left[k][row as usize]);
     (0..rank as usize).map(|k| at(k) as f32).collect()

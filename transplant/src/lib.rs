@@ -80,18 +80,18 @@ pub enum Step {
     Zero,
     /// The first of every dimension.
     Slice,
-    /// They stand first; behind them are those of the recipe, or zeros.
+    /// They stand first; after them are those of the recipe, or zeros.
     Pad {
-        /// Whether zeros are behind them.
+        /// Whether zeros are after them.
         zero: bool,
     },
     /// Means of neighbouring key and value heads.
     Group(Heads),
     /// Every key and value head several times.
     Repeat(Heads),
-    /// Means of so many neighbouring matrices.
+    /// Means of this number of neighbouring matrices.
     Merge(u64),
-    /// The whole so many times.
+    /// The whole this number of times.
     Tile(u64),
     /// Each source is one of the stacked matrices, in order.
     Stack,

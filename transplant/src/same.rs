@@ -157,7 +157,7 @@ fn full_rank(m: &Move, old: &Side) -> bool {
     matches!(shape, Some([.., high, wide]) if rank >= high.min(wide))
 }
 
-/// Whether settings let one component compute another's function, and the tensors of which it then
+/// Whether settings let one component compute another's function, and the tensors on which it then
 /// does not depend.
 fn becomes(own: &Component, theirs: &Component) -> Result<Vec<Part>, String> {
     match (own, theirs) {

@@ -29,7 +29,7 @@ pub struct Side {
 /// Something done to the stream.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Done {
-    /// A layer: its set, its composition, whether the stream is normalised behind it, the passes
+    /// A layer: its set, its composition, whether the stream is normalised after it, the passes
     /// around it.
     Layer { set: usize, expr: Expr, norm: bool },
     /// Anything else.
@@ -60,7 +60,7 @@ pub struct Weight {
     pub part: Part,
     /// Where it stands.
     pub place: Place,
-    /// Its name behind that of its component, or of its layer.
+    /// Its name after the name of its component or layer.
     pub tail: String,
 }
 

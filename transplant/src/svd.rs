@@ -21,7 +21,7 @@ pub struct Decomposition {
     pub right: Vec<Vec<f64>>,
 }
 
-/// Decomposes a matrix of so many columns.
+/// Decomposes a matrix of `columns` columns.
 pub fn decompose(w: &[f64], columns: usize) -> Decomposition {
     let columns = columns.max(1);
     let rows = w.len() / columns;

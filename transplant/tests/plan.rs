@@ -70,7 +70,7 @@ impl Read for Counting {
     }
 }
 
-/// The numbers of a tensor of a transplant, beside the donor's.
+/// The numbers of a tensor of a transplant, and the donor.
 fn made(new: &Spec, old: &Spec, name: &str) -> (Vec<f32>, Counting) {
     let (side, plan) = (Side::new(new).unwrap(), planned(new, old).unwrap());
     let donor = Counting::of(&Side::new(old).unwrap());
@@ -99,7 +99,7 @@ fn experts_come_of_a_network_by_their_role() {
     assert_eq!(*whole(&plan), Same::Same);
     let (numbers, donor) = made(&new, &old, "layers.0.ea.down.weight");
     assert_eq!(numbers, donor.numbers("layers.0.mlp.down.weight").repeat(3));
-    // Gates that do not sum to one, and experts beside them, are another function.
+    // Gates that do not sum to one, and experts next to them, are another function.
     for (keys, reason) in [
         ("shared 1", "shared experts add something"),
         ("noop 1", "some experts return nothing"),

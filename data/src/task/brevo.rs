@@ -2,10 +2,10 @@
 //! Brevo1): a graph of `steps` nodes without cycles, named by `size` symbols, as pairs of a node
 //! and one that depends on it, in any order; then a node, and all that it depends on in an order in
 //! which it can be made. Graphs are the authors': up to a quarter of the nodes and one depend on
-//! nothing, every other on one to four before it, of which each has at most four dependents, and
-//! the last one is asked. `ab cb bd ?d=acbd`. The paper takes any right order, and trains on one
-//! that chance chooses; here the order is the one whose next symbol is always the first there can
-//! be, so that one answer is right. Texts of the paper have fewer nodes with more probability.
+//! nothing, every other on one to four before it, each with at most four dependents, and the last
+//! one is asked. `ab cb bd ?d=acbd`. The paper takes any right order, and trains on one that chance
+//! chooses; here the order is the one whose next symbol is always the first there can be, so that
+//! one answer is right. Texts of the paper have fewer nodes with more probability.
 
 use super::symbols::symbol;
 use super::{Drawn, chosen};

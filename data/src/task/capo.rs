@@ -3,8 +3,8 @@
 //! no prompt, so that they are learned in weights or not at all. Facts are drawn evenly from as
 //! many values as the paper's: a birthday of 12 months, 28 days and 200 years, 200 cities of birth,
 //! 300 universities, 100 majors, 263 employers, each in one of 200 cities. A text asks all facts of
-//! `steps` persons in any order: `aK:cZq uB7 …`. Sentences of the paper are letters here, of which
-//! the model learns nothing. Held out are texts, not persons.
+//! `steps` persons in any order: `aK:cZq uB7 …`. Sentences of the paper are letters here, which
+//! teach the model nothing. Held out are texts, not persons.
 
 use super::symbols::symbol;
 use super::{Drawn, Text, chosen};

@@ -1,10 +1,10 @@
 //! Depo of "Physics of language models 4.1" (arXiv 2512.17351, task 1, in the manner of its Depo2):
-//! a cycle of nodes as pairs of a node and the next, in any order, then questions: the node so many
-//! places further. Names have five to seven letters of three, the last one upper-case. Of `n`
-//! nodes, `size` at most, the authors' generator draws `n` with weight `1 / (n + √size)` from 3 on,
-//! and so does this one; `length` nodes are asked, or all where there are fewer. `abcabCbbacA…`,
-//! then ` 2abcabC=bbacA`. In the paper every question has a number of hops of its own, and tests
-//! have `size` nodes; here the hops of a text are its difficulty.
+//! a cycle of nodes as pairs of a node and the next, in any order, then questions: the node a
+//! number of places further. Names have five to seven letters of three, the last one upper-case. Of
+//! `n` nodes, `size` at most, the authors' generator draws `n` with weight `1 / (n + √size)` from 3
+//! on, and so does this one; `length` nodes are asked, or all where there are fewer.
+//! `abcabCbbacA…`, then ` 2abcabC=bbacA`. In the paper every question has a number of hops of its
+//! own, and tests have `size` nodes; here the hops of a text are its difficulty.
 
 use super::{Drawn, Text, chosen};
 use crate::rng::Stream;
@@ -32,7 +32,7 @@ fn nodes(most: u64, random: &mut Stream) -> u64 {
     found.unwrap_or(most)
 }
 
-/// So many different names.
+/// `count` different names.
 fn names(count: u64, random: &mut Stream) -> Vec<String> {
     let (mut seen, mut all) = (HashSet::new(), vec![]);
     while (all.len() as u64) < count {
@@ -74,7 +74,7 @@ mod tests {
         Task { size, length: Some(4), ..Task::new(TaskKind::Depo, 1, 16) }
     }
 
-    /// The names of a text, each of which ends with an upper-case letter.
+    /// The names of a text; each ends with an upper-case letter.
     fn read(text: &str) -> Vec<&str> {
         text.split_inclusive(|c: char| c.is_ascii_uppercase()).collect()
     }

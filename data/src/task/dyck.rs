@@ -1,5 +1,5 @@
 //! Dyck words of `size` kinds of bracket, at most `length` deep (arXiv 2010.07515): `steps`
-//! brackets, of which at least one is open, and the answer closes them: `([()=` gives `])`. Each
+//! brackets, at least one of them open, and the answer closes them: `([()=` gives `])`. Each
 //! bracket is an opening one of any kind with probability one half, surely where nothing is open,
 //! never at the greatest depth; the last one opens, or is left out, where nothing would be left
 //! open otherwise.

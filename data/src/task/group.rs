@@ -23,7 +23,7 @@ pub fn check(_: &Task) -> Result<(), String> {
     Ok(())
 }
 
-/// The elements of a group on so many letters, in lexicographic order.
+/// The elements of a group on `letters` letters, in lexicographic order.
 fn elements(group: Group, letters: u64) -> Vec<Vec<usize>> {
     let mut all: Vec<Vec<usize>> = vec![vec![]];
     for _ in 0..letters {

@@ -13,7 +13,7 @@ pub fn check(_: &Task) -> Result<(), String> {
     Ok(())
 }
 
-/// The place where so many hops from the last letter end.
+/// The place where `hops` hops from the last letter end.
 fn end(letters: &[u64], hops: u64) -> Option<usize> {
     let mut at = letters.len().checked_sub(1)?;
     for _ in 0..hops {

@@ -30,7 +30,7 @@ pub fn check(_: &Task) -> Result<(), String> {
     Ok(())
 }
 
-/// The level of the root of a text with so many levels of rules.
+/// The level of the root of a text with `steps` levels of rules.
 fn top(steps: u64) -> usize {
     LEVELS - (steps as usize).clamp(1, LEVELS)
 }

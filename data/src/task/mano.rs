@@ -19,7 +19,7 @@ enum Open {
     Apply(char),
 }
 
-/// An expression of so many operators, and its value.
+/// An expression of `operators` operators, and its value.
 fn expression(operators: u64, modulus: u64, random: &mut Stream) -> (String, u64) {
     let (mut text, mut values) = (String::new(), vec![]);
     let mut open = vec![Open::Tree(operators)];

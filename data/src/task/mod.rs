@@ -59,7 +59,7 @@ impl Text {
     }
 }
 
-/// So many different numbers below `n`, in any order.
+/// `count` different numbers below `n`, in any order.
 fn chosen(count: u64, n: u64, random: &mut Stream) -> Vec<u64> {
     let (mut seen, mut all) = (HashSet::new(), vec![]);
     // Floyd's: each number below `n` with the same probability, without a list of all.
@@ -84,7 +84,7 @@ macro_rules! tasks {
             }
         }
 
-        /// Draws a text of so many steps.
+        /// Draws a text of `steps` steps.
         fn draw(task: &Task, steps: u64, random: &mut Stream) -> Drawn {
             match task.kind {
                 $(TaskKind::$kind => $draw(task, steps, random),)*
@@ -197,7 +197,7 @@ pub enum Split {
     Test,
 }
 
-/// One problem in so many is held out.
+/// One problem in this number is held out.
 pub const HELD_OUT: u64 = 8;
 
 /// Problems drawn before a task is declared too small to have both splits.
@@ -264,7 +264,7 @@ impl Problems {
         })
     }
 
-    /// Problem number `index` of so many steps; `None` where the few problems there are all fell
+    /// Problem number `index` of `steps` steps; `None` where the few problems there are all fell
     /// into the other split.
     pub fn of_steps(&self, steps: u64, index: u64) -> Option<Problem> {
         // Odd streams belong to fixed difficulties; `at` uses the even ones.
@@ -310,7 +310,7 @@ mod tests {
         Task { size, ..Task::new(kind, min_steps, max_steps) }
     }
 
-    /// So many texts of a task, of both splits.
+    /// `count` texts of a task, of both splits.
     pub(super) fn draws(task: &Task, steps: u64, count: u64) -> Vec<Drawn> {
         check(task).unwrap();
         let philox = Philox::new(7, "draws");

@@ -67,7 +67,7 @@ pub fn problem(kind: Kind, task: &Task, pairs: u64, random: &mut Stream) -> Draw
     text.drawn()
 }
 
-/// So many keys of one to three symbols, none of which begins another.
+/// `half` keys of one to three symbols; none begins another.
 fn motifs(half: u64, random: &mut Stream) -> Vec<String> {
     let mut all: Vec<String> = vec![];
     // Keys of the longest are as many as the cube of the symbols: there are always more.
@@ -80,7 +80,7 @@ fn motifs(half: u64, random: &mut Stream) -> Vec<String> {
         if all.iter().all(|other| !one.starts_with(other.as_str()) && !other.starts_with(&one)) {
             all.push(one);
         } else if tries > 64 * (half + 16) {
-            // So many short ones that nothing is left: keys of one symbol each always are enough.
+            // Short keys left no beginning free: keys of one symbol each are always enough.
             all = (0..half).map(|k| lower(k, half)).collect();
         }
     }

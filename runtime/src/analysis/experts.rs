@@ -36,8 +36,8 @@ pub struct ExpertUse {
     pub gini: f64,
     /// Entropy of the choices of all depths together, as a share of the most there can be.
     pub balance: f64,
-    /// For each number of depths, from 1, how many experts have [`MOST`] of their choices in so
-    /// many.
+    /// For each number of depths, from 1: how many experts have [`MOST`] of their choices in that
+    /// number of depths.
     pub by_depths: Vec<usize>,
     /// Share of living experts that have [`MOST`] of their choices in one or two depths of the
     /// second half.

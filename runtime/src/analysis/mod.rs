@@ -2,7 +2,7 @@
 //! depth (the paper's section 4.2).
 //!
 //! *In*: a model compiled with [`Options::observe`](dreamc_compiler::Options), and data. *Out*:
-//! [`Observations`], of which [`experts`] makes the paper's figures. [`skips`] observes decisions
+//! [`Observations`]; [`experts`] makes the paper's figures from them. [`skips`] observes decisions
 //! to skip, [`routing`] analyses them. [`tokens`] observes a text, token by token. *Promise*:
 //! routing indices are those the model used, read from the device and never computed again; only
 //! tokens of documents with targets count, padding does not.
@@ -90,7 +90,7 @@ struct Watched {
     scores: Vec<Vec<f64>>,
 }
 
-/// Runs a model over so many rows and notes what its routers and depth attentions do.
+/// Runs a model over `sequences` rows and notes what its routers and depth attentions do.
 pub fn observe(
     model: &mut Model,
     spec: &Spec,

@@ -18,7 +18,7 @@ use std::ops::RangeInclusive;
 /// Fewest tokens of a class that is reported.
 pub const FEWEST: usize = 30;
 
-/// One token in so many is held out from the probe.
+/// The probe holds out one token in this number.
 const HELD_OUT: u64 = 5;
 
 /// A routed part of a layer.

@@ -113,7 +113,7 @@ fn text(expr: &Expr) -> String {
     }
 }
 
-/// Runs a model over so many rows and notes what its tokens skip.
+/// Runs a model over `sequences` rows and notes what its tokens skip.
 pub fn decisions(
     model: &mut Model,
     spec: &spec::Model,

@@ -1,10 +1,10 @@
-//! The stream along depth: how long it is behind every layer, how much each layer turns it (block
+//! The stream along depth: its norm after every layer, how much each layer turns it (block
 //! influence, ShortGPT, 2403.03853), how alike what layers add is, and how far each pass of a loop
 //! moves it.
 //!
 //! *In*: a model that has evaluated a batch. *Out*: sums that [`Watched::found`] makes means of.
-//! *Promise*: streams are those of the evaluation, read from the device. Passes through which no
-//! gradient flows have their streams in one place, of which the last is left: they are not listed.
+//! *Promise*: streams are those of the evaluation, read from the device. Passes without a gradient
+//! share one place for their streams, which keeps only the last: they are not listed.
 
 use crate::model::{Model, ModelError};
 use dreamc_compiler::CompileError;
@@ -20,9 +20,9 @@ const ALIKE: usize = 256;
 /// The stream along depth.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Streams {
-    /// Mean Euclidean norm of a token's stream: of the embedding, and behind each layer.
+    /// Mean Euclidean norm of a token's stream: of the embedding, and after each layer.
     pub norms: Vec<Norm>,
-    /// Of each layer, by depth, the mean of `1 - cos` of the stream before and behind it.
+    /// Of each layer, by depth, the mean of `1 - cos` of the stream before and after it.
     pub influence: Vec<f64>,
     /// Of each two layers, by depth, the mean cosine of what they add to the stream, over some
     /// tokens of each batch.
@@ -51,7 +51,7 @@ pub struct Movement {
     pub movement: f64,
 }
 
-/// A pass: the places before and behind it.
+/// A pass: the places before and after it.
 struct Pass {
     number: u64,
     depth: u64,
@@ -148,7 +148,7 @@ impl Watched {
         Ok(())
     }
 
-    /// Means over so many tokens.
+    /// Means over `tokens` tokens.
     pub(super) fn found(self, tokens: u64) -> Streams {
         let tokens = tokens.max(1) as f64;
         let norms = self.places.iter().zip(&self.norms);

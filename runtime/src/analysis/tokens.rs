@@ -1,6 +1,6 @@
 //! A text as a model reads it: of every token the likeliest next ones, the experts that it chose,
-//! the wrapped parts that processed it, the depths its attention looked at, and the passes it left
-//! behind.
+//! the wrapped parts that processed it, the depths its attention looked at, and the share of it
+//! that left a loop after each pass.
 //!
 //! *In*: a model compiled with [`Options::observe`](dreamc_compiler::Options) and its logits, for
 //! one row as long as the text. *Out*: a [`Reading`]. *Promise*: choices are those the model made,
@@ -47,7 +47,7 @@ pub struct Token {
     /// Where its depth attentions looked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub looks: Vec<Looked>,
-    /// The shares of it that leave a loop behind each pass, the last pass included.
+    /// Its shares that leave a loop after each pass, the last pass included.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exits: Vec<f64>,
 }

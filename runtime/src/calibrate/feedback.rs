@@ -24,7 +24,7 @@ const ROWS: usize = 16;
 /// The share of the mean of second moments that their diagonal grows by.
 const DAMPING: f64 = 0.01;
 
-/// Windows of rows of so many numbers.
+/// Windows of rows of `wide` numbers.
 fn windows(wide: usize) -> impl Iterator<Item = Range<usize>> {
     (0..wide).step_by(WINDOW).map(move |first| first..wide.min(first + WINDOW))
 }
@@ -38,7 +38,7 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// None yet, of matrices with rows of so many numbers.
+    /// Empty, for matrices with rows of `wide` numbers.
     pub fn new(matrices: usize, wide: usize) -> Self {
         let own = || windows(wide).map(|w| vec![0.0; w.len() * w.len()]).collect();
         Moments { wide, sums: (0..matrices).map(|_| own()).collect() }

@@ -195,8 +195,8 @@ fn error(own: &[f32], unpacked: &[f32], weights: &[f32]) -> f64 {
     each.map(|((x, q), w)| (f64::from(*w) + floor) * (f64::from(*x) - f64::from(*q)).powi(2)).sum()
 }
 
-/// A block of nvfp4 behind the scale of its tensor: each of its scales, of codes near the one that
-/// its largest number asks for, is that of the least error.
+/// A block of nvfp4 for a given scale of its tensor. Each scale of the block is the one with the
+/// least error among codes near that which the largest number asks for.
 fn fit_nvfp4((own, of_tensor): (&[f32], f32), weights: &[f32]) -> Result<Vec<u8>, Unpackable> {
     let format = Packed::Nvfp4(NV.0 as u32);
     let mut best = vec![];

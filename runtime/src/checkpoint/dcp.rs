@@ -30,7 +30,7 @@ pub struct Entry {
     pub dtype: Dtype,
 }
 
-/// Writes so many elements of an entry from a first one on: `(entry, first, elements, out)`.
+/// Writes a number of elements of an entry from a first one on: `(entry, first, elements, out)`.
 pub type Read<'a> = &'a dyn Fn(usize, u64, u64, &mut dyn Write) -> io::Result<()>;
 
 /// Rows of an entry in a file.
@@ -110,7 +110,7 @@ fn pieces(entries: &[Entry], files: usize, most: u64) -> io::Result<Vec<Piece>> 
     Ok(all)
 }
 
-/// Writes a checkpoint of `entries` in so many files as the folder `to`, where nothing is.
+/// Writes a checkpoint of `entries` in `files` files as the folder `to`, which does not exist yet.
 pub fn write(to: &Path, entries: &[Entry], files: usize, read: Read) -> Result<(), CheckpointError> {
     let about = |error| CheckpointError::Io { path: to.to_path_buf(), error };
     let files = files.max(1);

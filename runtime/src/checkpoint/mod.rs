@@ -249,7 +249,7 @@ pub struct Checkpoints {
 /// Which checkpoints stay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Keep {
-    /// So many of the newest; at least one.
+    /// The number of the newest to keep; at least one.
     pub newest: u64,
     /// Those at multiples of this step; 0 for none.
     pub every: u64,

@@ -59,12 +59,12 @@ impl Stored<'_> {
         Ok(bytes)
     }
 
-    /// Writes so many elements of it from `first` on, without having them in memory as a whole.
+    /// Writes `elements` elements of it from `first` on, without all of them in memory at once.
     pub fn copy_elements(&self, first: u64, elements: u64, out: &mut dyn Write) -> io::Result<()> {
         self.pieces(first, elements, |part| out.write_all(part))
     }
 
-    /// Writes so many bytes of the file, of it from byte `first` on.
+    /// Writes `bytes` bytes of the file, from its byte `first` on.
     pub fn copy_bytes(&self, first: u64, bytes: u64, out: &mut dyn Write) -> io::Result<()> {
         let size = self.end - self.start;
         let whole = Stored { shape: &[], dtype: Dtype::U8, packed: None, ..*self };
@@ -307,7 +307,7 @@ impl Tensors {
             })
             .collect();
         index.sort_by_key(|f| (f.start, f.end));
-        // Tensors stand one behind another and fill the file, each of the size that its shape says.
+        // Tensors stand one after another and fill the file, each of the size that its shape says.
         let mut at = data;
         for f in &index {
             let elements = f.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
@@ -346,7 +346,7 @@ impl Tensors {
         &self.path
     }
 
-    /// A text kept beside the tensors.
+    /// A text stored with the tensors.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.metadata.iter().find(|(k, _)| k == key).map(|(_, v)| v.as_str())
     }

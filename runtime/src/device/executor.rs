@@ -544,8 +544,8 @@ impl<'p> Collective<'p> {
     }
 }
 
-/// Brings parts together, so many numbers of each at once: this rank's is read at `from`, and all
-/// are written from `to` on.
+/// Brings parts together, `each` numbers of each part at once: this rank's is read at `from`, and
+/// all are written from `to` on.
 fn gather<B: Backend>(
     backend: &mut B,
     group: &Group,
@@ -758,8 +758,8 @@ impl<B: Backend> Run<'_, B> {
         Ok(())
     }
 
-    /// Runs what is recorded; gives the error of a piece that the backend refused, none of which
-    /// runs.
+    /// Runs what is recorded; gives the error of a piece that the backend refused; nothing of that
+    /// piece runs.
     fn replay(&mut self, pieces: &[Piece<B::Recording>]) -> Result<Option<DeviceError>, DeviceError> {
         let mut done = 0;
         for piece in pieces {

@@ -13,7 +13,7 @@
 //! session.read_at(plan.find("loss").unwrap(), 0, 0, &mut loss)?;     // [f32]
 //! ```
 //!
-//! One executor walks the launch lists of all devices, each of which is a backend under it:
+//! One executor walks the launch lists of all devices; each device is a backend under it:
 //! `backend/{cpu,cuda,ptx}`. Look next at [`check`] (what every kernel's operands must be) and
 //! [`cpu`] (the embedded device).
 
@@ -55,7 +55,7 @@ pub enum DeviceError {
         /// Why.
         reason: String,
     },
-    /// There is not so much memory.
+    /// There is too little memory.
     #[error("cannot allocate {bytes} bytes for the {what}")]
     OutOfMemory {
         /// How much was asked for.
@@ -233,7 +233,7 @@ pub trait Device: Send + Sync {
     /// Its name, for people: `cpu (8 threads, avx512)`.
     fn name(&self) -> String;
 
-    /// Bytes that a session of this plan allocates beside the plan's arena.
+    /// Bytes that a session of this plan allocates outside the plan's arena.
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError>;
 
     /// The values to store in bf16 where a recipe asks for `asked`. A device without bf16 computes
@@ -300,7 +300,7 @@ pub trait Session: Send {
     /// The plan.
     fn plan(&self) -> &Plan;
 
-    /// Bytes allocated beside the plan's arena.
+    /// Bytes allocated outside the plan's arena.
     fn scratch_bytes(&self) -> u64;
 
     /// As [`Device::copies`].
@@ -368,7 +368,7 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// Measurements of a run beside its duration.
+/// Measurements of a run apart from its duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Instrument {
     /// Multiply-adds of products, dynamic extents included. A device that replays recorded launches

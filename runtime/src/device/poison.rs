@@ -83,7 +83,7 @@ impl Piece {
         Piece { buffer, instance, first: 0, rows: 1, length, stride: length }
     }
 
-    /// The same elements as so many rows, where they are one piece.
+    /// The same elements as `rows` rows, where they are one piece.
     fn as_rows(&self, rows: u64) -> Option<Piece> {
         let even = rows > 0 && self.length.is_multiple_of(rows);
         match self.rows {

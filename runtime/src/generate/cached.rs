@@ -22,10 +22,10 @@ use std::sync::Arc;
 
 /// Tokens of a prompt that are read at once where nobody knows how long prompts are.
 const CHUNK: u64 = 64;
-/// Tokens of all rows that are read at once at most, where there are fewer in chunks of [`CHUNK`]:
-/// products of so many rows are about as fast as they get, since weights are packed once for all.
+/// Most tokens of all rows that are read at once, where chunks of [`CHUNK`] have fewer: matmuls of
+/// this number of rows are about as fast as they get, since weights are packed once for all.
 const AT_ONCE: u64 = 512;
-/// Chunks are of a multiple of so many tokens.
+/// Chunks are multiples of this number of tokens.
 const UNIT: u64 = 16;
 
 /// Snapshots of states per text that a row keeps, at most.
@@ -50,7 +50,7 @@ pub struct Writing {
     pub exit: Option<f64>,
     /// Which rewriting rules are used.
     pub rewrite: Rewriting,
-    /// Room in the caches of wrapped parts: so many times what their capacity says, and a chunk
+    /// Room in the caches of wrapped parts: this many times what their capacity says, and a chunk
     /// more. Infinite: for whole texts.
     pub slack: f64,
     /// Tensors in bf16: those of the recipe's precision that the device has, [`Device::narrow`].
@@ -172,9 +172,9 @@ impl Kept {
 struct Span {
     /// For each cache of positions and each of its instances the first entry, and the positions.
     marks: Vec<Vec<(usize, Vec<i32>)>>,
-    /// For each cache of keys or values the first entry and the one behind the last; of instances
+    /// For each cache of keys or values the first entry and the one after the last; of instances
     /// that differ the lowest and the highest. More than the tokens' entries does no harm: they are
-    /// of the same text, and those behind have no position.
+    /// of the same text, and those after them have no position.
     entries: Vec<(usize, usize)>,
 }
 
@@ -183,12 +183,12 @@ pub(crate) struct Saved {
     span: Span,
     /// States per token, one after the other, instance after instance.
     bytes: Vec<u8>,
-    /// States per text behind the last of the tokens, where they are known.
+    /// States per text after the last of the tokens, where they are known.
     texts: Option<Snapshot>,
 }
 
 impl Saved {
-    /// Whether a text may go on behind these tokens.
+    /// Whether a text may go on after these tokens.
     pub(super) fn ends(&self) -> bool {
         self.texts.is_some()
     }
@@ -209,7 +209,7 @@ pub struct Cached {
     states: Vec<State>,
     /// States per text: zero in rows that are free.
     texts: Vec<SequenceState>,
-    /// States per text of each row as they were behind so many tokens, whole chunks of them.
+    /// States per text of each row as they were after this number of tokens, in whole chunks.
     snapshots: Vec<BTreeMap<usize, Snapshot>>,
     /// Whether such snapshots are taken while a prompt is read.
     snaps: bool,
@@ -330,7 +330,7 @@ impl Cached {
         kept.insert(length, text);
     }
 
-    /// States per text of a row behind so many tokens, where they are known.
+    /// States per text of a row after `length` tokens, where they are known.
     fn text_at(&self, row: usize, length: usize) -> Result<Option<Snapshot>, ModelError> {
         if self.texts.is_empty() {
             return Ok(Some(Snapshot::default()));
@@ -366,8 +366,8 @@ impl Cached {
         Ok(())
     }
 
-    /// The most tokens of a row, whole chunks and not more than so many, behind which another text
-    /// may go on.
+    /// The most tokens of a row, in whole chunks and at most `most`, after which another text may
+    /// go on.
     pub(super) fn shareable(&self, row: usize, most: usize) -> usize {
         let most = most.min(self.length(row)) / self.chunk * self.chunk;
         if self.texts.is_empty() || most == self.length(row) {
@@ -502,7 +502,7 @@ impl Cached {
         Ok(())
     }
 
-    /// Takes a row, whatever it held, as one with a text of so many tokens.
+    /// Takes a row, whatever it held, as one with a text of `length` tokens.
     pub(crate) fn take(&mut self, row: usize, length: usize) {
         self.lengths[row] = Some(length);
         // How much its caches of processed tokens hold is not known.
@@ -650,7 +650,7 @@ pub struct Growing<'a> {
 }
 
 impl<'a> Growing<'a> {
-    /// `make` gives a model with so much room, by [`compile_cached`], with its weights.
+    /// `make` gives a model with a given slack, by [`compile_cached`], with its weights.
     pub fn new(make: impl Fn(f64) -> Result<Cached, ModelError> + 'a) -> Result<Self, ModelError> {
         let cached = make(SLACK)?;
         let texts = vec![None; cached.rows];

@@ -1,8 +1,8 @@
-//! Writing text with a model.
+//! Generating text with a model.
 //!
-//! *In*: prompts and something that gives the logits of the next token ([`NextLogits`]). *Out*:
-//! what the model writes, as it writes it. *Promise*: a text depends on its prompt, its number and
-//! the seed, never on the rows beside it; temperature 0 is greedy, with ties to the lowest id.
+//! *In*: prompts and something that gives the logits of the next token ([`NextLogits`]). *Out*: the
+//! text, as the model generates it. *Promise*: a text depends on its prompt, its number and the
+//! seed, never on the other rows; temperature 0 is greedy, with ties to the lowest id.
 //!
 //! A prompt is read for the logits after it, so the head is computed for its last token alone, and
 //! for every token where [`Next::every`] asks.
@@ -11,8 +11,8 @@
 //! [`Uncached`] runs the whole text through the model for every token; [`Cached`] keeps keys and
 //! values; [`Growing`] is one whose caches of skipped parts begin at about what capacities say;
 //! [`Slots`] has as many rows as there are texts, and reads one text while others are written.
-//! [`generate`] writes a list of texts, `dreamc serve` those of whoever asks; both draw and stop by
-//! [`Writer`].
+//! [`generate`] generates a list of texts, `dreamc serve` those of its clients; both sample and
+//! stop by [`Writer`].
 
 mod cached;
 mod prefixes;
@@ -195,7 +195,7 @@ impl NextLogits for Uncached {
 pub struct Sampling {
     /// Divides the logits; 0 takes the likeliest.
     pub temperature: f64,
-    /// Only so many likeliest.
+    /// Only this number of likeliest tokens.
     pub top_k: Option<usize>,
     /// Only the fewest likeliest whose probabilities reach this.
     pub top_p: Option<f64>,
@@ -241,7 +241,7 @@ impl Sampling {
     }
 }
 
-/// Tokens that are possible at all, the likeliest first and the lowest of equals, so many at most.
+/// At most `most` tokens that are possible at all, the likeliest first and the lowest of equals.
 pub fn likeliest(logits: &[f32], most: usize) -> Vec<usize> {
     // A number in the order of floats above the token: vocabularies are sorted at every step.
     let key = |(i, &logit): (usize, &f32)| {

@@ -1,8 +1,8 @@
 //! Beginnings of texts that have gone, for texts that begin alike.
 //!
-//! *In*: what caches hold of a prompt, a page of so many tokens at a time. *Out*: the pages that
+//! *In*: what caches hold of a prompt, a page of tokens at a time. *Out*: the pages that
 //! another text begins with. *Promise*: no more pages than are to be kept, those that were used
-//! last; a page is found behind the tokens that it was read behind, and behind no others.
+//! last; a page is found after the tokens that it was read after, and after no others.
 
 use super::cached::{Cached, Saved};
 use crate::model::ModelError;
@@ -11,17 +11,17 @@ use std::collections::{BTreeMap, HashMap};
 /// The number of a page; 0 stands for the beginning of a text.
 type Number = u64;
 
-/// Pages of prompts, each behind another or at the beginning of a text.
+/// Pages of prompts, each after another or at the beginning of a text.
 pub(super) struct Prefixes {
     /// Tokens of a page.
     page: usize,
     /// Pages that are kept, at most.
     most: usize,
     pages: HashMap<Number, Page>,
-    /// The page behind another that has these tokens.
+    /// The page after another that has these tokens.
     behind: HashMap<(Number, Box<[u32]>), Number>,
-    /// Pages by the time of their last use. A page was used later than all behind it: the first one
-    /// here has none behind it.
+    /// Pages by the time of their last use. A page was used later than all after it: the first one
+    /// here has none after it.
     used: BTreeMap<u64, Number>,
     /// Counts uses and numbers.
     clock: u64,
@@ -35,13 +35,13 @@ struct Page {
 }
 
 impl Prefixes {
-    /// None yet, of pages of so many tokens.
+    /// Empty, for pages of `page` tokens.
     pub(super) fn new(page: usize) -> Self {
         let (pages, behind, used) = (HashMap::new(), HashMap::new(), BTreeMap::new());
         Prefixes { page: page.max(1), most: 0, pages, behind, used, clock: 0 }
     }
 
-    /// Keeps pages of so many tokens from now on, at most.
+    /// Keeps pages of at most `tokens` tokens from now on.
     pub(super) fn keep(&mut self, tokens: usize) {
         self.most = tokens / self.page;
         self.make_room(0);
@@ -52,7 +52,7 @@ impl Prefixes {
         self.pages.len() * self.page
     }
 
-    /// The pages that a text begins with, of its first so many tokens.
+    /// The pages that `text` begins with.
     fn path(&self, text: &[u32]) -> Vec<Number> {
         let mut path = vec![];
         for tokens in text.chunks_exact(self.page) {
@@ -63,7 +63,7 @@ impl Prefixes {
         path
     }
 
-    /// Tokens of a text that are kept: those of whole pages, up to the last one behind which a text
+    /// Tokens of a text that are kept: those of whole pages, up to the last one after which a text
     /// may go on.
     pub(super) fn find(&self, text: &[u32]) -> usize {
         let ends = |number: &Number| self.pages.get(number).is_some_and(|page| page.saved.ends());
@@ -112,7 +112,7 @@ impl Prefixes {
         }
     }
 
-    /// Drops the pages that were used least lately, until there is room for so many new ones.
+    /// Drops the pages that were used least lately, until there is room for `new` new ones.
     fn make_room(&mut self, new: usize) {
         while self.pages.len() + new > self.most
             && let Some((_, number)) = self.used.pop_first()

@@ -8,15 +8,15 @@
 //! from a head of all its tokens, and may be rounded otherwise than those of one token.
 //!
 //! All are uses of one plan. Prompts are read in a use of one row, a chunk at a time, so that
-//! reading costs what one text costs; tokens are written in a use of as few rows as hold the texts,
-//! because every row of a launch is computed, whoever has it. A text moves with its caches: from
-//! the reader to a row behind its prompt, and to another use when many come or go.
+//! reading costs what one text costs; tokens are generated in a use of as few rows as hold the
+//! texts, because every row of a launch is computed, whoever has it. A text moves with its caches:
+//! from the reader to a row after its prompt, and to another use when many come or go.
 //!
 //! A row that a text has left gives its memory back, so that memory follows the tokens of the texts
-//! there are. A prompt that begins as one that a text here has read takes the beginning over by a
-//! copy, in whole chunks; so it does from the pages of prompts that are kept when their texts leave
-//! ([`Slots::keep`]). Tokens that were written are never taken over: programs that write round
-//! otherwise than the one that reads.
+//! there are. A prompt copies the beginning that it shares with the prompt of another text here, in
+//! whole chunks, or with one whose pages are kept after its text left ([`Slots::keep`]). Another
+//! text never copies generated tokens: programs that generate round otherwise than the one that
+//! reads.
 
 use super::prefixes::Prefixes;
 use super::{Cached, Held, Next, NextLogits, Writing};
@@ -113,8 +113,8 @@ impl Slots {
         Ok(slots)
     }
 
-    /// Keeps the beginnings of prompts, so many tokens of them at most, when their texts leave;
-    /// none unless asked. They are beside the caches, in the memory of the host.
+    /// Keeps the beginnings of prompts, at most `tokens` tokens of them, when their texts leave;
+    /// none unless asked. They are outside the caches, in the memory of the host.
     pub fn keep(&mut self, tokens: usize) {
         self.prefixes.keep(tokens);
         self.reader.snap();

@@ -7,8 +7,8 @@ use super::{Sampling, Why, Written};
 use crate::data::Tokenizer;
 use crate::rng::{Philox, Stream};
 
-/// Tokens of the prompt that what is written is decoded behind: whether it begins with a space is
-/// only known so.
+/// Tokens of the prompt that generated ones are decoded after: only so is it known whether they
+/// begin with a space.
 const BEFORE: usize = 8;
 
 /// Tokens that are decoded once more at every step, at the least: those of a character, and of the
@@ -23,7 +23,7 @@ pub struct Writer {
     stop_tokens: Vec<u32>,
     stop_texts: Vec<String>,
     room: usize,
-    /// Tokens that the open ones are decoded behind.
+    /// Tokens that the open ones are decoded after.
     before: Vec<u32>,
     tokens: Vec<u32>,
     /// The token that was drawn last, also one that ended the text.
@@ -38,9 +38,9 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A text behind a prompt, the `number`-th of those with one seed, and the tokens to read
-    /// first: of a prompt longer than the context the last that fit, one place being left to write;
-    /// of an empty one the end token.
+    /// A text after a prompt, the `number`-th of those with one seed, and the tokens to read
+    /// first: of a prompt longer than the context the last that fit, with one place left to
+    /// generate; of an empty one the end token.
     pub fn new(
         prompt: &[u32],
         number: u64,

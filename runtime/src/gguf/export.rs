@@ -350,7 +350,7 @@ fn fill(
     encoder.finish()
 }
 
-/// Writes the elements of a tensor of theirs as the file has them, of so many bytes each.
+/// Writes the elements of a tensor of theirs as the file has them, of `size` bytes each.
 fn kept(model: &Model, theirs: &Theirs, size: usize, out: &mut dyn Write) -> io::Result<()> {
     let bytes = size as u64;
     let copy = |name: &str, first: u64, count: u64, out: &mut dyn Write| {

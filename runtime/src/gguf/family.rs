@@ -18,7 +18,8 @@ pub struct Family {
     pub pairs: bool,
     /// Whether a head is written where it is the embedding.
     pub head: bool,
-    /// Every so-manieth layer has no window, the others have; none has where absent.
+    /// Layers at multiples of this number, from 1, have no window, the others have one. `None`: no
+    /// layer has one.
     pub windows: Option<usize>,
     /// Whether gates of chosen experts are divided by their sum, where a configuration says it.
     pub normalise: Option<bool>,
@@ -151,7 +152,7 @@ pub fn parts(
     whole(theirs(format!("{}.{kind}", known(&STEMS, stem)?)))
 }
 
-/// Queries, keys and values, the rows of one behind those of the other.
+/// Queries, keys and values, the rows of one after those of the other.
 fn heads(
     family: &Family,
     config: &Config,

@@ -14,7 +14,7 @@ use std::f64::consts::TAU;
 
 type Result<T> = std::result::Result<T, String>;
 
-/// Where a quantity stands, behind the architecture's name.
+/// Where a quantity stands, after the architecture's name.
 const KEYS: [(Slot, &str); 13] = [
     (Slot::Hidden, "embedding_length"),
     (Slot::Context, "context_length"),
@@ -40,7 +40,7 @@ const LLAMA3: &str = "dreamc.rope_scaling";
 /// Beta of YaRN where pairs turn fast, and slow: no key says others.
 const YARN: (f64, f64) = (32.0, 1.0);
 
-/// The content of a model's file beside its tensors.
+/// The content of a model's file apart from its tensors.
 pub struct Fields {
     /// Keys and values.
     pub values: Vec<(String, Value)>,

@@ -90,7 +90,7 @@ impl Kind {
         KINDS.iter().find(|(.., kind)| *kind == self).map(|(code, ..)| *code)
     }
 
-    /// Bytes of a row of so many numbers, where they are whole blocks.
+    /// Bytes of a row of `numbers` numbers, where they are whole blocks.
     pub fn row(self, numbers: u64) -> Option<u64> {
         let (unit, bytes) = match self {
             Kind::Plain(dtype) => (1, dtype.bitsize() as u64 / 8),

@@ -75,7 +75,7 @@ pub struct Headed<'a> {
 }
 
 impl<'a> Headed<'a> {
-    /// For rows of so many bytes.
+    /// For rows of `bytes` bytes.
     pub fn new(scales: &'a [f32], rows: u64, bytes: u64, out: &'a mut dyn Write) -> Self {
         let each = rows / (scales.len() as u64).max(1);
         Headed { scales, size: (bytes.max(1), each.max(1)), at: 0, out }
@@ -111,12 +111,12 @@ pub struct Bare<'a> {
 }
 
 impl<'a> Bare<'a> {
-    /// For rows of so many bytes.
+    /// For rows of `bytes` bytes.
     pub fn new(bytes: u64, out: &'a mut dyn Write) -> Self {
         Bare { size: bytes.max(1), at: 0, heads: vec![], out }
     }
 
-    /// The scale of each of so many matrices; nothing where rows of one have several.
+    /// The scale of each of `count` matrices; nothing where rows of one have several.
     pub fn scales(&self, count: u64) -> Option<Vec<f32>> {
         let heads = self.heads.as_chunks::<NV_HEAD>().0;
         let each = (heads.len() as u64 / count.max(1)).max(1) as usize;

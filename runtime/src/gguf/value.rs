@@ -112,7 +112,7 @@ impl Value {
     pub fn as_real(&self) -> Option<f64> {
         match self {
             Value::Whole(x, _) => Some(*x as f64),
-            // As people write it: 0.00001, not the f32 beside it.
+            // As people write it: 0.00001, not the f32 nearest to it.
             Value::F32(x) => x.to_string().parse().ok(),
             Value::F64(x) => Some(*x),
             _ => None,

@@ -23,7 +23,7 @@ const ADD_BEGIN: &str = "tokenizer.ggml.add_bos_token";
 const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
 const TEMPLATE: &str = "tokenizer.chat_template";
 const WHOLE: &str = "tokenizer.huggingface.json";
-/// Ends of texts beside the one.
+/// Ends of texts apart from the one.
 const ENDS: [&str; 2] = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 
 /// Kinds of tokens.
@@ -306,7 +306,7 @@ fn template(file: &Gguf, tokens: &[(String, i128)], usual: bool) -> Json {
            "special_tokens": {text: {"id": text, "ids": [id], "tokens": [text]}}})
 }
 
-/// The vocabulary, of which each text may be there once.
+/// The vocabulary; each text may be there once.
 fn vocabulary(tokens: &[(String, i128)]) -> Result<Map<String, Json>, String> {
     let mut vocab = Map::new();
     for (id, (text, of)) in tokens.iter().enumerate() {

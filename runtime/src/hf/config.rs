@@ -581,7 +581,7 @@ impl Config {
     }
 
     /// The `config.json`, of weights of this type; `kept` are the fields of the file that the model
-    /// was imported from, of which those remain that change nothing.
+    /// was imported from; those that change nothing remain.
     pub fn json(&self, dtype: Dtype, kept: &Map<String, Value>) -> Map<String, Value> {
         let family = self.family;
         let mut map = Map::new();
@@ -911,7 +911,7 @@ fn factors(f: &Fields, family: &Family) -> Result<Vec<f64>> {
     family.factors.iter().map(one).collect()
 }
 
-/// The sizes of a mixer's heads, and fields of which it has one value.
+/// The sizes of a mixer's heads, and fields that it has one value of.
 fn mixer(f: &Fields, kind: Mixer, placed: Placed, values: &mut BTreeMap<Slot, f64>) -> Result<()> {
     if placed == Placed::Config {
         listed(f, values)?;
@@ -1527,7 +1527,7 @@ fn load_balance_loss(
 
 // From a specification ----------------------------------------------------------------------------
 
-/// The names of the components of a layer, one behind the other, and their roles: what mixes
+/// The names of the components of a layer, one after the other, and their roles: what mixes
 /// tokens, a network, or one of the two.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
@@ -1632,7 +1632,7 @@ fn role(component: &Component) -> Option<Role> {
     }
 }
 
-/// The mixer of the library that a definition is, of those of which there are families.
+/// The mixer of the library that a definition is, if there are families of it.
 fn mixer_of(own: &Defined) -> Option<Mixer> {
     Mixer::ALL.into_iter().find(|mixer| is(own, mixer.name()))
 }
@@ -2387,7 +2387,7 @@ mod tests {
         assert_eq!(read(Some(Value::Null)), model);
     }
 
-    /// `layer_types` of so many layers, every so-manieth without the window.
+    /// `layer_types` of `layers` layers, each `every`th without the window.
     fn types(layers: usize, every: usize) -> String {
         let kind = |i: usize| match i.is_multiple_of(every) {
             true => "\"full_attention\"",
@@ -2396,7 +2396,7 @@ mod tests {
         (1..=layers).map(kind).collect::<Vec<_>>().join(", ")
     }
 
-    /// Huginn as published, whose one gain behind loop and coda is two here.
+    /// Huginn as published, whose one gain after loop and coda is two here.
     #[test]
     fn huginn_has_its_published_size() {
         let text = r#"{"architecture_class_name": "RecurrentGPT", "architectures": ["RavenForCausalLM"],

@@ -134,7 +134,7 @@ pub fn weights(model: &Model, to: &Path) -> Result<Exported, HfError> {
 }
 
 /// Writes the weights of a model, and the optimizer's tensors and the step of a checkpoint, as a
-/// folder of so many files that `torch.distributed.checkpoint` reads: a state dict of `model`,
+/// folder of `files` files that `torch.distributed.checkpoint` reads: a state dict of `model`,
 /// `optimizer` and `step`.
 pub fn distributed(
     model: &Model,
@@ -232,7 +232,7 @@ impl Model<'_> {
     }
 }
 
-/// Names and shapes of the tensors of the specification, each of which the weights must have.
+/// Names and shapes of the tensors of the specification, which the weights must all have.
 pub(crate) fn ours(model: &Model) -> Result<Vec<(String, Vec<u64>)>, HfError> {
     // One token is enough to learn which tensors the model has.
     let compiled = compile(model.spec, &prepare::forward(1, 1))?;

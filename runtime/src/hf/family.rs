@@ -64,7 +64,7 @@ pub enum Slot {
     Prelude,
     /// Layers of the loop.
     Core,
-    /// Layers behind the loop.
+    /// Layers after the loop.
     Coda,
     /// Factor on the embedding.
     EmbedScale,
@@ -185,7 +185,8 @@ pub enum Windows {
     All(Option<u64>),
     /// All, where `use_sliding_window` is true.
     AllUsed(u64),
-    /// By `layer_types`, else all but every so-manieth; the number is the window's default.
+    /// By `layer_types`, else all but those at multiples of the first number; the second is the
+    /// window's default.
     But(usize, u64),
     /// By `layer_types`, else from `max_window_layers` on, where `use_sliding_window` is true.
     From(u64),
@@ -216,7 +217,7 @@ pub enum Form {
     /// All of them and a norm, several times; a gate says where a token leaves (Ouro).
     Looped,
     /// A prelude, a core that is looped from noise and mixes the prelude in, and a coda; a norm
-    /// behind each addition to the stream (Huginn). Its class needs a table that is no weight, so
+    /// after each addition to the stream (Huginn). Its class needs a table that is no weight, so
     /// that nothing goes back to it.
     Recurrent,
 }
@@ -233,7 +234,7 @@ pub enum Norms {
 }
 
 impl Norms {
-    /// Whether there are norms before, and behind.
+    /// Whether there are norms before, and after.
     pub fn places(self) -> (bool, bool) {
         (self != Norms::Behind, self != Norms::Before)
     }
@@ -277,7 +278,7 @@ pub enum Source {
     One(&'static str),
     /// One that is a matrix of one row there and a vector here.
     Row(&'static str),
-    /// Queries, keys and values, the rows of one behind those of the other.
+    /// Queries, keys and values, the rows of one after those of the other.
     Heads([&'static str; 3]),
     /// The upper (0) or lower (1) half of the rows of one.
     Half(&'static str, u64),
@@ -285,30 +286,30 @@ pub enum Source {
     HalfEach(&'static str, u64),
     /// One of each expert, whose number stands for `{e}`.
     Each(&'static str),
-    /// Matrices of experts that stand transposed, their columns among those of so many tensors of
-    /// ours: every so-manieth, from this one on.
+    /// Matrices of experts that stand transposed, their columns interleaved with those of a number
+    /// of our tensors: every that many columns, from this one on.
     Turned(&'static str, u64, u64),
-    /// Vectors of experts, their elements among those of so many.
+    /// Vectors of experts, their elements interleaved likewise.
     Among(&'static str, u64, u64),
     /// Queries, keys and values, of whose heads the elements that turn together are neighbours.
     Pairs(&'static str),
     /// Queries, of whose heads the last elements turn, neighbours together: made of a short vector,
     /// or of the stream.
     LastPairs(&'static str, &'static str),
-    /// A vector of which keys and values are made, and the part of keys that turns in that order.
+    /// A vector that keys and values are made of, and the part of keys that turns in that order.
     LatentPairs(&'static str),
     /// Of vectors added to queries and keys, in the same order, those of queries (0) or keys (1).
     PairsOf(&'static str, u64),
     /// One that is a vector there, whatever its dimensions are here.
     Flat(&'static str),
-    /// Of a mixer's parts, whose rows stand one behind another from the first of these on and up to
-    /// the second, those of the third. The parts of Mamba-2 are gate, values, keys, queries and
+    /// Of a mixer's parts, whose rows stand one after another from the first of these up to the
+    /// second: the rows of the third. The parts of Mamba-2 are gate, values, keys, queries and
     /// steps, those of Gated DeltaNet queries, keys and values.
     Stacked(&'static str, [usize; 2], usize),
-    /// Of a mixer's parts, which stand one behind another for each head of keys, the rows of the
-    /// so-manieth.
+    /// Of a mixer's parts, which stand one after another for each head of keys: the rows of the
+    /// part of this number.
     ByHead(&'static str, &'static [Rows], usize),
-    /// Queries, keys and values, where the rows of a gate stand behind those of each head's query.
+    /// Queries, keys and values, where the rows of a gate stand after those of each head's query.
     GatedHeads([&'static str; 3]),
     /// The rows of these gates.
     Gates(&'static str),
@@ -316,7 +317,7 @@ pub enum Source {
     Either(&'static str, &'static str),
     /// A filter of each channel, which ends with the token itself.
     Filter(&'static str),
-    /// A vector with so many dimensions of one element before it, and behind it.
+    /// A vector with these numbers of dimensions of one element before it, and after it.
     Ones(&'static str, [usize; 2]),
 }
 
@@ -366,7 +367,7 @@ pub enum Placed {
     Every,
     /// All but those of `attn_layer_indices`.
     Indices,
-    /// Those that `layer_types` names so, else all but every so-manieth, of
+    /// Those that `layer_types` names so, else all but those at multiples of
     /// `full_attention_interval`.
     Types,
     /// Those that `layer_types` names so, in the words of earlier versions, else all.
@@ -431,7 +432,7 @@ pub struct Family {
     /// Whether attentions are latent.
     pub latent: bool,
     /// Whether outputs of attentions are multiplied by gates, whose rows of queries' matrix stand
-    /// behind those of their head.
+    /// after those of their head.
     pub gated: bool,
     /// The mixer of layers without an attention, and how a file says which they are.
     pub mixer: Option<(Mixer, Placed)>,
@@ -457,8 +458,8 @@ pub struct Family {
     pub fixed: &'static [(&'static str, f64)],
     /// Fields of words that have one value here.
     pub words: &'static [(&'static str, &'static str)],
-    /// Tensors outside of the layers beside embedding, head and last norm: our name, theirs, and
-    /// whether theirs is a matrix of one row.
+    /// Tensors outside of the layers, apart from embedding, head and last norm: our name, theirs,
+    /// and whether theirs is a matrix of one row.
     pub beside: &'static [(&'static str, &'static str, bool)],
     /// Names of the tensors of the embedding, the head and the last norm, and what those of layers
     /// begin with.
@@ -785,7 +786,7 @@ const PLAIN: Family = Family {
     tensors: &[],
 };
 
-/// DeepSeek's from V2 on: latent attention, and experts behind the first layers.
+/// DeepSeek's from V2 on: latent attention, and experts after the first layers.
 const DEEPSEEK: Family = Family {
     fixed: &[("moe_layer_freq", 1.0)],
     latent: true,
@@ -1466,7 +1467,7 @@ pub static FAMILIES: [Family; 26] = [
             ("num_experts_per_token", "num_experts_per_tok"),
             ("num_shared_experts", "n_shared_experts"),
         ],
-        // Sizes that follow from others, and rotations, of which its class has none.
+        // Sizes that follow from others, and rotations, which its class lacks.
         harmless: &["head_dim", "qk_head_dim", "rope_scaling", "rope_theta", "use_grouped_topk"],
         words: &[("moe_router_activation_func", "sigmoid")],
         latent: true,

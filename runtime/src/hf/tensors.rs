@@ -1,6 +1,6 @@
 //! Tensors of a Hugging Face folder, and those of ours that they are made into, both ways.
 //!
-//! Ours are fused: queries, keys and values are the rows of one matrix, experts stand one behind
+//! Ours are fused: queries, keys and values are the rows of one matrix, experts stand one after
 //! another. In row-major order both are one tensor's bytes after another's, so a tensor of ours is
 //! a list of runs of theirs, and the other way round. Where theirs stand in another order (matrices
 //! of gpt-oss' experts are transposed, gate and up side by side) elements are put in order, block
@@ -571,7 +571,7 @@ pub fn parts(config: &Config, layers: &[Named], name: &str, shape: &[u64]) -> Op
     }
 }
 
-/// The rows of the parts of a mixer that stand one behind another.
+/// The rows of the parts of a mixer that stand one after another.
 fn stacked(config: &Config) -> Vec<u64> {
     let [heads, size, groups, state] =
         [Slot::MixerHeads, Slot::MixerSize, Slot::MixerGroups, Slot::MixerState]
@@ -590,8 +590,8 @@ fn backwards(rows: u64, each: u64) -> Order {
     Order { blocks: rows, offset: each.saturating_sub(1), sizes: vec![(each, -1)] }
 }
 
-/// The parts of a matrix whose rows are so many heads, of each of which the last elements turn,
-/// neighbours together.
+/// The parts of a matrix whose rows are `heads` heads: the last elements of each turn, neighbours
+/// together.
 fn last_pairs(name: String, shape: &[u64], heads: u64, [still, turned]: [u64; 2]) -> Option<Vec<Part>> {
     let &[rows, wide] = shape else { return None };
     if rows != heads * (still + turned) {

@@ -34,7 +34,7 @@ pub enum Event<'a> {
     },
     /// A checkpoint was written.
     Saved {
-        /// Of which step.
+        /// The step it belongs to.
         step: u64,
         /// Where.
         path: &'a Path,

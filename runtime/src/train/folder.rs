@@ -1,4 +1,4 @@
-//! The folder a run leaves behind.
+//! The folder of a run.
 //!
 //! *Promise*: a folder is made, taken over with `force`, or resumed, never silently overwritten;
 //! one process at a time has it: the folder itself is locked, and `run.lock`, which people may

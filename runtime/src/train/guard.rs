@@ -1,11 +1,11 @@
 //! Steps that are not taken.
 //!
 //! *In*: the loss and the gradient norm of each step, before its update. *Out*: why it is to be
-//! left out, or nothing. *Promise*: a function of the recipe and of the steps before, all of which
-//! is in the checkpoint: a run that was cut off leaves out the same steps.
+//! left out, or nothing. *Promise*: a function of the recipe and of the steps before, and the
+//! checkpoint has both: a run that was cut off leaves out the same steps.
 //!
-//! The rule of spikes is OLMo-core's `SkipStepOptimizer`: more than so many standard deviations
-//! above the mean of the last [`WINDOW`] steps, once there are half as many.
+//! The rule of spikes is OLMo-core's `SkipStepOptimizer`: more than a given number of standard
+//! deviations above the mean of the last [`WINDOW`] steps, once there are half as many.
 
 use dreamc_dsl::spec::{OnNan, Train};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// Steps that a step is compared with.
 pub const WINDOW: usize = 128;
 
-/// So many steps left out one after another stop the run: it would not come back by itself.
+/// This many steps left out one after another stop the run: it would not come back by itself.
 pub const MOST_IN_A_ROW: u64 = 100;
 
 /// Losses and norms of the steps before.

@@ -63,7 +63,7 @@ pub struct Health {
     pub passes: Vec<Pass>,
 }
 
-/// The stream behind a pass of a loop with `exit mean` or `exit gate`, through the final norm and
+/// The stream after a pass of a loop with `exit mean` or `exit gate`, through the final norm and
 /// the head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pass {
@@ -71,7 +71,7 @@ pub struct Pass {
     pub loss: f64,
     /// Targets that this is the mean of.
     pub targets: u64,
-    /// The share of tokens that leaves behind it, by the gate.
+    /// The share of tokens that leaves after it, by the gate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
 }
@@ -125,7 +125,7 @@ struct Taken {
 }
 
 impl Taken {
-    /// Counts the tokens of a batch, all of which have been looked at.
+    /// Counts the tokens of a batch, after all of them have been read.
     fn count(&mut self, real: &[bool]) {
         for (_, depth) in real.iter().zip(std::mem::take(&mut self.depths)).filter(|(r, _)| **r) {
             self.by_depth.resize(self.by_depth.len().max(depth + 1), 0);
@@ -496,8 +496,8 @@ pub(crate) struct Passes {
 }
 
 impl Passes {
-    /// Adds the targets at `real` places of a batch that was evaluated; `last` are the losses
-    /// behind the last pass.
+    /// Adds the targets at `real` places of a batch that was evaluated; `last` are the losses after
+    /// the last pass.
     pub(crate) fn add(
         &mut self,
         model: &Model,

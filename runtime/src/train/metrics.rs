@@ -15,7 +15,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Opens a file and goes on at `bytes`, dropping what is behind: lines of steps that will be
+    /// Opens a file and goes on at `bytes`, dropping the lines after it, of steps that will be
     /// taken again.
     pub fn open(path: &Path, bytes: u64) -> io::Result<Self> {
         let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;

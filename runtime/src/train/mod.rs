@@ -7,7 +7,7 @@
 //! [`event::Watcher`] what happens. [`schedule`] gives the learning rate of a step, [`changes`]
 //! refuses to continue with something else, [`preferences`] keeps what pairs were worth before,
 //! `writing` writes checkpoints while it goes on, `pace` names a rank that is slow, [`teacher`]
-//! runs a teacher beside it (`stored` keeps its values), [`signal`] turns Ctrl-C into a checkpoint.
+//! runs a teacher with it (`stored` keeps its values), [`signal`] turns Ctrl-C into a checkpoint.
 
 pub mod changes;
 pub mod error;

@@ -7,7 +7,8 @@
 /// Steps before anything is said.
 const STEPS: u64 = 5;
 
-/// A rank is slow that takes so many times as long as the median, and is no longer at so many.
+/// A rank becomes slow at the first of these multiples of the median time, and stops being slow at
+/// the second.
 const SLOW: f64 = 1.5;
 const FINE: f64 = 1.2;
 

@@ -37,7 +37,7 @@ pub struct Reference {
 pub struct Preferred {
     /// Mean loss, in nats.
     pub loss: f64,
-    /// Share of pairs of which the better answer has gained on the other.
+    /// Share of pairs whose better answer has gained on the other.
     pub share: f64,
     /// Mean of `β·(ln π(chosen) - ln π(rejected) - reference)`.
     pub margin: f64,
@@ -143,7 +143,7 @@ impl Reference {
         Ok(Reference { learned, held })
     }
 
-    /// Puts the reference of its pairs beside a batch to learn from.
+    /// Adds the reference of its pairs to a batch to learn from.
     pub fn give(&self, batch: &mut Batch) -> Result<(), DataError> {
         batch.reference.clear();
         for pair in batch.documents.chunks_exact(2) {
@@ -154,7 +154,7 @@ impl Reference {
         Ok(())
     }
 
-    /// Held-out pairs, so many at most; `None` where none are held out.
+    /// At most `most` held-out pairs; `None` where none are held out.
     pub fn measure(
         &self,
         model: &mut Model,

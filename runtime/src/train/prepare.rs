@@ -68,12 +68,12 @@ impl Prepared {
         moved.map(|t| t.shape.iter().product::<u64>()).sum()
     }
 
-    /// Memory of the teacher on a device, beside that of the model.
+    /// Memory of the teacher on a device, not counting the model's.
     pub fn teacher_memory(&self, device: &dyn Device) -> Result<Memory, TrainError> {
         self.teacher.as_ref().map_or(Ok(Memory::default()), |teacher| teacher.memory(device))
     }
 
-    /// Memory on a device, and how much of it scoring and sampling take beside training.
+    /// Memory on a device, and how much of it scoring and sampling take in addition to training.
     pub fn memory(&self, device: &dyn Device) -> Result<(Memory, u64), TrainError> {
         let plan = &self.compiled.plan;
         let scratch = device.scratch_bytes(plan).map_err(crate::model::ModelError::from)?;
@@ -215,7 +215,7 @@ pub fn health_observer(
     Ok(Some(compile(spec, &Options { depth, ..options })?))
 }
 
-/// Options of an observation of so many tokens at once.
+/// Options of an observation of `tokens` tokens at once.
 fn observing(spec: &Spec, rewriting: &Rewriting, storing: Storing, tokens: u64) -> Options {
     let Storing { narrow, formats } = storing;
     let sequence = sequence(spec);

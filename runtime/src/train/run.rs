@@ -4,17 +4,17 @@
 //! the folder and an [`Outcome`]. *Promise*: the bits after step `n` are a function of
 //! specification, data and seed, however often the run was cut off before: a step reads nothing but
 //! the tensors, the data cursor and its own number, and all three are in a checkpoint.
-//! Lines of metrics and events behind a checkpoint are dropped when it is continued, and written
+//! Lines of metrics and events after a checkpoint are dropped when it is continued, and written
 //! again.
 //!
 //! Several ranks run the loop together. Each reads the whole batch of a step and computes
-//! micro-batches of its own; gradients are summed over the group while the last of these goes back,
-//! selection counts before the norm, losses with them, so that every rank takes the same decisions
-//! and the same update. Rank 0 alone has a folder, and hands the others weights and state when it
-//! begins. Where the optimizer's states are cut over the ranks, they bring them together for a
-//! checkpoint, tensor by tensor. A checkpoint is copied in memory between two steps, and written
-//! while the next ones are taken. Nothing of the number of ranks is in a checkpoint: any number
-//! that divides the micro-batches goes on with it, with states cut or whole.
+//! micro-batches of its own; gradients are summed over the group during the backward of the last of
+//! these, selection counts before the norm, losses with them, so that every rank takes the same
+//! decisions and the same update. Rank 0 alone has a folder, and hands the others weights and state
+//! when it begins. Where the optimizer's states are cut over the ranks, they bring them together
+//! for a checkpoint, tensor by tensor. A checkpoint is copied in memory between two steps, and
+//! written while the next ones are taken. Nothing of the number of ranks is in a checkpoint: any
+//! number that divides the micro-batches goes on with it, with states cut or whole.
 
 use super::error::TrainError;
 use super::event::{Event, Watcher};
@@ -158,7 +158,7 @@ struct Runner<'a> {
     evaluation: Option<EvaluationLine>,
     /// The checkpoint that is being written. Ended before the record, whose folder is locked.
     writing: Writing,
-    /// The last step of which a checkpoint was begun.
+    /// The last step whose checkpoint was begun.
     saved: u64,
     /// When that was, or the run began, and when the next is due by the clock.
     saved_at: Instant,
@@ -695,8 +695,8 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// The loss over so many held-out rows, exact match of so many problems of each difficulty, and
-    /// the health of routers.
+    /// The loss over `rows` held-out rows, exact match of `examples` problems of each difficulty,
+    /// and the health of routers.
     fn measure(&mut self, rows: u64, examples: u64) -> Result<EvaluationLine, TrainError> {
         let Setup { spec, dataset, ref group, .. } = self.setup;
         let mut line = EvaluationLine { step: self.state.step, ..EvaluationLine::default() };

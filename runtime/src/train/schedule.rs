@@ -6,10 +6,10 @@ use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{DepthLaw, Depths, Item, Schedule, Train};
 use std::time::Duration;
 
-/// Checkpoints by the clock take at most one part in so many of a run.
+/// Checkpoints by the clock take at most one part in this number of a run.
 const SHARE: u32 = 100;
 
-/// When a checkpoint is due by the clock: so long after the last, and longer where writing one
+/// When a checkpoint is due by the clock: a fixed time after the last, and longer where writing one
 /// takes more than a hundredth of that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval {
@@ -18,18 +18,18 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Every so many minutes; never for 0.
+    /// Every `minutes` minutes; never for 0.
     pub fn new(minutes: f64) -> Option<Self> {
         let asked = Duration::try_from_secs_f64(60.0 * minutes).unwrap_or(Duration::MAX);
         (minutes > 0.0).then_some(Interval { asked, cost: Duration::ZERO })
     }
 
-    /// Writing one took so long.
+    /// Writing one took `cost`.
     pub fn took(&mut self, cost: Duration) {
         self.cost = cost;
     }
 
-    /// Whether one is due so long after the last.
+    /// Whether one is due `since` after the last.
     pub fn due(&self, since: Duration) -> bool {
         since >= self.asked.max(self.cost.saturating_mul(SHARE))
     }

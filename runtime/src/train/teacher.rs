@@ -66,7 +66,8 @@ fn refused(spec: &Spec, field: &str, code: &'static str, message: String, help: 
 }
 
 impl Plan {
-    /// The teacher of a specification, for micro-batches of so many rows; none where it has none.
+    /// The teacher of a specification, for micro-batches of `rows` rows; `None` where it names no
+    /// teacher.
     pub fn of(
         spec: &Spec,
         rows: u64,
@@ -279,8 +280,8 @@ fn paired(
     Ok(found)
 }
 
-/// The stream behind every layer of the model, and that of the teacher as deep, the last with the
-/// last.
+/// The stream after every layer of the model, and the teacher's at the same depth, the last with
+/// the last.
 fn spread(own: &[Point], other: &[Point]) -> (Vec<Point>, Vec<Point>) {
     let streams = |points: &[Point]| -> Vec<Point> {
         points.iter().filter(|point| is_stream(&point.name)).cloned().collect()
@@ -444,7 +445,7 @@ impl Teacher {
     }
 }
 
-/// The tokenizer beside the weights, or bytes where its specification says so.
+/// The tokenizer in the folder of the weights, or bytes where its specification says so.
 fn its_tokenizer(plan: &Plan, weights: &Weights) -> Result<Option<Tokenizer>, TrainError> {
     let levels = if plan.spec.data.is_some() { 4 } else { 1 };
     let folders = weights.path().ancestors().skip(1).take(levels);

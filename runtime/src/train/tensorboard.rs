@@ -98,7 +98,8 @@ pub struct Events {
 }
 
 impl Events {
-    /// Opens a file and goes on at `bytes`, dropping what is behind; begins it where it is empty.
+    /// Opens a file and goes on at `bytes`, dropping what is after them; begins it where it is
+    /// empty.
     pub fn open(path: &Path, bytes: u64, time: f64) -> io::Result<Self> {
         let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
         let bytes = bytes.min(file.metadata()?.len());

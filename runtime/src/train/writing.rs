@@ -25,14 +25,14 @@ pub struct Snapshot {
     pub entries: [Vec<Entry>; 2],
     /// Values of both, by name.
     pub values: HashMap<String, Vec<f32>>,
-    /// Which checkpoints stay behind it.
+    /// Which checkpoints are kept after it.
     pub keep: Keep,
 }
 
 /// A checkpoint that was written.
 #[derive(Debug)]
 pub struct Written {
-    /// Of which step.
+    /// The step it belongs to.
     pub step: u64,
     /// Where.
     pub path: PathBuf,
@@ -98,7 +98,7 @@ impl Writing {
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        // The run's lock is given back behind this: nobody else may write meanwhile.
+        // The run's lock is given back after this: nobody else may write meanwhile.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

@@ -67,7 +67,7 @@ pub fn application(subject: &Subject, l: usize) -> Place {
     place
 }
 
-/// The first application whose stream differs, of streams before each and behind the last.
+/// The first application whose stream differs, of streams before each and after the last.
 pub fn first_stream(subject: &Subject, found: &[Vec<f64>], expected: &[Vec<f64>], tolerance: f64) -> Place {
     // Passes without a gradient share their streams on a device.
     if found.len() != expected.len() {

@@ -502,7 +502,7 @@ fn layered(base: &Spec) -> bool {
     base.model.body.iter().any(|item| matches!(item, Item::Layer(_) | Item::Repeat { .. }))
 }
 
-/// With so many times more layers; of a model that has all of them in loops, passes.
+/// With `k` times the layers; of a model that has all of them in loops, passes.
 fn deepened(base: &Spec, k: u64) -> Spec {
     let (mut spec, layered) = (base.clone(), layered(base));
     for item in &mut spec.model.body {

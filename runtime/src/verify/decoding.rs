@@ -179,12 +179,12 @@ impl Proof for Batches {
     }
 }
 
-/// The first so many tokens of every row.
+/// The first `n` tokens of every row.
 fn prompts(s: &Subject, n: usize) -> Vec<Vec<u32>> {
     s.plain.ids.chunks(s.sequence()).map(|r| r[..n].iter().map(|&i| i as u32).collect()).collect()
 }
 
-/// The tokens behind them.
+/// The tokens after them.
 fn behind(s: &Subject, n: usize) -> Vec<u32> {
     s.plain.ids.chunks(s.sequence()).map(|r| r[n] as u32).collect()
 }
@@ -195,7 +195,7 @@ fn other_bits(a: &[f32], b: &[f32]) -> f64 {
     (other + a.len().abs_diff(b.len())) as f64
 }
 
-/// Texts that begin with so many tokens are written the same in one order of rows as in another,
+/// Texts that begin with `n` tokens are written the same in one order of rows as in another,
 /// whatever was in the rows.
 fn turned(
     s: &Subject,

@@ -142,7 +142,7 @@ fn fill(
     ] {
         ints(session, Entry::Whole, input, &|r, i| of(values, r, i))?;
     }
-    // Writing goes on behind two tokens that are in the caches as zeros.
+    // Generation goes on after two tokens that are in the caches as zeros.
     for entry in [Entry::Prefill, Entry::Decode] {
         ints(session, entry, Input::Asked, &|r, _| (r % 2) as i32)?;
         ints(session, entry, Input::Ids, &|r, i| of(&s.plain.ids, r, i))?;
@@ -275,8 +275,8 @@ fn optimizer(s: &Subject, model: &mut Model, checks: &mut Checks) -> Result<(), 
     s.fill(model)
 }
 
-/// Weight decay, and the factors on the learning rate and on AdamW's ε, of a tensor of which they
-/// are known without the compiler.
+/// Weight decay, and the factors on the learning rate and on AdamW's ε, of a tensor, where they are
+/// known without the compiler.
 fn recipe(s: &Subject, base: &transfer::Shapes, t: &Tensor) -> Option<(f64, f64, f64)> {
     let train = &s.spec.train;
     let matrix = t.shape.len() >= 2

@@ -108,7 +108,7 @@ impl Proof for Meaning {
     }
 }
 
-/// Whether a top-k router chooses among tokens of which a part around it lets an unknown number
+/// Whether a top-k router chooses among tokens where a part around it lets an unknown number
 /// through.
 fn undecided(items: &[Item]) -> bool {
     fn expr(e: &Expr, masked: bool) -> bool {
@@ -161,13 +161,13 @@ pub(super) fn share_to_leave(s: &Subject) -> Option<f64> {
 struct Found {
     /// `[rows, tokens, vocab]`
     logits: Vec<f64>,
-    /// The stream before each application, and behind the last.
+    /// The stream before each application, and after the last.
     streams: Vec<Vec<f64>>,
     /// Mean over targets, and losses of routers.
     loss: f64,
     held: Vec<Vec<f64>>,
     counts: IndexMap<String, Vec<f64>>,
-    /// The share of every token that has left behind each pass but the last.
+    /// The share of every token that has left after each pass but the last.
     shares: Vec<f64>,
 }
 
@@ -180,11 +180,11 @@ enum Step<'a> {
     Embed(usize),
     /// Before a loop whose passes share out the loss: nothing happens.
     Enter,
-    /// The end of a pass that is not the last, of which the loss sees the stream.
+    /// The end of a pass that is not the last; the loss sees its stream.
     Exit,
     /// Before the loop of that number, whose tokens choose how many passes of it they make.
     Choose(usize),
-    /// Behind it.
+    /// After it.
     Chosen,
 }
 
@@ -200,7 +200,7 @@ struct Chosen {
 }
 
 impl Chosen {
-    /// The stream behind the loop, of what its passes made.
+    /// The stream after the loop, from what its passes made.
     fn weighed(&self, made: &[f64]) -> Vec<f64> {
         let mut x = times(made, &self.share);
         add(&mut x, &self.start);
@@ -471,7 +471,7 @@ impl<'a> Formulas<'a> {
         };
         let mut streams = vec![self.flat(&stream)];
         let (mut left_at, mut rest) = (vec![], vec![1.0; self.tokens()]);
-        // The stream behind every layer so far, and at which depths a statement reads it later.
+        // The stream after every layer so far, and at which depths a statement reads it later.
         let mut history = vec![self.flat(&stream)];
         let (mut depth, mut read) = (0, vec![]);
         for a in &applications {
@@ -546,7 +546,7 @@ impl<'a> Formulas<'a> {
                 }
                 Step::Statement(s) => {
                     self.prefix = format!("body.{}", a.set);
-                    // A norm behind the loop is of all tokens.
+                    // A norm after the loop is of all tokens.
                     let last = matches!(model.body.last(), Some(Item::Statement(_)));
                     if last && self.last_statement() == format!("{}.norm.weight", self.prefix) {
                         self.gone.fill(false);
@@ -652,7 +652,7 @@ impl<'a> Formulas<'a> {
         self.chosen = Chosen { last, share, start: x.to_vec() };
     }
 
-    /// Lets tokens leave behind a pass, of each of which so much is still there.
+    /// Lets tokens leave after a pass; `rest` is how much of each is still there.
     fn leave(&mut self, x: &[f64], rest: &mut [f64]) {
         let Some((Exit::Gate(_), number)) = self.exit() else { return };
         let (w, c) =
@@ -740,8 +740,8 @@ impl<'a> Formulas<'a> {
         format!("body.{}.norm.weight", sets[1] - 1)
     }
 
-    /// Stops what a layer left beside the stream; before it there were such losses, and so many
-    /// means in each pool.
+    /// Detaches what a layer left apart from the stream: losses, means and first values beyond
+    /// those that there were before the layer.
     fn detach(&mut self, expr: &Expr, (auxiliary, pools, firsts): (f64, Vec<usize>, usize)) {
         for i in firsts..self.firsts.len() {
             let first = std::mem::take(&mut self.firsts[i]);
@@ -794,7 +794,7 @@ impl<'a> Formulas<'a> {
         self.w(&format!("{}.{name}", self.prefix))
     }
 
-    /// A tensor of a `skip`, of which each pass may have one.
+    /// A tensor of a `skip`; each pass may have its own.
     fn of_pass(&self, skip: &Skip, name: &str) -> &'a [f64] {
         let all = self.w(name);
         let passes = self.weights.get(name).map_or(1, |w| w.dims[0]);
@@ -1261,7 +1261,7 @@ impl<'a> Formulas<'a> {
                 sum
             }
             Expr::Sequential(terms) => {
-                // Added up, and no difference of streams: beside a large stream that would be
+                // Added up, and no difference of streams: next to a large stream that would be
                 // rounding, which a router multiplies.
                 let mut sum = vec![0.0; x.len()];
                 for term in terms {
@@ -1523,7 +1523,7 @@ impl<'a> Formulas<'a> {
             }
         }
         if let Some(l) = &a.latent {
-            // Zeros stand behind the values of heads.
+            // Zeros stand after the values of heads.
             let value = l.value as usize;
             mixed = mixed.chunks(d).flat_map(|head| head[..value].to_vec()).collect();
         }
@@ -1531,8 +1531,8 @@ impl<'a> Formulas<'a> {
         if matches!(a.bias, Some(Bias::Out | Bias::All)) { biased(self, "out", y) } else { y }
     }
 
-    /// Queries, keys and values of latent attention, of all heads one behind another, values with
-    /// zeros behind them.
+    /// Queries, keys and values of latent attention, of all heads one after another, values with
+    /// zeros after them.
     fn latent(&self, c: &str, a: &Attention, l: &Latent, n: &[f64]) -> Vec<f64> {
         let (h, heads, d) = (self.model.hidden as usize, a.heads as usize, a.head_size as usize);
         let (rank, value, still) = (l.kv as usize, l.value as usize, d - l.turned as usize);
@@ -1747,7 +1747,7 @@ impl<'a> Formulas<'a> {
                     SkipGate::Score => r.clone(),
                     SkipGate::Sigmoid => r.iter().copied().map(sigmoid).collect(),
                 };
-                // Those of the pass before, of which it chooses.
+                // Those of the pass before, among which it chooses.
                 let key = prefix.clone();
                 let asked = match (skip.nested && self.pass > 0, self.members.get(&key)) {
                     (true, Some(members)) => members.clone(),
@@ -1777,7 +1777,7 @@ impl<'a> Formulas<'a> {
                             let own: Vec<usize> =
                                 here.iter().copied().filter(|&i| self.place(i).0 == row).collect();
                             let scores: Vec<f64> = own.iter().map(|&i| r[i]).collect();
-                            // A share is one of all tokens, of which fewer may be asked.
+                            // A share is one of all tokens; fewer of them may be asked.
                             let all =
                                 (0..tokens).filter(|&i| around.here[i] && self.place(i).0 == row).count();
                             let k = (capacity * all as f64 + 1e-9).floor().max(1.0) as usize;
@@ -1981,7 +1981,7 @@ fn softmax(x: &[f64]) -> Vec<f64> {
 }
 
 /// Which choices are kept where every expert's number of tokens becomes the nearest multiple of a
-/// tile. Choices of a token behind the first `active` are spare.
+/// tile. Choices of a token after the first `active` are spare.
 fn round_up_or_down(
     chosen: &[usize],
     score: &dyn Fn(usize, usize) -> f64,

@@ -122,7 +122,7 @@ fn gradients(s: &Subject, checks: &mut Checks) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Gradients and counted choices by tensor, behind two micro-batches, with the losses and the
+/// Gradients and counted choices by tensor, after two micro-batches, with the losses and the
 /// logits of the last.
 fn micro_batches(
     s: &Subject,

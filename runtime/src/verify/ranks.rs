@@ -105,7 +105,7 @@ impl Proof for Ranks {
     }
 }
 
-/// Proves weights that are cut over the ranks, beside a team with whole ones and what it trained.
+/// Proves weights that are cut over the ranks against a team with whole ones and what it trained.
 ///
 /// A rank with cut weights adds the sum of each micro-batch to its part, one with whole weights
 /// sums what it added up: the bits of both are equal where there is one micro-batch.
@@ -146,7 +146,7 @@ fn spread(
     Ok(())
 }
 
-/// Proves experts that ranks share, beside a team in which each rank has all and what it trained.
+/// Proves experts that ranks share against a team where each rank has all, and what it trained.
 ///
 /// Where all ranks own the experts together, an owner adds up what each rank's tokens give, in the
 /// order of the ranks, as sums over ranks do: the bits of a step are equal where a rank has one

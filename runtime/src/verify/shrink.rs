@@ -11,7 +11,7 @@
 //! | lanes, outputs of a source | at most 3 | several lanes, runs that end in the middle of a layer |
 //! | head size | at most 4 | two rotary pairs, so that a reversed half is there |
 //! | window | at most 3 | shorter than the sequence, where it was |
-//! | experts | at most 5, of which 2 are active; 2 shared | all active, one expert, no-ops, shared ones |
+//! | experts | at most 5, 2 of them active; 2 shared | all active, one expert, no-ops, shared ones |
 //! | groups of experts | 2 or 3 of 2 experts | one group for several of them, all groups |
 //! | `repeat`, `recur` | at most 2, 3 | loops, several depths of each body |
 //! | capacity of `skip` | between 0.3 and 0.8 | some tokens take part and some do not |
@@ -25,7 +25,7 @@ use indexmap::IndexMap;
 /// Tokens of a sequence.
 pub const SEQUENCE: u64 = 9;
 
-/// A model of so many parameters is taken as it is where its own weights are to be used.
+/// A model of at most this many parameters is taken as it is where its own weights are used.
 pub const WHOLE: u64 = 300_000;
 
 /// A specification made small.

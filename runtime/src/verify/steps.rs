@@ -1,6 +1,6 @@
 //! Optimizer steps by their formulas, once more and without the compiler, in f64.
 //!
-//! *In*: a tensor, its clipped gradient and its two states. *Out*: they behind the step. The
+//! *In*: a tensor, its clipped gradient and its two states. *Out*: all three after the step. The
 //! formulas are those of the pages that `compiler::optim` names.
 
 use dreamc_compiler::compiled::{Init, Tensor, TensorKind};

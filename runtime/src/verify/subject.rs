@@ -655,8 +655,8 @@ pub fn streams(model: &mut Model, entry: Entry) -> Result<Vec<Vec<f64>>, VerifyE
     Ok(all.chunks(elements.max(1)).map(widen).collect())
 }
 
-/// How far gradients are apart, relative to their length. Rounding on the way back is that of the
-/// `longest` gradient of the model, so that a gradient which is small beside it is compared less
+/// How far gradients are apart, relative to their length. Rounding in the backward is that of the
+/// `longest` gradient of the model, so that a gradient which is small next to it is compared less
 /// closely: where a norm is of one number, its derivative is a difference of equal numbers, and all
 /// before it are zero but for rounding.
 pub fn apart(found: &[f64], expected: &[f64], longest: f64) -> f64 {

@@ -62,8 +62,8 @@ fn grown(t: &Tensor, base: &Shapes) -> [f64; 2] {
     }
 }
 
-/// The factors on a tensor's rate and on AdamW's ε by the recipe's `transfer`, in a model of so
-/// many applications; `None` where this page has none.
+/// The factors on a tensor's rate and on AdamW's ε by the recipe's `transfer`, in a model of
+/// `depth` applications; `None` where this page has none.
 pub(super) fn factors(spec: &Spec, depth: u64, base: &Shapes, t: &Tensor) -> Option<[f64; 2]> {
     match &spec.train.transfer {
         Some(rule) if rule.depth != depth && !ends_known(spec, t) => None,
@@ -212,7 +212,7 @@ fn ends_known(spec: &Spec, t: &Tensor) -> bool {
     }
 }
 
-/// Whether a tensor is the last before the output of its component: the gain of a norm behind it,
+/// Whether a tensor is the last before the output of its component: the gain of a norm after it,
 /// where there is one.
 fn ends(spec: &Spec, t: &Tensor) -> bool {
     let component = match t.owner {
@@ -245,11 +245,11 @@ pub(super) fn deviation(spec: &Spec, base: &Shapes, t: &Tensor) -> Option<f64> {
     let Init::Normal(_) = t.init else { return None };
     let rule = spec.train.transfer.as_ref()?.rule;
     let [m, _] = grown(t, base);
-    // A norm stands behind a router's query, so that its size is that of first values anyway. A
+    // A norm stands after a router's query, so that its size is that of first values anyway. A
     // sphere keeps what it began with, which is the default.
     let hidden = t.part == Part::RouterQuery || rule == TransferRule::Hyperp && whole(&spec.train, t);
     let stays = stays(t) && !hidden;
-    // The spectral rule looks at the sizes themselves, whatever stands behind.
+    // The spectral rule looks at the sizes themselves, whatever stands after them.
     if (rule, t.part) == (TransferRule::Spectral, Part::RouterQuery) {
         let by = |shape: &[u64]| match shape {
             [.., o, i] => (*i as f64).powf(-0.5) * (*o as f64 / *i as f64).sqrt().min(1.0),

@@ -38,13 +38,13 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Six steps of so many micro-batches, at random depths where the model recurs.
+    /// Six steps of `parts` micro-batches, at random depths where the model recurs.
     pub fn new(s: &Subject, parts: u64) -> Result<Self, VerifyError> {
         Trial::of(s.spec.clone(), parts)
     }
 
-    /// The same of a model whose mixtures have so many experts that all ranks can share them; none
-    /// of a model without mixtures.
+    /// The same for a model whose mixtures have enough experts for all ranks to share; `None` for a
+    /// model without mixtures.
     pub fn sharing_experts(s: &Subject, parts: u64) -> Result<Option<Self>, VerifyError> {
         let mut spec = s.spec.clone();
         let mut any = false;
@@ -107,12 +107,12 @@ impl Trial {
         Ok(Trial { spec, text, dataset, home })
     }
 
-    /// Its programs for each of so many ranks, with this cut over them.
+    /// Its programs for each of `ranks` ranks, with this cut over them.
     pub fn team(&self, s: &Subject, ranks: u64, shard: Shard) -> Result<Vec<Prepared>, VerifyError> {
         self.sharing(s, ranks, (shard, 1))
     }
 
-    /// The same where so many of them own the experts of each mixture together.
+    /// The same where `experts` of them own the experts of each mixture together.
     pub fn sharing(
         &self,
         s: &Subject,
@@ -128,7 +128,7 @@ impl Trial {
         self.compiled(s, Options::default())
     }
 
-    /// Its programs with values in bf16, of which so many layers compute again what they keep.
+    /// Its programs with values in bf16, where `again` layers recompute what they keep.
     pub fn within(&self, s: &Subject, narrow: Narrow, again: usize) -> Result<Prepared, VerifyError> {
         self.compiled(s, Options { narrow, again, ..Options::default() })
     }
@@ -191,7 +191,7 @@ impl Trial {
     }
 }
 
-/// Gives a mixture so many experts that ranks can share them; false without a mixture.
+/// Gives a mixture enough experts for ranks to share; false without a mixture.
 fn widen(component: &mut Component, ranks: u64) -> bool {
     match component {
         Component::Experts(e) => {

@@ -1,4 +1,4 @@
-//! `dreamc doctor --gpu`: every kernel of some models on the GPU, beside its naive kernel.
+//! `dreamc doctor --gpu`: every kernel of some models on the GPU, against its naive kernel.
 //!
 //! *In*: a GPU. *Out*: a line for each kernel: its shape, the rung of its text, how far it is from
 //! the naive kernel against what rounding may do, its time, and the share of the data sheet's rates

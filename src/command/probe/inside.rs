@@ -425,7 +425,7 @@ fn asked<'p>(probing: &'p Probing, look: &'p Look) -> impl Iterator<Item = &'p P
     probing.captured().map(|probed| &probed.point).filter(means)
 }
 
-/// Writes the captured values, beside logits, losses, and those of the lens.
+/// Writes the captured values with logits, losses, and those of the lens.
 fn write(a: &Arguments, out: &Path, probing: &mut Probing, batch: &Batch, looks: Vec<probe::Look>) -> Done {
     let losses = probing.model().evaluate(batch)?;
     let (rows, sequence) = (batch.rows() as u64, batch.sequence as u64);

@@ -228,7 +228,7 @@ pub fn run(a: Arguments) -> Done {
     write(&a, out, &model, &batch, &found, narrow)
 }
 
-/// Findings beside loss and gradients.
+/// Findings apart from loss and gradients.
 #[derive(Default)]
 struct Found {
     /// Logits by name.

@@ -87,7 +87,7 @@ impl Setting {
     }
 }
 
-/// Tokens of the longest of some problems of so many steps, with the token at their end.
+/// Tokens of the longest of some problems of `steps` steps, with the token at their end.
 fn most(task: &Task, steps: u64) -> Result<u64, DataError> {
     let problems = Problems::new(task, 0, Split::Train)?;
     let drawn = (0..16).filter_map(|i| problems.of_steps(steps, i));

@@ -22,7 +22,7 @@ use std::time::Instant;
 const MEASURED: u64 = 4;
 /// Runs of fewer steps show nothing.
 pub const FEWEST: u64 = 20;
-/// Rates are tuned where every run still has so many steps.
+/// Rates are tuned where every run still has this many steps.
 pub const ENOUGH: u64 = 400;
 /// Times are given in multiples of it.
 const MINUTE: f64 = 60.0;
@@ -37,7 +37,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Seconds of a run of so many steps.
+    /// Seconds of a run of `steps` steps.
     pub fn of(self, steps: u64) -> f64 {
         self.rest + self.step * steps as f64
     }
@@ -106,8 +106,8 @@ pub struct Split {
 }
 
 /// The steps of each task with which all runs take `budget` seconds, every task as long as any
-/// other: `costs` are those of its arms, each of which is trained `seeds` times, and `trials` times
-/// more where the time allows that it tunes its rate.
+/// other: `costs` are those of its arms. Each arm is trained `seeds` times, and `trials` times more
+/// where there is time to tune its rate.
 pub fn split(budget: f64, costs: &[Vec<Cost>], seeds: u64, trials: u64) -> Result<Split, Failure> {
     let each = budget / costs.len().max(1) as f64;
     let steps = |each: f64, runs: u64, arms: &[Cost]| {

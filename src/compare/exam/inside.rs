@@ -58,7 +58,7 @@ pub struct Head {
     pub exact: f64,
 }
 
-/// A model with so many passes.
+/// A model with a number of passes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Passes {
     /// How many.

@@ -95,7 +95,7 @@ fn first_set(launch: &mut Launch) -> bool {
     }
 }
 
-/// Changes the rows that a rank brings, behind the lengths for each.
+/// Changes the rows that a rank brings, after the lengths for each.
 fn rows_change(group: &Group, what: Collective, bytes: &mut [u8]) {
     if what == Collective::AllToAll {
         let head = 8 * group.size() as usize;

@@ -29,7 +29,7 @@ pub enum Form {
     Experts,
     /// By the vectors of heads.
     Heads,
-    /// By few rows of which one is left out.
+    /// By few rows, with one left out.
     Some,
 }
 

@@ -139,7 +139,7 @@ fn batch() -> Batch {
     batch
 }
 
-/// Logits and streams behind the layers, of the weights of another model or of a seed.
+/// Logits and streams after the layers, of the weights of another model or of a seed.
 fn values(spec: &Spec, weights: &[(String, Vec<f32>)]) -> (Vec<f32>, Vec<Vec<f32>>) {
     let probe = Probe { captured: vec!["layers.*.out".into()], patched: vec![] };
     let options = Options { logits: true, probe, rewrite: Rewriting::off(), ..forward(ROWS, TOKENS) };
@@ -240,7 +240,7 @@ fn formulas(
     loss
 }
 
-/// A student beside its teacher.
+/// A student and its teacher.
 struct Class {
     spec: Spec,
     student: Model,

@@ -288,7 +288,7 @@ fn tied(spec: &Spec) -> Option<String> {
     }
 }
 
-/// One of each of which a rule says nothing.
+/// One part of each kind that a rule says nothing of.
 const FINDINGS: &str = "
 define:
   product:

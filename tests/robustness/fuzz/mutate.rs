@@ -92,7 +92,7 @@ pub fn mutate(corpus: &[Vec<u8>], random: &mut Stream) -> Vec<u8> {
         change(&mut data, pick(random), random);
         data.truncate(LONGEST);
     }
-    // Half of them with lengths that agree, so that the code behind them is reached.
+    // Half of them with lengths that agree, so that the code after them is reached.
     if random.below(2) == 0 {
         repair(&mut data);
     }

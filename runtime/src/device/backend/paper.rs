@@ -22,7 +22,7 @@ pub enum PaperDevice {
 }
 
 impl PaperDevice {
-    /// The CPU with so many threads.
+    /// The CPU with `threads` threads.
     pub fn cpu(threads: usize) -> Self {
         PaperDevice::Cpu(CpuDevice::new(CpuOptions { threads: Some(threads) }))
     }

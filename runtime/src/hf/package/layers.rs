@@ -454,7 +454,7 @@ fn grouped(order: &str) -> String {
     }
 }
 
-/// The call that makes a statement between layers, so many of them behind the embedding.
+/// The call that makes a statement between layers, after the embedding and `depth` layers.
 pub fn statement((statement, depth): &(Statement, u64)) -> String {
     let (what, name) = match statement {
         Statement::Norm => ("norm", None),

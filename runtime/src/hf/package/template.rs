@@ -1,4 +1,4 @@
-//! Templates of Python: files that are Python themselves, with marks behind some of their lines.
+//! Templates of Python: files that are Python themselves, with marks after some of their lines.
 //!
 //! *In*: a template and the parts that a model has. *Out*: its lines without those of parts that
 //! the model lacks. A line that ends in `#? a&!b|c` stays where (`a` holds and `b` does not) or `c`

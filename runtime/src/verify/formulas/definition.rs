@@ -24,7 +24,7 @@ impl Value {
         &self.each[if self.each.len() == 1 { 0 } else { token }]
     }
 
-    /// A list for each of so many tokens.
+    /// A list for each of `tokens` tokens.
     fn spread(&self, tokens: usize) -> Value {
         Value { dims: self.dims.clone(), each: (0..tokens).map(|i| self.at(i).to_vec()).collect() }
     }

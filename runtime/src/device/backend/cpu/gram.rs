@@ -26,7 +26,7 @@ impl CpuDevice {
             let (m, columns) = (TILE.min(n - i), TILE.min(n - j));
             let side = |at: usize| Side::Strided { start: from.add(first + at), line: 1, step: wide };
             let mut scratch = vec![0.0; block_scratch(m, columns, k)];
-            // SAFETY: rows have `wide` numbers, of which the columns are some; no two tasks have
+            // SAFETY: rows have `wide` numbers, and the columns are among them; no two tasks have
             // the same tile of the sums.
             unsafe { block((m, columns, k), side(i), side(j), to.add(i * n + j), n, true, &mut scratch) };
         };

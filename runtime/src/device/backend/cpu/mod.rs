@@ -186,7 +186,7 @@ impl Memory {
     fn forget(&mut self, _: usize, _: usize) {}
 }
 
-/// Floats that a kernel needs beside its operands.
+/// Floats that a kernel needs apart from its operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Scratch {
     /// For each thread.
@@ -287,7 +287,7 @@ impl<'a, T> View<'a, T> {
         View { rows: self.length.checked_div(length).unwrap_or(usize::MAX), length, stride: length, ..self }
     }
 
-    /// The first adjacent elements as so many rows.
+    /// The first `length` adjacent elements as `rows` rows.
     fn rows_of_part(self, length: usize, rows: usize) -> Self {
         assert!(self.rows == 1 && rows.checked_mul(length).is_some_and(|n| n <= self.length));
         View { rows, length, stride: length, ..self }
@@ -306,7 +306,7 @@ impl<'a, T> View<'a, T> {
         View { start: self.start.add(first * self.stride), rows, ..self }
     }
 
-    /// All of an operand without rows, as each of so many rows.
+    /// All of an operand without rows, as each of `rows` rows.
     fn repeated(self, rows: usize) -> Self {
         assert!(self.rows == 1);
         View { rows, stride: 0, ..self }
@@ -507,8 +507,7 @@ impl<'a> Arguments<'a> {
         argument.packed.map(|packed| Numbers::new(packed, argument.start, cx.bad_scale))
     }
 
-    /// For each of so many rows, which are the kernel's, whether it is needed; nothing where all
-    /// are.
+    /// For each of the kernel's `rows` rows, whether it is needed; nothing where all are.
     fn places(&self, rows: u64) -> Option<&'a [i32]> {
         // SAFETY: the plan was checked: the places are in the arena, and the launch writes none of
         // them.

@@ -11,12 +11,12 @@
 //! holds, for each step along `k`, one element of each line; lines are rows of the left operand or
 //! columns of the right one, so one function packs both.
 //!
-//! Operands are f32 or bf16 ([`Stored`]), both the same, or the right one bf16 that is widened as
-//! it is read ([`Widened`]: a weight as its file holds it) beside f32, or packed ([`mod@packed`]);
-//! results are f32 or bf16, sums f32. A panel is made of *words* of 32 bits: a word is one step of
-//! f32, or two steps of bf16 where the processor multiplies and adds pairs (AVX512-BF16: each
-//! product of a pair is exact, the sums are f32; on aarch64 FEAT_BF16, which rounds to odd). Where
-//! it does not, bf16 is widened as it is packed.
+//! Operands are f32 or bf16 ([`Stored`]), both the same; or f32 on the left, and on the right bf16
+//! that is widened as it is read ([`Widened`]: a weight as its file holds it), or packed
+//! ([`mod@packed`]); results are f32 or bf16, sums f32. A panel is made of *words* of 32 bits: a
+//! word is one step of f32, or two steps of bf16 where the processor multiplies and adds pairs
+//! (AVX512-BF16: each product of a pair is exact, the sums are f32; on aarch64 FEAT_BF16, which
+//! rounds to odd). Where it does not, bf16 is widened as it is packed.
 //!
 //! Where the processor has tile registers, products of bf16 are made in them ([`amx`]), whose sums
 //! have an order of their own.
@@ -176,7 +176,8 @@ impl Stored for bf16 {
     }
 }
 
-/// bf16 beside f32: widened wherever it is read, so that a product has the bits of one of f32.
+/// bf16 with f32 as the other operand: widened wherever it is read, so that a product has the bits
+/// of one of f32.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Widened(bf16);
@@ -296,7 +297,7 @@ pub(crate) trait RightOf<L: Stored>: Copy + Send + Sync {
     /// Whether it is the same operand as a left one, line by line.
     fn is(&self, left: &Side<L>) -> bool;
 
-    /// Whether a product with so much scratch is one of few rows.
+    /// Whether a product with `scratch` floats of scratch is one of few rows.
     fn suits_few(&self, m: usize, k: usize, a: Side<L>, scratch: usize) -> bool;
 
     /// A whole product on the calling thread, see [`block`]; `c` is the result, how far its rows
@@ -343,8 +344,8 @@ pub(crate) trait Matrices<L: Stored>: Copy + Send + Sync {
     /// One of them.
     type Right: RightOf<L>;
 
-    /// The matrix whose first element is number `at` of the tensor, with so many numbers from line
-    /// to line and from step to step.
+    /// The matrix whose first element is number `at` of the tensor, with `line` numbers from line
+    /// to line and `step` from step to step.
     fn matrix(self, at: usize, line: usize, step: usize) -> Self::Right;
 }
 
@@ -727,7 +728,7 @@ pub(crate) fn shape() -> Shape {
     }
 }
 
-/// Floats of the panels of so many lines and words.
+/// Floats of the panels of `lines` lines of `words` words.
 pub(crate) fn panels(lines: usize, words: usize, width: usize) -> usize {
     lines.next_multiple_of(width) * words
 }
@@ -815,7 +816,7 @@ fn pack<T: Stored>(side: Side<T>, lines: usize, steps: usize, width: usize, to: 
     }
 }
 
-/// A word of a line; steps behind the last are 0.
+/// A word of a line; steps after the last are 0.
 #[inline(always)]
 fn word<T: Stored>(at: impl Fn(usize) -> T, word: usize, steps: usize) -> f32 {
     match T::per_word() {
@@ -951,7 +952,7 @@ unsafe fn pack_steps<T: Stored>(
     let to = to.as_mut_ptr();
     #[cfg(target_arch = "x86_64")]
     if T::per_word() == 2 {
-        // SAFETY: the caller's; elements are bf16, of which the processor multiplies pairs.
+        // SAFETY: the caller's; elements are bf16, and the processor multiplies pairs of them.
         return unsafe { x86::pack_steps(|s| step(s).cast(), count, steps, width, to) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -1013,8 +1014,8 @@ impl Lines {
 
     /// Takes the lines of an operand whose steps are adjacent, so that their words can be read in
     /// place; not where they are better packed: they are no words, too many lines, or lines so far
-    /// apart that all of a panel compete for the same few places of the cache (of which tiles copy
-    /// what they need). Says whether it did.
+    /// apart that all of a panel compete for the same few places of the cache (tiles copy what they
+    /// need of these). Says whether it did.
     fn fill<T: Stored>(&mut self, side: Side<T>, count: usize, steps: usize) -> bool {
         let per_word = T::per_word();
         if count > MOST_LINES || (T::NARROW && per_word == 1) || !steps.is_multiple_of(per_word) {
@@ -1141,7 +1142,7 @@ impl<'a> Right<'a> {
         Right { panels, stride: steps.div_ceil(T::per_word()) * shape().columns }
     }
 
-    /// Panels so many words apart.
+    /// Panels `stride` words apart.
     pub(crate) fn apart(panels: &'a [f32], stride: usize) -> Self {
         Right { panels, stride }
     }
@@ -1524,7 +1525,7 @@ pub(crate) fn most_rows<T: Stored>(m: usize, k: usize) -> usize {
     if k > DEPTH * T::per_word() { ROWS_OF_LONG_SUMS } else { (m / 8).clamp(ROWS_OF_LONG_SUMS, TILE.0) }
 }
 
-/// The number of which the rows of a task are best a multiple.
+/// The number whose multiples are best for the rows of a task.
 pub(crate) fn unit_of_rows<T: Stored>() -> usize {
     #[cfg(target_arch = "x86_64")]
     if T::in_tiles() {
@@ -1642,7 +1643,7 @@ pub(crate) unsafe fn product_of_some<L: Stored, R: RightOf<L>, C: Stored>(
 ) {
     // SAFETY: the first `m` rows of `c`.
     unsafe { product(cx, (m, n, k), a, b, c, n, false) };
-    // Rows move to where they belong, the last first: each is at or behind its place among those
+    // Rows move to where they belong, the last first: each is at or after its place among those
     // that are needed.
     for (i, &row) in order.iter().enumerate().rev().filter(|(i, row)| *i != **row as usize) {
         // SAFETY: both are rows of `c`, and not the same one.

@@ -39,7 +39,7 @@ impl Random {
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     F(Vec<f32>),
-    /// Rows so many elements apart, the first some elements into the buffer.
+    /// Rows this number of elements apart, the first some elements into the buffer.
     Strided(Vec<f32>, u64),
     I(Vec<i32>),
     Index(u64),
@@ -331,7 +331,7 @@ fn product() {
     }
 }
 
-/// A matrix times its own transpose, of which half is computed, has the bits of the product with a
+/// A matrix times its own transpose, computed by half, has the bits of the product with a
 /// copy, on any number of threads.
 #[test]
 fn product_of_a_matrix_and_itself() {
@@ -2117,7 +2117,8 @@ fn forgotten_pages_are_given_back() {
 }
 
 /// Logits, loss and gradients of a whole model in bf16 are near those of the interpreter in f64,
-/// and have the same bits on any number of threads. Sizes are beside those of vectors and tiles.
+/// and have the same bits on any number of threads. Most sizes are no multiples of a vector or
+/// tile.
 #[test]
 fn model_in_bf16() {
     use dreamc_compiler::compiled::Init;

@@ -275,7 +275,8 @@ impl Handle {
         Ok(Handle { library, handle })
     }
 
-    /// Describes a product and asks for an algorithm that needs at most so many bytes of workspace.
+    /// Describes a product and asks for an algorithm that needs at most `workspace` bytes of
+    /// workspace.
     pub(super) fn product(&self, dense: &Dense, workspace: u64) -> Result<Product, Refusal> {
         let Described { description, left, right, result, preference } =
             self.library.describe(dense, workspace)?;

@@ -235,7 +235,7 @@ impl CudaDevice {
 
     /// A trial of some programs of a plan, for [`proof::watch`].
     pub fn trial(&self, plan: &Plan, programs: &[&str]) -> Result<Trial, DeviceError> {
-        // A naive kernel of so many multiply-adds takes some seconds.
+        // A naive kernel of 4e12 multiply-adds takes some seconds.
         Trial::of(plan, programs, &self.compiler, (self.sheet(), 4e12))
     }
 
@@ -409,7 +409,7 @@ fn fits(nvrtc: (i32, i32), driver: i32, capability: (i32, i32), ptx: bool) -> Re
 
 /// cuBLASLt, where it is there and wanted: `DREAMC_CUBLASLT=0` never, `DREAMC_CUBLASLT=1` wherever
 /// it can, else where it is faster, which takes a place to keep what was measured. `card` is what
-/// speed depends on beside the library.
+/// speed depends on apart from the library.
 fn library(major: i32, card: &str, compiler: &Compiler) -> Result<Option<Library>, String> {
     let asked = std::env::var_os("DREAMC_CUBLASLT").unwrap_or_default();
     let always = match asked.to_str() {
@@ -547,13 +547,13 @@ struct Stream {
     library: Option<Library>,
     /// The library at work, from the first product on.
     products: Option<cublaslt::Handle>,
-    /// Even ones are marks of the clock, odd ones what exchanges with other ranks are behind; made
-    /// when they are first asked for.
+    /// Even ones are marks of the clock, odd ones the work that exchanges with other ranks wait
+    /// for; made when they are first asked for.
     events: Vec<sys::CUevent>,
     /// NCCL, where all ranks of the group have it.
     ranks: Option<nccl::Communicator>,
     recording: bool,
-    /// Recorded behind what is waited for.
+    /// Recorded after the work that is waited for.
     end: sys::CUevent,
 }
 

@@ -7,7 +7,7 @@
 //! ends or hangs ends the others with its number.
 //!
 //! Calls of the library may block where another rank is gone, so a thread of its own makes them, on
-//! a stream of its own, behind the work that was given before. It asks the library for asynchronous
+//! a stream of its own, after the work that was given before. It asks the library for asynchronous
 //! errors (`ncclCommGetAsyncError`) while it waits, and ends the communicator (`ncclCommAbort`)
 //! when it is asked to; the session meanwhile listens to the group.
 //!
@@ -66,7 +66,7 @@ const LOOK: Duration = Duration::from_micros(200);
 /// Between two looks whether another rank failed.
 const LISTEN: Duration = Duration::from_millis(50);
 
-/// A rank whose library reports an error waits so long for the word of the one that failed.
+/// How long a rank whose library reports an error waits for word of the one that failed.
 const WORD: Duration = Duration::from_secs(5);
 
 /// The library as found on this machine.
@@ -139,7 +139,7 @@ struct Shared<T>(T);
 // SAFETY: handles of NCCL and of the driver may be used from any thread, one at a time.
 unsafe impl<T> Send for Shared<T> {}
 
-/// Things to do together, behind the work before an event.
+/// Exchanges to do together, after the work before an event.
 struct Job {
     behind: Shared<sys::CUevent>,
     list: Vec<Exchange>,
@@ -237,7 +237,7 @@ impl Communicator {
         self.pending
     }
 
-    /// Begins to exchange, behind the work before an event.
+    /// Begins to exchange, after the work before an event.
     pub(super) fn begin(&mut self, behind: sys::CUevent, list: Vec<Exchange>) -> Result<(), DeviceError> {
         let sent = self.jobs.as_ref().map(|jobs| jobs.send(Job { behind: Shared(behind), list }));
         if !matches!(sent, Some(Ok(()))) {
@@ -348,7 +348,7 @@ struct At {
     _context: Arc<Context>,
     raw: Raw,
     stream: sys::CUstream,
-    /// Behind what was given last.
+    /// After the work that was given last.
     reached: sys::CUevent,
     abort: Arc<AtomicBool>,
 }

@@ -27,7 +27,7 @@ pub(crate) struct Library {
     pub(crate) always: bool,
     /// Scratch memory that it may use, at a multiple of 256 bytes.
     pub(crate) workspace: u64,
-    /// Everything beside the product and our own text that speed depends on.
+    /// All that speed depends on apart from the product and our own text.
     pub(crate) key: String,
 }
 
@@ -170,7 +170,7 @@ impl<G: Gpu> Products<G> {
     }
 }
 
-/// Timings of which the median counts.
+/// Timings; their median counts.
 const ROUNDS: usize = 5;
 /// Launches of a timing at most, and how many seconds of them are enough.
 const MOST: u32 = 20;
@@ -367,7 +367,7 @@ impl<G: Gpu> Comparison<'_, G> {
     }
 
     /// Which of two products that differ is the naive kernel's: results before both, after the
-    /// library's, after ours behind that, and after the naive one alone.
+    /// library's, after ours following that, and after the naive one alone.
     fn decide(
         &self,
         dense: &Dense,
@@ -484,7 +484,7 @@ fn same(dense: &Dense, before: &[f32], between: &[f32], after: &[f32]) -> bool {
     pairs().all(|(theirs, ours)| (theirs - ours).abs() <= tolerance * largest)
 }
 
-/// Our own kernel, on which a choice depends beside the library and the product.
+/// Our own kernel: a choice depends on it as well as on the library and the product.
 pub(super) fn geometry(source: &Source) -> String {
     format!("{:?} {} {}", source.passes, source.iterations, source.scratch)
 }

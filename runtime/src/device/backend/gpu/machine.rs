@@ -6,11 +6,11 @@
 //! from a constant of this file, which says where it is from; nothing is fitted to a model.
 //!
 //! A block is a chain of steps ([`Block::alone`]) and a share of its processor ([`Block::busy`]).
-//! So many blocks are resident as registers, shared memory and threads allow, and a wave of them
+//! As many blocks are resident as registers, shared memory and threads allow, and a wave of them
 //! ends when the slowest chain or the last share does. A kernel takes its waves one after another.
 //!
 //! [`read`] finds the [`Code`] of a pass; [`Code::estimate`] prices it. They are apart so that code
-//! that is no more (that of a review, in `tests/gpu/machine.rs`) can be priced likewise.
+//! that no longer exists (a review's, in `tests/gpu/machine.rs`) can be priced, too.
 
 use dreamc_compiler::codegen::{Argument, Pass, Source, Turns};
 use dreamc_compiler::count::device::Device;
@@ -138,7 +138,7 @@ pub struct Tiles {
     pub depth: f64,
     /// Bytes of a result.
     pub result: f64,
-    /// Results are added to memory, so many of a thread between two round trips.
+    /// Results that a thread adds to memory between two round trips.
     pub adds: Option<f64>,
     /// Pieces of 16 bytes that a gathering thread brings for 64 terms, and cycles of each.
     pub gathers: Option<(f64, f64)>,
@@ -169,7 +169,7 @@ pub struct Passing {
     pub counted: f64,
     /// Queries of all heads.
     pub queries: f64,
-    /// Instructions of a score beside its products.
+    /// Instructions of a score apart from its products.
     pub instructions: f64,
 }
 
@@ -384,7 +384,7 @@ fn passing(text: &str, name: &str, list: &[&str]) -> Option<Passing> {
         Some(_) => return None,
         None => (Unit::Threads, 16.0, 32.0, 1.0),
     };
-    // Products of scores, of which each sharer has all, and of sums, of which each has a part.
+    // Each sharer computes all products of scores, and a part of those of sums.
     let scores = if entry == "back" { 2.0 } else { 1.0 };
     let products = products + (sharers - 1.0) * scores;
     Some(Passing {
@@ -404,9 +404,9 @@ fn passing(text: &str, name: &str, list: &[&str]) -> Option<Passing> {
 
 /// The work of a block, in cycles.
 struct Block {
-    /// Its share of the processor, and of which part.
+    /// Its share of the processor, and which part of it is busy.
     busy: (f64, Why),
-    /// Its steps, one behind another, where it is alone.
+    /// Its steps, one after another, where it is alone.
     alone: Vec<(f64, Why)>,
 }
 
@@ -415,7 +415,7 @@ impl Block {
         self.alone.iter().map(|s| s.0).sum()
     }
 
-    /// A wave of so many of them on a processor, and what it waits for.
+    /// A wave of `resident` of them on a processor, and what it waits for.
     fn wave(&self, resident: f64) -> (f64, Why) {
         let (shared, chain) = (resident * self.busy.0, self.chain());
         let longest = self.alone.iter().max_by(|a, b| a.0.total_cmp(&b.0));
@@ -441,7 +441,7 @@ impl Code {
         by_threads.min(by_shared.try_into().unwrap_or(BLOCKS)).clamp(1, BLOCKS)
     }
 
-    /// How long a launch takes that computes so many multiply-adds, memory's own rate aside.
+    /// How long a launch of `multiply_adds` multiply-adds takes, memory's own rate aside.
     pub fn estimate(&self, multiply_adds: f64, device: &Device) -> Estimate {
         let resident = self.resident(device);
         let (block, blocks) = self.block_of(multiply_adds, device);

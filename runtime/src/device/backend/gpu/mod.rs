@@ -113,7 +113,7 @@ pub(crate) trait Gpu: Send + 'static {
     /// Whether launches are done when [`Gpu::launch`] returns.
     const SYNCHRONOUS: bool;
 
-    /// Allocations take memory in multiples of so many bytes.
+    /// Allocations take memory in multiples of this number of bytes.
     const PAGE: u64 = 1;
 
     /// Memory that is taken after all allocations, for code and recorded launches.
@@ -128,7 +128,7 @@ pub(crate) trait Gpu: Send + 'static {
         Ok(())
     }
 
-    /// Begins to exchange numbers with the other ranks, behind all launches so far; false where the
+    /// Begins to exchange numbers with the other ranks, after all launches so far; false where the
     /// host has to.
     fn exchange(&mut self, list: Vec<Exchange>) -> Result<bool, DeviceError> {
         let _ = list;
@@ -334,7 +334,7 @@ fn launches<'p>(plan: &'p Plan, programs: &[Program], texts: Variant) -> Vec<Pla
 }
 
 /// Every distinct source of a plan for a GPU of an architecture, in the order of its launches.
-/// [`distinct`] gives the texts, of which one may serve several sources.
+/// [`distinct`] gives the texts; one may serve several sources.
 pub fn sources(plan: &Plan, architecture: &str, limits: Limits) -> Result<Vec<Source>, DeviceError> {
     let of = Variant { limits, ..cache::texts(architecture) };
     let launches = launches(plan, &executor::list(plan)?, of);
@@ -399,7 +399,7 @@ pub fn usage(log: &str) -> Vec<Usage> {
     list
 }
 
-/// Bytes beside the arena: scratch, and the status word.
+/// Bytes outside the arena: scratch, and the status word.
 pub(crate) fn scratch_bytes(
     device: &str,
     compiler: &Compiler,

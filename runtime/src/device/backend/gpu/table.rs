@@ -74,8 +74,9 @@ pub enum TableError {
 /// A change of the codes that a table prices: of a kernel, by its line, those of its passes.
 pub type Recode<'a> = dyn Fn(&str, &mut [Code]) + 'a;
 
-/// The table of a plan whose programs run so often in a step of so many tokens. `registers`: those
-/// of each entry of a source where NVRTC was asked ([`registers`](super::registers)).
+/// The table of a plan. `times`: how often each of its programs runs in a step, which has `tokens`
+/// tokens. `registers`: those of each entry of a source where NVRTC was asked
+/// ([`registers`](super::registers)).
 pub fn table(
     plan: &Plan,
     times: &dyn Fn(&str) -> u64,
@@ -119,7 +120,7 @@ pub fn prices(
     Ok(all)
 }
 
-/// The same by rates alone, with so many seconds for whatever a launch does: of a CPU, whose
+/// The same by rates alone, with `launch` seconds for whatever a launch does: of a CPU, whose
 /// kernels no table knows.
 pub fn prices_by_rates(
     plan: &Plan,
@@ -203,7 +204,7 @@ fn variant(architecture: &str, device: &Device) -> Variant {
     Variant { limits: Limits::of(device), ..cache::texts(architecture) }
 }
 
-/// Bytes beside the arena of a plan on a GPU that is not here: scratch, where products may be
+/// Bytes outside the arena of a plan on a GPU that is not here: scratch, where products may be
 /// those of cuBLASLt as much as its documentation recommends, and the status word.
 pub(crate) fn scratch_on_paper(
     plan: &Plan,

@@ -123,7 +123,7 @@ fn load(plan: &Plan, graphs: Graphs, refuses: Option<&'static str>) -> (Box<dyn 
     (Box::new(made.unwrap()), log)
 }
 
-/// Plans of so many golden models: training, and writing.
+/// Plans of `models` golden models: training, and generation.
 fn plans(models: usize) -> Vec<(String, Plan)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens");
     let mut list = vec![];
@@ -214,7 +214,7 @@ fn launches_are_timed_by_the_clock_of_the_device() {
     }
 }
 
-/// A run that is counted is launched; the ones behind it are replayed and say the same.
+/// A run that is counted is launched; the ones after it are replayed and say the same.
 #[test]
 fn counts_are_repeated_between_recordings() {
     let (name, plan) = plans(1).remove(0);

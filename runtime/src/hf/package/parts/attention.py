@@ -44,7 +44,7 @@ class Attention(nn.Module):
             self.q_norm = Norm(heads * d if all_heads else d)  #? qk_norm
             self.k_norm = Norm(kv * d if all_heads else d)  #? qk_norm&!kv_from
             self.k_norm = Norm(kv * d if all_heads else d) if kv else nn.Identity()  #? qk_norm&kv_from
-        # The share of its own values beside those of the component's first application.  #? value_residual
+        # The share of its own values next to that of the component's first application.  #? value_residual
         self.value_residual = nn.Parameter(torch.full((1,), 0.5)) if c["value_residual"] else None  #? value_residual
         self.post_norm = Norm(h) if c["post_norm"] else nn.Identity()  #? post_norm
         self.scale = c["scale"] or 1.0 / math.sqrt(d)

@@ -10,7 +10,7 @@ class Lanes(nn.Module):
     def __init__(self, config, times):
         super().__init__()
         n, h = config.lanes, config.hidden_size
-        self.times = times  # applications in loops, each of which has weights of its own  #? !mhc
+        self.times = times  # applications in loops, each with weights of its own  #? !mhc
         self.weight = nn.Parameter(torch.zeros(2 * n + n * n, n * h))  #? mhc
         self.bias, self.scale = nn.Parameter(torch.zeros(2 * n + n * n)), nn.Parameter(torch.full((3,), 0.01))  #? mhc
         each = (times,) if times else ()  #? !mhc

@@ -24,7 +24,7 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
         # Layers in the order in which they are applied, by number; one number stands for one set of weights.
         # `~k` is the statement of number `k`.  #? stated
         # `"k"` begins a pass of loop `k`.  #? turns
-        # `"out"` is behind the last pass.  #? out
+        # `"out"` is after the last pass.  #? out
         self.order = @ORDER@
         applied = [i for i in self.order if not isinstance(i, str) and i >= 0]  #? turns
         config.num_hidden_layers = sum(self.layers[i].slots for i in applied)  #? turns

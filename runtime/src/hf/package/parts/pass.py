@@ -4,7 +4,7 @@ class Pass:
 
     positions: torch.Tensor  # [b, t], the place of each new token in its text  #? sequence|noise
     visible: torch.Tensor  # [b, t, s], which tokens each new one may look at  #? sequence
-    back: torch.Tensor  # [t, s], how far each token is behind each new one  #? window
+    back: torch.Tensor  # [t, s], how far each token is before each new one  #? window
     cache: Cache | None
     depths: int  # applications of layers in all  #? depth_position
     depth: int = 0  # the application that is computed  #? depth_position
@@ -15,7 +15,7 @@ class Pass:
     first_values: dict = field(default_factory=dict)  # values of the first application of a component  #? value_residual
     same_token: dict = field(default_factory=dict)  # keys and values that a component made of the new tokens  #? depth_keys
     made: dict = field(default_factory=dict)  # keys and values of all tokens that a component made last  #? kv_from
-    history: list = field(default_factory=list)  # the stream behind every layer so far, the embedding first  #? history
+    history: list = field(default_factory=list)  # the stream after every layer so far, the embedding first  #? history
     loop: nn.Module | None = None  # the loop that is run  #? turns
     turn: int = 0  # the pass of it  #? turns
     shares: bool = False  # whether passes use the keys and values of the first  #? kv_first

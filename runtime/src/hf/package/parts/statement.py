@@ -34,7 +34,7 @@ class Statement(nn.Module):
             at.saved[self.name] = x  #? save
             return x  #? save
         if self.what == "mix history":  #? history
-            # Those behind so many layers each, less the one that is here.  #? history
+            # Streams after every `every` layers, less the one that is here.  #? history
             sources = at.history[: max(len(at.history) - 1, 1) : self.every] + [x]  #? history
             return sum(share * source for share, source in zip(self.mix.weight, sources))  #? history
         e = at.saved[self.name]  #? mix

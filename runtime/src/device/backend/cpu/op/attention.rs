@@ -138,7 +138,7 @@ impl<'a> Visible<'a> {
         near && self.segments.is_none_or(|s| s[query] == s[key])
     }
 
-    /// The part of some keys outside of which a query sees nothing.
+    /// The part of `keys` that has all of those that a query sees.
     #[inline(always)]
     fn part(&self, query: usize, keys: &Range<usize>) -> Range<usize> {
         if self.positions.is_some() || self.by_bits {
@@ -150,8 +150,8 @@ impl<'a> Visible<'a> {
         start - keys.start..end - keys.start
     }
 
-    /// Whether some queries see a triangle of some keys: the `i`th none behind the `i`th, by their
-    /// numbers.
+    /// Whether some queries see a triangle of some keys: the `i`th query no key after the `i`th, by
+    /// their numbers.
     fn triangle(&self, queries: &Range<usize>, keys: &Range<usize>) -> bool {
         self.positions.is_none() && !self.by_bits && queries.start == keys.start
     }
@@ -416,8 +416,8 @@ impl Rows {
         match self {
             Rows::Wide(side) => left(lines, side.skip_lines(rows.start), rows.len(), steps, scratch),
             Rows::Narrow(side) => {
-                // Behind the last step of an odd number is a zero, or one that the other operand
-                // has zeros for.
+                // After the last of an odd number of steps is a zero, or a step where the other
+                // operand has zeros.
                 let steps = steps.next_multiple_of(2);
                 left(lines, side.skip_lines(rows.start), rows.len(), steps, scratch)
             }

@@ -15,7 +15,7 @@ use dreamc_compiler::op::choose::{Rank, chosen_of};
 use dreamc_compiler::program::kernel::ChooseKeys;
 use std::ops::Range;
 
-/// Queries of a task at least, where there are so many.
+/// Fewest queries of a task, where there are that many.
 const QUERIES: usize = 256;
 /// Parts of the queries of a sequence at most.
 const PARTS: usize = 4;

@@ -44,7 +44,7 @@ struct Rows<'a> {
 impl Rows<'_> {
     /// A row of the result, at a token that takes part.
     fn token(&self, sequence: &Sequence, i: usize, reverse: bool, y: &mut [f32]) {
-        // The filter that most have, all entries of which meet a token.
+        // The filter that most have, where each of its entries meets a token.
         if self.width == 4 && !reverse && i >= 3 && !sequence.is_marked() {
             let at = self.first + i;
             let x = [0, 1, 2, 3].map(|k| self.x.row(at - k));

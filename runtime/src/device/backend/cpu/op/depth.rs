@@ -53,7 +53,7 @@ impl Depth {
         });
     }
 
-    /// Of one product for so many tokens.
+    /// Of one matmul for `tokens` tokens.
     fn multiply_adds(&self, tokens: usize) -> u64 {
         (self.rows.len() * tokens * self.heads * self.size) as u64
     }

@@ -12,7 +12,7 @@ impl Run for Group {
         let [slots, experts] = sizes([self.slots, self.experts]);
         let chosen = args.ints("chosen").all();
         let [order, offsets, inverse] = ["order", "offsets", "inverse"].map(|name| args.ints(name).all_mut());
-        // No-ops are one more group, behind the others. `offsets[e + 1]` counts group `e`, then
+        // No-ops are one more group, after the others. `offsets[e + 1]` counts group `e`, then
         // says where its next slot goes, and so ends up where group `e + 1` begins: no further
         // array is needed.
         offsets.fill(0);

@@ -258,7 +258,7 @@ impl Run for HeadLossGrad {
         let chunk = head_chunk(rows, vocab).max(1);
         let logits = cx.shared().rows_of_part(vocab, chunk.min(rows));
         // Operands of the two products: the gradient as f32, stored over the logits, or as bf16
-        // behind them.
+        // after them.
         let line = vocab.next_multiple_of(2);
         let gradient = match T::NARROW {
             false => Pointer(logits.start.get_mut().cast::<T>()),

@@ -39,7 +39,7 @@ use super::{Arguments, Context, Scratch, Stored};
 
 /// A kernel on the CPU.
 pub(super) trait Run {
-    /// Floats that it needs beside its operands.
+    /// Floats that it needs apart from its operands.
     fn scratch(&self) -> Scratch {
         Scratch::default()
     }

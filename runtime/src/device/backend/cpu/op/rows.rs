@@ -134,7 +134,7 @@ pub(in crate::device::backend::cpu) struct Compiled {
     rounded: Vec<Option<usize>>,
     /// Angles per position of each rotation, one per pair.
     frequencies: Vec<Vec<f64>>,
-    /// Floats of scratch for each row of a block, and beside them.
+    /// Floats of scratch for each row of a block, and for the block.
     per_row: usize,
     fixed: usize,
     /// Floats of the sines and cosines of a row.
@@ -796,7 +796,7 @@ pub(super) fn kept(a: f32, b: f32) -> f32 {
     if b != 0.0 { a } else { 0.0 }
 }
 
-/// Numbers to each of which a function is applied.
+/// Numbers, and a function applied to each of them.
 pub(super) trait Each {
     fn each(self, f: impl Fn(f32) -> f32);
 }

@@ -33,7 +33,7 @@ impl Run for Shift {
 }
 
 impl Run for ShiftState {
-    /// A task has whole texts: their histories go on behind their tokens.
+    /// A task has whole texts: their histories go on after their tokens.
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
         let [batch, tokens, width, by] = sizes([self.batch, self.tokens, self.width, self.by]);
         let (x, slots) = (args.floats("x"), args.ints("slots").all());

@@ -2,7 +2,7 @@
 //!
 //! *In*: operands and results as [`super::tile_into`] has them. *Out*: the product. *Promise*: a
 //! tile of results is multiplied by sixteen words after sixteen words, the last perhaps fewer, in
-//! increasing order, whatever is beside it; [`super::few`] keeps to the same order.
+//! increasing order, whatever tiles are next to it; [`super::few`] keeps to the same order.
 //!
 //! Two by two tiles are summed up at once. A product of tiles of sixteen lines takes the processor
 //! 16 cycles and its result is there after 52, says the manual for the first of them, so four sums
@@ -34,7 +34,7 @@ pub(super) struct Even {
 }
 
 impl Even {
-    /// So many lines, at least one, if they are.
+    /// `count` lines, at least one; `None` where they are not evenly apart.
     #[inline(always)]
     pub(super) fn of(count: usize, line: impl Fn(usize) -> *const f32) -> Option<Self> {
         let start = line(0);
@@ -160,7 +160,7 @@ unsafe fn lines(a: Left, first: usize, height: usize, words: Words, room: *mut f
     Even { start: room, apart: 4 * PITCH }
 }
 
-/// Copies lines of which four are adjacent, and the same words of all `step` apart, to rows.
+/// Copies lines to rows. Lines are adjacent by fours, and the words of each are `step` apart.
 ///
 /// # Safety
 /// As for [`lines`]; lines are adjacent from a multiple of four to the next.
@@ -185,7 +185,7 @@ unsafe fn turn(line: impl Fn(usize) -> *const f32, step: usize, height: usize, w
 /// Results of one microkernel.
 ///
 /// # Safety
-/// Tiles have the shapes that [`part`] gave them; `b` is a panel, `c` so many rows and columns.
+/// Tiles have the shapes that [`part`] gave them; `b` is a panel, `c` has these rows and columns.
 unsafe fn square((rows, columns): (usize, usize), words: Words, a: [Even; 2], b: *const f32, c: Results) {
     let tiles = words.count.div_ceil(SIDE);
     let run = match (rows > SIDE, columns > SIDE) {
@@ -219,7 +219,7 @@ unsafe fn square((rows, columns): (usize, usize), words: Words, a: [Even; 2], b:
     }
 }
 
-/// The microkernel: one tile of sums or two, `DOWN` and `ACROSS`, through so many tiles of words.
+/// The microkernel: one tile of sums or two, `DOWN` and `ACROSS`, through `tiles` tiles of words.
 ///
 /// # Safety
 /// As for [`square`]; rows of `c` are `apart` bytes from one another and as long as the tiles.
@@ -349,7 +349,7 @@ mod tests {
     }
 
     /// Every element of products of all layouts and edges, as f32 and as bf16, overwritten and
-    /// added to, has the bits of its definition, whatever is beside it; so have numbers whose
+    /// added to, has the bits of its definition, whatever is next to it; so have numbers whose
     /// products and sums are too small for normal ones.
     #[test]
     #[ignore = "needs tile registers: `emulated_tiles` runs it where there are some"]

@@ -38,7 +38,7 @@ pub(super) trait Codes: Turn {
     unsafe fn looked(self, at: u32, table: Self::Table) -> Self;
     /// The signed byte of each word by its place.
     unsafe fn signed(self, byte: u32) -> Self;
-    /// So many bits of each word from bit `at` on, as a number.
+    /// `count` bits of each word from bit `at` on, as a number.
     unsafe fn field(self, at: u32, count: u32) -> Self;
     /// The scale and the offset of numbers of [`Codes::byte`], as of [`Codes::SIGNED`].
     const BYTE: (f32, f32);
@@ -397,7 +397,7 @@ impl Scales {
     /// number.
     ///
     /// # Safety
-    /// Lines have so many blocks of so many bytes.
+    /// There are `width` lines, each with `parts` blocks of `bytes` bytes.
     #[inline(always)]
     unsafe fn halves(&mut self, lines: &Lines, width: usize, bytes: usize, parts: usize) -> bool {
         let mut bits = [[0u16; PANEL]; PARTS];
@@ -487,8 +487,8 @@ impl<V: Codes> Of<V> {
         }
     }
 
-    /// The scales by whole numbers, of which these are `(x - offset) / scale`: rounded once, where
-    /// a product with the offset would be rounded, too.
+    /// The scales times whole numbers `x`; arguments are `(x - offset) / scale`: rounded once,
+    /// where a product with the offset would be rounded, too.
     #[inline(always)]
     unsafe fn whole(self, [a, b]: [V; TWO], (by, less): (f32, f32)) -> [V; TWO] {
         // SAFETY: the caller has the instructions; whole numbers are exact.
@@ -526,8 +526,8 @@ trait Layout {
     const GROUP: usize = PART;
     /// Bytes of a row before its blocks.
     const HEAD: usize = 0;
-    /// Scales of so many steps, from the block on at which lines begin, of rows that begin there;
-    /// says whether one is no number.
+    /// Scales of `steps` steps, from the block where lines begin, of rows that begin there; says
+    /// whether one is no number.
     ///
     /// # Safety
     /// Lines have the blocks.
@@ -552,7 +552,7 @@ macro_rules! nibbles {
     };
 }
 
-/// Blocks of 32 codes of four bits behind so many bytes.
+/// Blocks of 32 codes of four bits, after `at` bytes of a line.
 ///
 /// # Safety
 /// As for [`Layout::group`].
@@ -1018,7 +1018,7 @@ unsafe fn sums<V: Codes, F: Layout>(
 /// Adds the products of some steps to the sums of all rows.
 ///
 /// # Safety
-/// `a` has `m` lines with the steps from `first` on, and `square` has so many.
+/// `a` has `m` lines with the steps from `first` on, and `square` has `steps`.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn rows<V: Codes>(
@@ -1062,7 +1062,7 @@ unsafe fn rows<V: Codes>(
     of!(4 2 1);
 }
 
-/// Asks for so many bytes from byte `at` of all lines of `row` bytes on, or as far into the lines
+/// Asks for `bytes` bytes of all lines of `row` bytes, from byte `at` on, or as far into the lines
 /// that are `next` bytes after them.
 #[inline(always)]
 fn ask(_lines: &[*const u8], at: usize, bytes: usize, row: usize, next: usize) {

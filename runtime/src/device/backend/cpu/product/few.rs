@@ -29,7 +29,7 @@ const AHEAD: usize = 256;
 /// Words of a line of the cache.
 const ASKED: usize = 16;
 
-/// Whether a product with so much scratch is one of few rows: steps are adjacent on both sides.
+/// Whether a product with this scratch is one of few rows: steps are adjacent on both sides.
 pub(super) fn suits<L: Stored, R: Stored>(
     m: usize,
     k: usize,
@@ -55,7 +55,7 @@ pub(super) trait Turn: Vector {
     /// Words `at` to `at + 4` of `LANES` lines, a vector for each word.
     ///
     /// # Safety
-    /// There are so many lines, and they have the words.
+    /// There are `LANES` lines, and they have the words.
     #[inline(always)]
     unsafe fn turn(lines: *const *const f32, at: usize) -> [Self; 4] {
         // SAFETY: the caller's.
@@ -64,7 +64,7 @@ pub(super) trait Turn: Vector {
     /// Four words from byte `at` of `LANES` lines on.
     ///
     /// # Safety
-    /// There are so many lines, and they have the words.
+    /// There are `LANES` lines, and they have the words.
     unsafe fn turn_bytes(lines: *const *const f32, at: usize) -> [Self; 4];
     /// The first of two bf16 in a word, as f32.
     unsafe fn low(self) -> Self;
@@ -297,8 +297,8 @@ struct Lines<T> {
 }
 
 impl<T> Lines<T> {
-    /// Lines from `j` on, below `n`: how many, where they begin, the last again in the place of
-    /// those that are not there, and the bytes to as many lines behind them.
+    /// Lines from `j` on, below `n`: how many, where they begin (the last again in the place of
+    /// missing ones), and the bytes to as many lines after them.
     #[inline(always)]
     fn some(&self, j: usize, n: usize) -> (usize, [*const f32; WIDTH], usize) {
         let count = WIDTH.min(n - j);
@@ -350,7 +350,7 @@ pub(super) unsafe fn few<L: Stored, R: Stored, C: Stored>(
     if R::in_tiles() && Even::of(m, |i| left[i]).is_none() {
         for (i, left) in left.iter_mut().enumerate().take(m) {
             let to = scratch[i * words..][..words].as_mut_ptr();
-            // SAFETY: a line has so many words, elsewhere or there already.
+            // SAFETY: a line has `words` words, elsewhere or there already.
             unsafe { std::ptr::copy(*left, to, words) };
             *left = to;
         }
@@ -526,7 +526,7 @@ unsafe fn columns_portable<T: Stored, C: Stored>(
 struct Steps {
     /// Steps of the sums for 32 bits of a line.
     per: usize,
-    /// Words that are transposed; what is behind them goes one by one.
+    /// Words that are transposed; those after them go one by one.
     whole: usize,
     /// Steps of the sums, which are as many words of the left operand.
     all: usize,
@@ -688,7 +688,7 @@ impl<C: Stored> Rows<C> {
     /// Elements as they are before a product is added to them.
     ///
     /// # Safety
-    /// Row `i` has so many from `j` on.
+    /// Row `i` has as many as `totals` from `j` on.
     #[inline(always)]
     unsafe fn begun(&self, i: usize, j: usize, totals: &mut [f32]) {
         let from = self.start.add(i * self.stride + j).get();
@@ -698,7 +698,7 @@ impl<C: Stored> Rows<C> {
     }
 
     /// # Safety
-    /// Row `i` has so many elements from `j` on.
+    /// Row `i` has as many elements as `totals` from `j` on.
     #[inline(always)]
     unsafe fn store(&self, i: usize, j: usize, totals: &[f32]) {
         let to = self.start.add(i * self.stride + j).get_mut();
@@ -707,7 +707,7 @@ impl<C: Stored> Rows<C> {
     }
 }
 
-/// A word behind the last that is transposed.
+/// A word after the last that is transposed.
 ///
 /// # Safety
 /// The line has `k` steps.
@@ -721,7 +721,7 @@ unsafe fn last_word<T: Stored>(line: *const f32, word: usize, k: usize) -> f32 {
 /// steps of the sums are f32.
 ///
 /// # Safety
-/// Lines have so many steps; `to` has room for `lines.len()` words of each.
+/// Lines have `steps` steps; `to` has room for `lines.len()` words of each.
 pub(super) unsafe fn panel<T: Stored>(lines: &[*const f32], steps: usize, to: *mut f32) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
@@ -790,7 +790,7 @@ unsafe fn panel_of<V: Turn, T: Stored, const WIDENED: bool>(
 }
 
 /// Asks for what is [`AHEAD`] of word `at` of lines of `whole` words, or as far into the lines that
-/// are `next` bytes behind them; once for each line of the cache.
+/// are `next` bytes after them; once for each line of the cache.
 #[inline(always)]
 fn ask(_lines: &[*const f32], at: usize, whole: usize, next: usize) {
     if !at.is_multiple_of(ASKED) {
@@ -898,8 +898,8 @@ unsafe fn rows<V: Turn>(
     of!(8 4 2 1);
 }
 
-/// Columns of a task: enough for the next lines to be worth asking for, and few enough that each
-/// of so many threads has several tasks.
+/// Columns of a task: enough for the next lines to be worth asking for, and few enough that each of
+/// `threads` threads has several tasks.
 pub(super) fn columns_of_task(n: usize, threads: usize) -> usize {
     let unit = shape().columns;
     n.div_ceil(2 * threads).clamp(1, 32 * unit).next_multiple_of(unit)
@@ -959,7 +959,8 @@ mod tests {
         }
     }
 
-    /// Weights in bf16 beside f32 have the bits of the same weights in f32, few rows and many.
+    /// Weights in bf16, multiplied with f32, have the bits of the same weights in f32, few rows and
+    /// many.
     #[test]
     fn weights_in_bf16_have_the_bits_of_f32() {
         let value = |i: usize| ((i * 37 + 11) % 1009) as f32 / 501.7 - 1.0;

@@ -268,7 +268,7 @@ impl RightOf<f32> for Lines<'_> {
             };
             if C::NARROW && accumulate {
                 for (i, sums) in sums.chunks_exact_mut(columns).enumerate().take(m) {
-                    // SAFETY: row `i` of `c` has so many elements from `j` on.
+                    // SAFETY: row `i` of `c` has `columns` elements from `j` on.
                     C::wide(unsafe { std::slice::from_raw_parts(row(i), columns) }, sums);
                 }
             }

@@ -110,7 +110,7 @@ impl<'t, G: Gpu> Bench<'t, G> {
             .filter(|(rung, _)| !self.without.contains(&(step.distinct, *rung)))
             .collect();
         if step.written.is_empty() || self.known.contains(&step.distinct) {
-            // A rung that is wrong is left out: the launches behind this one read right numbers.
+            // A rung that is wrong is left out: the launches after this one read right numbers.
             let Some(&(_, source)) = rungs.first() else { return Ok(()) };
             return self.launch(step, source).map(drop);
         }

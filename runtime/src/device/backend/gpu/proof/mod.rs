@@ -1,4 +1,4 @@
-//! Proofs of kernels on the GPU that runs them: each beside its naive kernel, on the same memory.
+//! Proofs of kernels on the GPU that runs them: each against its naive kernel, on the same memory.
 //!
 //! *In*: a plan and a device. *Out*: a [`Verdict`] for each distinct launch and [`Rung`].
 //! *Promise*: code that nobody trusts yet runs in a process of its own, which ends where it faults
@@ -76,7 +76,7 @@ pub enum Outcome {
         /// Its words.
         why: String,
     },
-    /// Nothing was heard of it for so many seconds.
+    /// It reported nothing for too long.
     Hangs {
         /// How many.
         seconds: u64,

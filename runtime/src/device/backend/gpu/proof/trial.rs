@@ -150,13 +150,13 @@ pub(super) struct Blocks {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) enum With {
-    /// Floats no farther from a centre than so much.
+    /// Floats around a centre, and how far from it at most.
     Around(f32, f32),
     /// Integers below a bound.
     Below(u64),
-    /// The number of an element in its row of so many.
+    /// The number of an element in its row of this length.
     Counted(u64),
-    /// Three documents in each row of so many.
+    /// Three documents in each row of this length.
     Documents(u64),
 }
 

@@ -12,7 +12,7 @@ use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored, View};
 use dreamc_compiler::ir::{Attention as Scoring, Mask};
 use dreamc_compiler::op::attention::Chosen;
 
-/// Queries of a task at least, where there are so many.
+/// Fewest queries of a task, where there are that many.
 const QUERIES: usize = 256;
 /// Parts of the queries of a sequence at most.
 const PARTS: usize = 4;

@@ -1,4 +1,4 @@
-//! Chosen keys as bits of a tile: lists that have so many of the keys that tiles of all of them are
+//! Chosen keys as bits of a tile: for lists of such a share of the keys that tiles of all keys are
 //! faster than rows one by one.
 //!
 //! *In*: the lists of some queries of a sequence. *Out*: for a tile of keys, how much of it a block

@@ -104,8 +104,8 @@ pub(super) struct Scored<'a> {
     score: Option<Steps>,
     mask: Option<Steps>,
     partials: Option<(Steps, Partials)>,
-    /// Operands of which the score has derivatives, and where the sums of each begin among those of
-    /// a head.
+    /// Operands that the score has derivatives by, and where the sums of each begin among a head's
+    /// sums.
     moved: Vec<(usize, usize)>,
 }
 
@@ -291,7 +291,7 @@ impl<'a> Scored<'a> {
         }
     }
 
-    /// Room behind the steps of a score in the backward.
+    /// Room after the steps of a score in the backward.
     fn spare(&self) -> usize {
         if self.partials.is_some() { ROOM } else { 0 }
     }
@@ -496,7 +496,7 @@ impl<'a> Dropout<'a> {
         Some(Dropout { draws: args.ints("draws"), threshold: threshold(p), factor: (1.0 / (1.0 - p)) as f32 })
     }
 
-    /// Multiplies a tile of so many first queries' rows by what dropout leaves.
+    /// Multiplies a tile of the rows of `queries` by what dropout leaves.
     pub fn apply(
         &self,
         s: &Sizes,

@@ -11,7 +11,7 @@ pub(super) struct Backward<'s> {
     pub out: &'s mut [f32],
     /// Of values, and of the products of states with `u`, in panels.
     pub values: [&'s mut [f32]; 2],
-    /// Of the state behind the chunk, in panels.
+    /// Of the state after the chunk, in panels.
     pub state: &'s mut [f32],
 }
 
@@ -64,8 +64,8 @@ impl<'s> Backward<'s> {
         Backward { parts, out: next(), values: [(); 2].map(|()| next()), state: next() }
     }
 
-    /// Goes back over a chunk that is prepared and whose values have entered: `before` and `behind`
-    /// are the states on both sides.
+    /// The backward of a chunk that is prepared and whose values have entered, from the states
+    /// `before` and `behind`: before and after it.
     pub(super) fn run(&mut self, chunk: &mut Chunk, before: &[f32], behind: &[f32]) {
         let (s, n) = (&chunk.sizes, chunk.n);
         let [dx, dp] = &mut self.values;

@@ -1,7 +1,7 @@
 //! Some tokens of one head at a time, as products.
 //!
 //! With `x_j = v_j + S_{j-1} u_j` (of a delta rule; `v_j` where there is none), `D_{l→i}` the
-//! decays of the tokens behind `l` up to `i`, and `S` the state before the chunk:
+//! decays of the tokens after `l` up to `i`, and `S` the state before the chunk:
 //!
 //! - `X = V + Ũ S + A X`, `A` below its diagonal `u_j · D_{l→j-1} k_l`: a triangle to solve (the WY
 //!   form; Yang et al. 2406.06484, 2412.06464),
@@ -33,7 +33,7 @@ pub(super) enum Fault {
     LateDecay,
     /// The state before a chunk is zero.
     LostState,
-    /// A document goes on behind its end.
+    /// A document goes on after its end.
     OpenDocument,
     /// A triangle lacks its last row.
     OpenTriangle,
@@ -318,7 +318,7 @@ impl Sizes {
         }
     }
 
-    /// Panel `p` of a matrix of so many rows.
+    /// Panel `p` of a matrix of `rows` rows.
     pub(super) fn panel_of<'a>(&self, x: &'a [f32], rows: usize, p: usize) -> &'a [f32] {
         &x[p * rows * self.panel..][..rows * self.panel]
     }
@@ -457,7 +457,7 @@ kernel_fn! {
         }
     }
 
-    /// Rows of a panel, each with multiples of those behind it.
+    /// Rows of a panel, each with multiples of those after it.
     fn substitute_back(a: &[f32], stride: usize, panel: usize, x: &mut [f32]) {
         for i in (1..x.len() / panel).rev() {
             let (before, own) = x.split_at_mut(i * panel);
@@ -567,7 +567,7 @@ impl<'s> Chunk<'s> {
         }
     }
 
-    /// The state behind the chunk.
+    /// The state after the chunk.
     pub(super) fn leave(&self, state: &mut [f32]) {
         let (s, n) = (&self.sizes, self.n);
         self.decays.whole(s, state);

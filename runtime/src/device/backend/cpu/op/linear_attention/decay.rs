@@ -127,7 +127,7 @@ fn at_mut(x: &mut [f32], i: usize, line: usize, size: usize) -> &mut [f32] {
     &mut x[i * line..][..size]
 }
 
-/// Parts of so many tokens.
+/// Parts of `n` tokens.
 fn parts(n: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
     (0..n.div_ceil(PART)).map(move |p| p * PART..((p + 1) * PART).min(n))
 }
@@ -139,8 +139,8 @@ pub(super) struct Back<'s> {
     pub decayed: [&'s mut [f32]; 4],
     pub scores: [&'s mut [f32]; 4],
     pub decay: &'s mut [f32],
-    /// Of channels, the inner products of the state behind the chunk and its cotangent; of heads,
-    /// of the state before the chunk and its cotangent from behind.
+    /// Of channels, the inner products of the state after the chunk and its cotangent; of heads, of
+    /// the state before the chunk and its cotangent from the tokens after.
     pub flow: &'s mut [f32],
     /// Of channels: cotangents that cross begins of parts, those that read the state of their
     /// token, those that read the state before it, and those of what enters it.
@@ -360,7 +360,7 @@ impl<'s> Decays<'s> {
         }
     }
 
-    /// Rows of a part with the decays since its begin, behind those of the right operand.
+    /// Rows of a part with the decays since its beginning, after those of the right operand.
     fn rows_of_part(&mut self, s: &Sizes, part: &Range<usize>, rows: &[f32], before: bool) {
         let near = std::mem::take(&mut self.near);
         self.since_begin_of(s, part.clone(), rows, near, before);
@@ -444,7 +444,7 @@ impl Decays<'_> {
     }
 
     /// Cotangents of the logarithms of the factors of a head: what passes each token, from tokens
-    /// before it, or the state before the chunk, to tokens behind it, or the state behind.
+    /// before it, or the state before the chunk, to tokens after it, or the state after the chunk.
     fn back_factors(&self, s: &Sizes, n: usize, (decayed, scores): ([&[f32]; 4], [&[f32]; 4]), d: &mut Back) {
         let of = |k: usize, i: usize| {
             inner(at(decayed[k], i, s.line, s.size), at(d.decayed[k], i, s.line, s.size))
@@ -565,7 +565,7 @@ impl Decays<'_> {
         }
     }
 
-    /// The cotangent of a right operand from the state behind the chunk and from rows behind each
+    /// The cotangent of a right operand from the state after the chunk and from rows after each
     /// part.
     fn back_to_right(
         &mut self,

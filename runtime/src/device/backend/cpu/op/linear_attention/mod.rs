@@ -1,10 +1,10 @@
 //! Linear attention: chunks of tokens as products, a token alone as the step that it is.
 //!
-//! A task has one head of one sequence and goes through its chunks in order ([`chunk`]). Backward
-//! it goes forward once more, keeps the state before each chunk and what enters it, and then comes
-//! back ([`back`]); of operands that several heads read, each head leaves its cotangent beside, and
-//! they are added in the order of heads. States and sums are f32; where operands are bf16, so is
-//! what products read ([`narrow`]).
+//! A task has one head of one sequence and goes through its chunks in order ([`chunk`]). In the
+//! backward it goes forward once more, keeps the state before each chunk and what enters it, and
+//! then goes back ([`back`]). Where several heads read an operand, each head stores its own
+//! cotangent in scratch, and they are added in the order of heads. States and sums are f32; where
+//! operands are bf16, so is what products read ([`narrow`]).
 
 mod back;
 mod chunk;
@@ -262,7 +262,7 @@ impl Run for LinearAttention {
             self.chunks::<T>(&s, cx, args);
         }
         if self.tokens == Tokens::Kept {
-            // Behind all tasks, which read it.
+            // After all tasks, which read it.
             for b in 0..s.batch {
                 let sequence = sequence(args, self.tokens, b, s.tokens);
                 let taken = (0..s.tokens).filter(|&i| sequence.takes_part(i)).count();
@@ -528,7 +528,7 @@ impl<'a, T: Stored> Give<'a, T> {
         if takes { to.copy_from_slice(from) } else { to.fill(0.0) }
     }
 
-    /// Adds what heads left beside.
+    /// Adds the cotangents that heads stored in scratch.
     fn join(&self, cx: &Context) {
         let s = &self.sizes;
         let (parts, heads) = (&self.shape.parts, &self.shape.heads);

@@ -50,7 +50,7 @@ fn number(name: &str, [size, at]: [u64; 2], decays: Decays, rng: &mut Rng, segme
     }
 }
 
-/// An instance of so many tokens.
+/// An instance of `tokens` tokens.
 fn instance(seed: u64, tokens: u64, gradient: bool) -> Instance {
     let rng = &mut Rng::new(seed);
     let pick = |rng: &mut Rng, of: &[u64]| of[rng.below(of.len() as u64) as usize];

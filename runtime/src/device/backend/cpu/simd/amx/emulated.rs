@@ -2,7 +2,7 @@
 //! it refuses is done here by the manual's definition.
 //!
 //! *In*: the signal of a refused instruction. *Out*: its effect on tiles and memory, and the
-//! program goes on behind it. *Promise*: exactly the encodings that [`super`] uses are known, with
+//! program goes on after it. *Promise*: exactly the encodings that [`super`] uses are known, with
 //! the conditions under which a processor would refuse them, too; those end the program with a line
 //! that says why. Other instructions get the signal's default. Nothing here allocates or locks, as
 //! a signal's handler must not.
@@ -135,8 +135,8 @@ const REGISTERS: [c_int; 16] = [
 /// The registers are those of a thread that is stopped at an instruction.
 unsafe fn perform(state: &mut State, registers: &mut [i64; 23]) -> bool {
     let code = registers[libc::REG_RIP as usize] as *const u8;
-    // SAFETY: the caller's; bytes behind the first are looked at where those before say that they
-    // are of the same instruction.
+    // SAFETY: the caller's; bytes after the first are read where those before say that they are of
+    // the same instruction.
     unsafe {
         let byte = |i: usize| *code.add(i);
         // A prefix of three bytes, the map 0F38, W and L zero.
@@ -281,7 +281,7 @@ fn multiply(state: &mut State, c: u8, a: u8, b: u8) {
     let (left, right) = (state.tiles[a as usize], state.tiles[b as usize]);
     let tile = &mut state.tiles[c as usize];
     for (sums, left) in tile.0.iter_mut().zip(&left.0).take(lines) {
-        // SAFETY: tiles are there only beside AVX-512; lines are 64 bytes.
+        // SAFETY: tiles are there only with AVX-512; lines are 64 bytes.
         unsafe { line(sums, left, &right, words, halves) };
         sums[bytes / 4..].fill(0);
     }
@@ -301,7 +301,7 @@ unsafe fn line(sums: &mut [u32; 16], left: &[u32; 16], right: &Tile, words: usiz
     let mut before = 0u32;
     let halves = u32::from(halves);
     let apart = u32::from(fault("apart"));
-    // SAFETY: the caller's; the control register is as it was behind the last line.
+    // SAFETY: the caller's; the control register is as it was after the last line.
     unsafe {
         asm!(
             "stmxcsr [{before}]",
