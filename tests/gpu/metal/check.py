@@ -3,7 +3,7 @@
 Metal's own compiler is Apple's and runs on their systems alone. Its language is C++14 with address
 spaces, which Clang has as an attribute; `metal_stdlib` here declares what our texts use. So types,
 names and address spaces are checked, and that the library's functions have these types is taken from
-the Metal Shading Language Specification 3.2 (sections 1.5, 4.1 to 4.3, 5.2, 6.5 and 6.15).
+Apple's Metal Shading Language Specification, its chapters on address spaces, math and atomic functions.
 """
 
 import sys
