@@ -137,7 +137,9 @@ pub(super) fn expand(text: &str) -> Result<Vec<Token>> {
                     branch.done |= holds;
                 }
             }
-            "endif" => drop(branches.pop().ok_or_else(stray)?),
+            "endif" => {
+                branches.pop().ok_or_else(stray)?;
+            }
             "define" if taken => expander.define(rest, number)?,
             "define" | "include" | "pragma" => {}
             _ => return Err(StatementError::at(number, format!("#{word} is not known"))),
