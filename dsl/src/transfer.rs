@@ -158,7 +158,7 @@ impl Transfer {
     }
 }
 
-/// The size of a component behind a path.
+/// The size of a component that a path names.
 fn size_of<'m>(model: &'m mut Model, path: &str) -> Option<&'m mut u64> {
     let (name, size) = path.split_once('.')?;
     let component = model.components.get_mut(name)?;
@@ -231,8 +231,8 @@ impl Multiplier {
 }
 
 impl TransferRule {
-    /// The factor of scores of heads of a size, of which the default is known: 1/d. At the base it
-    /// is the default, but for the rule that has no base.
+    /// The factor of scores of heads of size `here`: proportional to 1/d, `default` at the base,
+    /// except for the rule that has no base.
     fn of_scores(self, base: u64, here: u64, default: f64) -> f64 {
         match self {
             TransferRule::Standard => default,
