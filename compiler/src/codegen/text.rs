@@ -126,7 +126,7 @@ pub(crate) fn status() -> [Param; 2] {
     [Param::new("int *", "status", Argument::Status), Param::new("int", "launch", Argument::Launch)]
 }
 
-/// The same list with the parameters of [`status`] behind it.
+/// The same list with the parameters of [`status`] after it.
 pub(crate) fn with_status(list: Vec<Param>) -> Vec<Param> {
     list.into_iter().chain(status()).collect()
 }
@@ -254,7 +254,7 @@ impl Operands {
         Ok(Param::new("i64", &format!("{name}_stride"), Argument::Stride(i)))
     }
 
-    /// All operands in order; behind those in rows the distance from row to row.
+    /// All operands in order; one in rows is followed by its distance from row to row.
     pub(crate) fn all(&self) -> Result<Vec<Param>> {
         let mut list = vec![];
         for slot in &self.slots {
@@ -337,12 +337,12 @@ impl Builder {
         builder
     }
 
-    /// The text is no statements, which its first lines may be.
+    /// The text is not statements, though its first lines may be.
     pub(crate) fn portable(&mut self) {
         self.source.language = Language::Portable;
     }
 
-    /// Entries behind those of a source, of another file.
+    /// Entries of another file, after those of a source.
     pub(crate) fn over(source: Source, header: &str) -> Self {
         let mut builder =
             Builder { source, resident: 1, cluster: 1, shared: SHARED, turns: Turns::default() };
@@ -377,7 +377,7 @@ impl Builder {
         self.resident = blocks;
     }
 
-    /// The entries that follow run in clusters of so many blocks.
+    /// The entries that follow run in clusters of `blocks` blocks.
     pub(crate) fn cluster(&mut self, blocks: u64) {
         self.cluster = blocks;
     }

@@ -113,7 +113,7 @@ pub enum Type {
         /// Whether it is only read.
         constant: bool,
     },
-    /// So many numbers of a thread's own, or of a table.
+    /// An array of a thread, or a table: the type of its numbers, and their count.
     Array(Number, u64),
     /// The structure of that number.
     Struct(usize),
@@ -313,7 +313,7 @@ pub enum ExprKind {
     Table(usize),
     /// A number of an array or at an address.
     Element(Box<Expr>, Box<Expr>),
-    /// An address so many numbers further.
+    /// An address, and the count of numbers to move it by.
     Offset(Box<Expr>, Box<Expr>),
     /// A field.
     Field(Box<Expr>, usize),
