@@ -11,8 +11,8 @@
 //! of weights are made from such a window in each call. Where all rounds of a loop read the same,
 //! both are done once before it.
 //!
-//! **Gradients.** A window begins at zero, and what it has is summed over the ranks, each of which
-//! adds its part to its own, after the last launch that touches it
+//! **Gradients.** A window begins at zero. After the last launch that touches it, it is summed over
+//! the ranks, and each rank adds its part of the sum to its own gradient
 //! ([`Scattered`](kernel::Scattered)). Rounds of a loop that touch instances of their own have a
 //! window each, in the same memory; where later rounds touch the same instances the window stays,
 //! so that numbers are added up in the order of whole gradients.
@@ -66,7 +66,7 @@ impl Spread {
     }
 }
 
-/// Weights and gradients of which each rank has a part that begins anywhere.
+/// Weights and gradients; the part of each rank begins anywhere.
 struct Flat {
     /// Which numbers are this rank's, in the programs of all uses.
     parts: Parts,
@@ -109,7 +109,7 @@ impl Assembly<'_> {
         self.spread.as_ref().and_then(|spread| spread.own.get(&id).copied()).unwrap_or(id)
     }
 
-    /// A buffer of weights or gradients that are cut, behind `flat` bytes of others.
+    /// A buffer of weights or gradients that are cut, after `flat` bytes of others.
     pub(crate) fn spread_buffer(
         &mut self,
         name: String,
@@ -188,7 +188,7 @@ impl Assembly<'_> {
         Ok(id)
     }
 
-    /// A window of so many instances.
+    /// A window of `instances` instances.
     pub(crate) fn window(&mut self, name: String, dtype: DType, shape: Vec<u64>, instances: u64) -> BufferId {
         self.plan.buffers.push(Buffer { name, space: Space::Temporary, dtype, shape, instances, offset: 0 });
         let id = BufferId(self.plan.buffers.len() as u32 - 1);
@@ -536,7 +536,7 @@ impl Assembly<'_> {
         }
     }
 
-    /// Puts the windows behind `base`, where temporaries end: where they end.
+    /// Puts the windows after `base`, where temporaries end, and returns the end of the windows.
     pub(crate) fn end_windows(&mut self, base: u64) -> Option<u64> {
         let Some(spread) = &self.spread else { return Some(base) };
         for id in &spread.windows {
