@@ -60,7 +60,7 @@ module.exports = grammar({
     return: ($) => seq("return", $._formula),
     recurrence: ($) => seq("recurrence", $.state, repeat(seq(",", $.state)), "{", repeat($._statement), "}"),
     state: ($) => seq(field("name", $.identifier), optional($.dimensions), optional(seq("from", $._beginning))),
-    // Behind a call there a brace is that of the statements.
+    // A brace after a call there begins the statements.
     _beginning: ($) =>
       choice($.number, seq("-", $.number), $.identifier, alias($._plain_call, $.call)),
     dimensions: ($) => seq("[", repeat(choice($.dimension, ",")), "]"),

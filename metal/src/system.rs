@@ -170,7 +170,7 @@ impl Memory {
         })
     }
 
-    /// Where so many bytes at an address are in the memory of the process.
+    /// Where `bytes` bytes at an address are in the memory of the process.
     fn place(&self, address: u64, bytes: usize) -> Result<NonNull<u8>, String> {
         for buffer in &self.buffers {
             let Some(at) = address.checked_sub(buffer.gpuAddress()).and_then(|at| usize::try_from(at).ok())
