@@ -14,8 +14,8 @@ use crate::source::Span;
 #[grammar = "dream.pest"]
 pub(crate) struct Grammar;
 
-/// Brackets may nest so deep; the grammar and the passes after it recurse no deeper than a multiple
-/// of this.
+/// The deepest nesting of brackets; the grammar and the passes after it recurse no deeper than a
+/// multiple of this.
 pub(crate) const MAX_NESTING: usize = 48;
 /// Terms of one sum, product or composition.
 const MAX_TERMS: usize = 64;

@@ -273,8 +273,8 @@ impl Model {
         found
     }
 
-    /// The most passes that the `recur` of the body can make: as many as have weights of their own,
-    /// where they do.
+    /// The most passes that the `recur` of the body can make, where each has weights or capacities
+    /// of its own.
     pub fn most_passes(&self) -> Option<u64> {
         self.body.iter().find_map(|item| match item {
             Item::Recur { count, looping, items, .. } => {
@@ -400,7 +400,7 @@ pub struct Rope {
 impl Rope {
     /// Elements of a vector of `size` that turn, whether or not that is an even number.
     pub fn turning(&self, size: u64) -> u64 {
-        // As `int(head_dim * partial_rotary_factor)` in transformers, but for a product that
+        // As `int(head_dim * partial_rotary_factor)` in transformers, except for a product that
         // rounding puts just below a whole number.
         ((self.share * size as f64 + 1e-9).floor() as u64).min(size)
     }
@@ -1156,8 +1156,8 @@ pub struct Parallel {
     pub data: Option<u64>,
     /// Tensors that are cut over the ranks.
     pub shard: Shard,
-    /// Ranks that have the experts of a mixture together, each as many as the others: successive
-    /// ones, of those that share the micro-batches.
+    /// Ranks that have the experts of a mixture together, the same number each: successive ranks
+    /// among those that share the micro-batches.
     pub experts: u64,
 }
 
@@ -1234,7 +1234,7 @@ pub enum OptimizerKind {
     AdamW,
     /// The sign of a mean of gradients.
     Lion,
-    /// Sums of gradients that keep so much of themselves.
+    /// Sums of gradients, with that momentum.
     Sgd(f64),
     /// Orthogonalised means for matrices, AdamW for the rest.
     Muon(Matrices),

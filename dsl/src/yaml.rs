@@ -16,7 +16,7 @@ use crate::grammar::{Lowering, broken, text_kind, too_long};
 use crate::keys::{self, Type};
 use crate::source::{SourceMap, Span};
 
-/// Collections may nest so deep.
+/// The deepest nesting of collections.
 const MAX_NESTING: usize = 48;
 /// Nodes of a file, aliases written out.
 const MAX_NODES: usize = 100_000;

@@ -171,7 +171,7 @@ pub trait Described {
     /// Makes its sizes the smallest that keep what matters of them.
     fn shrink(&mut self, to: &mut Small);
 
-    /// Gives it a width of at least so much, and lets nothing be chosen or balanced, so that the
+    /// Gives it a width of at least `least`, and lets nothing be chosen or balanced, so that the
     /// numbers of two widths compare.
     fn settle(&mut self, least: u64);
 

@@ -192,7 +192,7 @@ pub enum Function {
     /// Values one after the other along a dimension; of each operand the dimension that becomes
     /// part of it.
     Join(DimId, Vec<DimId>),
-    /// The elements of a dimension from a place on, as many as another has.
+    /// The elements of a dimension from a place on; their number is the size of another dimension.
     Slice {
         /// The dimension.
         of: DimId,
@@ -292,7 +292,7 @@ pub enum Reads {
 }
 
 impl Function {
-    /// The values that it is made of: the one list, by which each place where formulas stand takes
+    /// The values that it is made of. By this one list, each place where formulas stand takes
     /// functions or refuses them.
     pub fn reads(&self) -> Reads {
         match self {

@@ -11,7 +11,7 @@ use crate::keys::Type;
 use crate::source::Span;
 use crate::{ast, dream};
 
-/// Calls and parentheses may nest so deep.
+/// The deepest nesting of calls and parentheses.
 const MAX_NESTING: usize = 48;
 /// Terms of one sum or product.
 const MAX_TERMS: usize = 64;
