@@ -250,7 +250,7 @@ impl Assembly<'_> {
         }
     }
 
-    /// Whether two operands share memory, of what is in memory so far.
+    /// Whether two operands share memory, as far as operands have memory now.
     fn meet(&self, one: &Operand, other: &Operand) -> bool {
         let (Some(one), Some(other)) = (buffer_of(one), buffer_of(other)) else { return false };
         let (a, b) = (self.plan.buffer(one), self.plan.buffer(other));

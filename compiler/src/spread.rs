@@ -198,7 +198,7 @@ impl Assembly<'_> {
         id
     }
 
-    /// The number of an instance's first among all that are cut.
+    /// The place of an instance's first number among all numbers that are cut.
     fn first_of(&self, buffer: BufferId, instance: &Affine) -> Operand {
         let b = self.plan.buffer(buffer);
         let begins = Affine::constant(b.offset / DType::F32.bytes());
@@ -248,8 +248,8 @@ impl Assembly<'_> {
         }
     }
 
-    /// How an instance of weights that are cut is brought together: of what this rank has of it,
-    /// from which number on.
+    /// How an instance of weights that are cut is gathered: the kernel, this rank's part, and the
+    /// place of the instance's first number.
     fn parts_of(&self, buffer: BufferId, instance: &Affine) -> Option<(kernel::Gathered, Operand, Operand)> {
         let elements = self.plan.buffer(buffer).elements();
         if let Some(owners) = self.own_stack(buffer) {
@@ -285,8 +285,8 @@ impl Assembly<'_> {
         self.spread.is_some() && f.params.iter().any(cut)
     }
 
-    /// Says by which function a call makes what it reads of weights that are cut, and whether of
-    /// this rank's experts alone.
+    /// Records the function by which a call prepares values of weights that are cut, and whether it
+    /// prepares them of this rank's experts alone.
     pub(crate) fn make_in_calls(&mut self, body: Option<usize>, f: &Function, local: bool) {
         let Some(spread) = &mut self.spread else { return };
         for (port, _) in &f.results {
@@ -394,7 +394,7 @@ impl Assembly<'_> {
         lifted
     }
 
-    /// Whether a launch makes windows of nothing but weights, and of windows that do not vary with
+    /// Whether a launch makes windows from weights alone, and from windows that do not vary with
     /// the rounds of a loop.
     fn is_steady(&self, launch: &Launch, variable: u32, varies: &FxHashSet<BufferId>) -> bool {
         let Some(spread) = &self.spread else { return false };

@@ -232,7 +232,7 @@ pub struct Source {
     pub text: String,
     /// Launches, in order; each sees what the ones before it wrote.
     pub passes: Vec<Pass>,
-    /// How often the passes are gone through, with [`Argument::Iteration`] counting.
+    /// How often the passes run; [`Argument::Iteration`] counts.
     pub iterations: u32,
     /// Bytes of scratch memory that the passes share. Its content before does not matter.
     pub scratch: u64,
@@ -248,7 +248,7 @@ pub enum Language {
     Portable,
     /// CUDA that uses what `sm_90a` has.
     Hopper,
-    /// Kernel statements, which are no dialect's yet.
+    /// Kernel statements, not yet in a GPU's language.
     Statements,
 }
 
@@ -304,7 +304,7 @@ pub enum Argument {
     Status,
     /// Number of the launch, as a 32-bit integer.
     Launch,
-    /// How many times the passes were gone through before.
+    /// How many times the passes ran before.
     Iteration,
 }
 

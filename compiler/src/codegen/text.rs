@@ -36,7 +36,7 @@ pub(crate) fn double(x: f64) -> String {
     if x.is_finite() { format!("{x:?}") } else { format!("double({})", float(x)) }
 }
 
-/// A function of one element, or of as many as a value holds.
+/// A function of the elements that a value holds, one or more.
 pub(crate) fn unary(op: Unary, x: &str) -> String {
     match op {
         Unary::Neg => format!("-{x}"),
@@ -290,8 +290,8 @@ impl Operands {
         Ok(self.variant.is_narrow(self.at(name)?))
     }
 
-    /// Numbers that a thread takes at a time of rows of `width` in these operands, all of one type:
-    /// as many as 16 bytes hold, or one.
+    /// Numbers of a row of `width` that a thread takes at a time, where these operands all have one
+    /// type: those in 16 bytes, or one.
     pub(crate) fn numbers(&self, width: u64, names: &[&str]) -> Result<u64> {
         let numbers: Vec<usize> = names.iter().map(|name| self.at(name)).collect::<Result<_>>()?;
         let each = if numbers.iter().all(|&i| self.variant.is_narrow(i)) { 8 } else { 4 };
