@@ -1,5 +1,5 @@
 // `.dream` for editors. Keys are words here, and their meanings are in the table of `dsl/src/keys.rs`:
-// a new key needs no change, but for one that is written without a value, which is in FLAGS.
+// a new key needs no change, except for one that is written without a value, which is in FLAGS.
 
 const FLAGS = [
   "tie", "unit_offset", "pre_norm", "post_norm", "half_reversed", "normalise", "shared", "document_mask", "begin",
