@@ -10,7 +10,7 @@ use crate::ast::{Ast, FileKind, Item, Key, Map, Pair, Value, ValueKind};
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use std::path::Path;
 
-/// Most overlays below one another.
+/// The limit of overlays below one another.
 const DEEPEST: usize = 8;
 
 /// The sections that are merged, `define` by names; of the others the file's own stands.

@@ -173,7 +173,7 @@ fn columns(letter: char) -> usize {
     if wide { 2 } else { 1 }
 }
 
-/// Most diagnostics that are shown: more are of no use, and each shows a line.
+/// The limit of diagnostics that are shown: more are of no use, and each shows a line.
 pub const SHOWN: usize = 200;
 
 /// Diagnostics of one source: at least one error where this is the `Err` of a result.

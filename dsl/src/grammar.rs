@@ -19,7 +19,7 @@ pub(crate) struct Grammar;
 pub(crate) const MAX_NESTING: usize = 48;
 /// Terms of one sum, product or composition.
 const MAX_TERMS: usize = 64;
-/// Most bytes of a key; YAML reads at most 1024 characters of one, escapes included.
+/// The longest key, in bytes; YAML reads at most 1024 characters of one, escapes included.
 pub(crate) const LONGEST_NAME: usize = 200;
 
 /// Reads one text. `at` turns an offset of it into one of the source.

@@ -71,7 +71,7 @@ pub use spec::Spec;
 pub use suggest::field_called;
 pub use suite::Suite;
 
-/// Most bytes of a file.
+/// The longest file, in bytes.
 const MAX_BYTES: usize = 1 << 20;
 
 /// Reads a text. Slips of syntax that the reader could read over are in the tree ([`Ast::errors`]);

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 type Result<T> = std::result::Result<T, StatementError>;
 
-/// Most nested expressions and blocks; no kernel is deeper.
+/// The deepest nesting of expressions and blocks; no kernel is deeper.
 const DEEPEST: usize = 200;
 
 pub(super) fn unit(text: &str) -> Result<Unit> {

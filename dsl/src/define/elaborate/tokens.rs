@@ -516,7 +516,7 @@ impl<'a> Elaborator<'a> {
     }
 }
 
-/// Whether dimensions of lists come first among those of heads, where those that keys have, too,
+/// Whether dimensions of lists come first among those of heads, where those that keys also have
 /// come before the others: heads of one list are then adjacent.
 fn begins(heads: &[DimId], of_keys: &[DimId], lists: &[DimId]) -> bool {
     let shared = of_keys.iter().copied().filter(|dim| heads.contains(dim));
