@@ -51,7 +51,7 @@ pub(crate) fn resolve(mut ast: Ast, folder: &Path, depth: usize) -> Result<Ast, 
     if let Some(inner) = file.strip_prefix(folder).ok().and_then(Path::parent) {
         spec.paths().for_each(|path| *path = inner.join(&*path).to_string_lossy().into_owned());
     }
-    // The weights of a run are already transplanted and healed.
+    // The weights of a run need no transplant and no teacher any more.
     if named.join("checkpoints").is_dir() || over_weights(&ast) {
         (spec.transplant, spec.heal) = (None, None);
     }
