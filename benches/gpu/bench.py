@@ -43,7 +43,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PYTORCH = ROOT / "benches" / "pytorch"
 MODELS = ("la-16", "dr-da-16")
-# Two layers of a recurrence and an MLP, beside this file.
+# Specs next to this file: two layers of a recurrence and an MLP.
 RECURRENT = ("gated-delta", "delta", "mamba2")
 # Dense bf16 peaks in FLOP/s, from the vendor's data sheets; the report also measures what one large product reaches.
 PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "L40S": 362e12}

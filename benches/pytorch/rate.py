@@ -77,7 +77,7 @@ def main():
     }
     written = None
     if not cuda:
-        # As `dreamc bench`: 64 tokens behind a prompt.
+        # As `dreamc bench`: 64 tokens after a prompt.
         count = min(128, spec["model"]["context"])
         times = [time.perf_counter() for _ in model.write(count, dtype)]
         written = {"tokens_per_second": 63 / (times[-1] - times[-64])}

@@ -1,16 +1,16 @@
 //! Experts over ranks: rows go to the owners of their experts, and come back.
 //!
-//! *In*: grouped products of slots with the experts of a mixture, of which each rank of a team owns
-//! as many ([`Owners`]). *Out*: the same products on a rank's own experts, of the slots of all
-//! ranks of its team. *Promise*: a rank's arena has its own experts, their gradients and states,
-//! and what is prepared of them; activations stay on the rank that has the tokens. Results have the
-//! bits of whole experts. The gradient of an expert is added up over the ranks of a team in their
-//! order, as sums over ranks are.
+//! *In*: grouped matmuls of slots with the experts of a mixture; each rank of a team owns an equal
+//! number of experts ([`Owners`]). *Out*: the same matmuls on a rank's own experts, of the slots of
+//! all ranks of its team. *Promise*: a rank's arena has its own experts, their gradients and
+//! states, and what is prepared of them; activations stay on the rank that has the tokens. Results
+//! have the bits of whole experts. The gradient of an expert is added up over the ranks of a team
+//! in their order, as sums over ranks are.
 //!
 //! **Turns.** A loop lets each member of a team have its turn: its rows are sent
 //! ([`Sent`](kernel::Sent)), multiplied by their owners, and the results returned
 //! ([`Returned`](kernel::Returned)). Slots of one rank alone come in a turn: as much room as
-//! a rank's own slots take holds them, whatever routers choose. Products that follow one another on
+//! a rank's own slots take holds them, whatever routers choose. Matmuls that follow one another on
 //! the same rows share a loop, and rows are sent once in it.
 //!
 //! **Prepared experts.** Casts, and sums with a shared expert, are made of a rank's own, by the
@@ -250,7 +250,7 @@ impl Assembly<'_> {
         }
     }
 
-    /// Whether two operands share memory, of what is in memory so far.
+    /// Whether two operands share memory, as far as operands have memory now.
     fn meet(&self, one: &Operand, other: &Operand) -> bool {
         let (Some(one), Some(other)) = (buffer_of(one), buffer_of(other)) else { return false };
         let (a, b) = (self.plan.buffer(one), self.plan.buffer(other));

@@ -11,8 +11,8 @@
 //! of weights are made from such a window in each call. Where all rounds of a loop read the same,
 //! both are done once before it.
 //!
-//! **Gradients.** A window begins at zero, and what it has is summed over the ranks, each of which
-//! adds its part to its own, after the last launch that touches it
+//! **Gradients.** A window begins at zero. After the last launch that touches it, it is summed over
+//! the ranks, and each rank adds its part of the sum to its own gradient
 //! ([`Scattered`](kernel::Scattered)). Rounds of a loop that touch instances of their own have a
 //! window each, in the same memory; where later rounds touch the same instances the window stays,
 //! so that numbers are added up in the order of whole gradients.
@@ -66,7 +66,7 @@ impl Spread {
     }
 }
 
-/// Weights and gradients of which each rank has a part that begins anywhere.
+/// Weights and gradients; the part of each rank begins anywhere.
 struct Flat {
     /// Which numbers are this rank's, in the programs of all uses.
     parts: Parts,
@@ -109,7 +109,7 @@ impl Assembly<'_> {
         self.spread.as_ref().and_then(|spread| spread.own.get(&id).copied()).unwrap_or(id)
     }
 
-    /// A buffer of weights or gradients that are cut, behind `flat` bytes of others.
+    /// A buffer of weights or gradients that are cut, after `flat` bytes of others.
     pub(crate) fn spread_buffer(
         &mut self,
         name: String,
@@ -188,7 +188,7 @@ impl Assembly<'_> {
         Ok(id)
     }
 
-    /// A window of so many instances.
+    /// A window of `instances` instances.
     pub(crate) fn window(&mut self, name: String, dtype: DType, shape: Vec<u64>, instances: u64) -> BufferId {
         self.plan.buffers.push(Buffer { name, space: Space::Temporary, dtype, shape, instances, offset: 0 });
         let id = BufferId(self.plan.buffers.len() as u32 - 1);
@@ -198,7 +198,7 @@ impl Assembly<'_> {
         id
     }
 
-    /// The number of an instance's first among all that are cut.
+    /// The place of an instance's first number among all numbers that are cut.
     fn first_of(&self, buffer: BufferId, instance: &Affine) -> Operand {
         let b = self.plan.buffer(buffer);
         let begins = Affine::constant(b.offset / DType::F32.bytes());
@@ -248,8 +248,8 @@ impl Assembly<'_> {
         }
     }
 
-    /// How an instance of weights that are cut is brought together: of what this rank has of it,
-    /// from which number on.
+    /// How an instance of weights that are cut is gathered: the kernel, this rank's part, and the
+    /// place of the instance's first number.
     fn parts_of(&self, buffer: BufferId, instance: &Affine) -> Option<(kernel::Gathered, Operand, Operand)> {
         let elements = self.plan.buffer(buffer).elements();
         if let Some(owners) = self.own_stack(buffer) {
@@ -285,8 +285,8 @@ impl Assembly<'_> {
         self.spread.is_some() && f.params.iter().any(cut)
     }
 
-    /// Says by which function a call makes what it reads of weights that are cut, and whether of
-    /// this rank's experts alone.
+    /// Records the function by which a call prepares values of weights that are cut, and whether it
+    /// prepares them of this rank's experts alone.
     pub(crate) fn make_in_calls(&mut self, body: Option<usize>, f: &Function, local: bool) {
         let Some(spread) = &mut self.spread else { return };
         for (port, _) in &f.results {
@@ -394,7 +394,7 @@ impl Assembly<'_> {
         lifted
     }
 
-    /// Whether a launch makes windows of nothing but weights, and of windows that do not vary with
+    /// Whether a launch makes windows from weights alone, and from windows that do not vary with
     /// the rounds of a loop.
     fn is_steady(&self, launch: &Launch, variable: u32, varies: &FxHashSet<BufferId>) -> bool {
         let Some(spread) = &self.spread else { return false };
@@ -536,7 +536,7 @@ impl Assembly<'_> {
         }
     }
 
-    /// Puts the windows behind `base`, where temporaries end: where they end.
+    /// Puts the windows after `base`, where temporaries end, and returns the end of the windows.
     pub(crate) fn end_windows(&mut self, base: u64) -> Option<u64> {
         let Some(spread) = &self.spread else { return Some(base) };
         for id in &spread.windows {

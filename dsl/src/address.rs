@@ -3,7 +3,7 @@
 //!
 //! A path names a field of the specification; this module finds the place in the tree where that
 //! field is, or would be, written: under the kind of its component, as the short form of a group
-//! (`rope: 10000` is `rope.base`), or as a short key beside the router.
+//! (`rope: 10000` is `rope.base`), or as a short key next to the router.
 
 use crate::ast::*;
 use crate::diagnostic::Diagnostic;
@@ -113,7 +113,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Adds a key behind the last of a map.
+/// Adds a key after the last of a map.
 fn add(text: &str, spelling: Spelling, map: &Map, key: &str, value: &str) -> Result<String, Diagnostic> {
     let Some(last) = map.items.last() else { return Err(unwritten(key)) };
     let end = last.node.key.span.to(last.node.value.span).end;
@@ -129,7 +129,7 @@ fn add(text: &str, spelling: Spelling, map: &Map, key: &str, value: &str) -> Res
         (Spelling::Dream, false) => format!("  {key} {value}"),
     };
     let end = match (own_line, text.get(end..).and_then(|rest| rest.find('\n'))) {
-        // A comment behind the last key stays with it.
+        // A comment after the last key stays with it.
         (true, Some(length)) => end + length,
         (true, None) => text.len(),
         _ => end,
@@ -283,7 +283,7 @@ fn through_component(components: Option<&Map>, steps: &mut Vec<Step>) -> Result<
     if steps[3] != Step::Key(pair.key.text.clone()) || defined && steps.len() == 4 {
         steps.insert(3, Step::Key(pair.key.text.clone()));
     }
-    // `query` and `balance` may be written beside the router or in it.
+    // `query` and `balance` may be written next to the router or in it.
     let mut owner = pair.value.as_map();
     let mut depth = 4;
     if steps.get(4) == Some(&Step::Key("projection".into())) {

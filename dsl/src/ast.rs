@@ -26,7 +26,7 @@ impl Spelling {
     }
 
     /// The spelling of a text without a name, by its first line that says anything: YAML has a
-    /// colon behind its first word.
+    /// colon after its first word.
     pub fn guess(text: &str) -> Spelling {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         let first = lines.map(|line| line.trim_start_matches(['"', '\''])).next().unwrap_or("");
@@ -66,7 +66,7 @@ pub struct Ast {
 pub struct Block<T> {
     /// The items in order.
     pub items: Vec<Item<T>>,
-    /// A comment behind the opening delimiter.
+    /// A comment after the opening delimiter.
     pub opening: Option<String>,
     /// Comments after the last item.
     pub closing: Vec<Comment>,
@@ -90,13 +90,13 @@ pub type List = Block<Value>;
 /// A node with what was written around it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item<T> {
-    /// Whether a blank line precedes it, behind its comments.
+    /// Whether a blank line is right before it, after its comments.
     pub blank: bool,
     /// The comments before it.
     pub comments: Vec<Comment>,
     /// The node.
     pub node: T,
-    /// The comment behind it, in the same line.
+    /// The comment after it, in the same line.
     pub trailing: Option<String>,
 }
 

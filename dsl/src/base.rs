@@ -10,7 +10,7 @@ use crate::ast::{Ast, FileKind, Item, Key, Map, Pair, Value, ValueKind};
 use crate::diagnostic::{Diagnostic, Diagnostics};
 use std::path::Path;
 
-/// An overlay of an overlay of … may be so deep.
+/// The limit of overlays below one another.
 const DEEPEST: usize = 8;
 
 /// The sections that are merged, `define` by names; of the others the file's own stands.
@@ -51,7 +51,7 @@ pub(crate) fn resolve(mut ast: Ast, folder: &Path, depth: usize) -> Result<Ast, 
     if let Some(inner) = file.strip_prefix(folder).ok().and_then(Path::parent) {
         spec.paths().for_each(|path| *path = inner.join(&*path).to_string_lossy().into_owned());
     }
-    // The weights of a run are behind its beginning and its teacher.
+    // The weights of a run need no transplant and no teacher any more.
     if named.join("checkpoints").is_dir() || over_weights(&ast) {
         (spec.transplant, spec.heal) = (None, None);
     }

@@ -39,7 +39,7 @@ pub(crate) fn in_dream(text: &str) -> Vec<Found> {
     found
 }
 
-/// The comments of a YAML text: `#` at the start of a line or behind a blank, outside the given
+/// The comments of a YAML text: `#` at the start of a line or after a blank, outside the given
 /// scalars.
 pub(crate) fn in_yaml(text: &str, mut scalars: Vec<Span>) -> Vec<Found> {
     scalars.sort_by_key(|span| span.start);
@@ -175,7 +175,7 @@ impl Place<'_> {
         }
     }
 
-    /// Whether a comment behind an item is still one of the block that is its value: a block
+    /// Whether a comment after an item is still one of the block that is its value: a block
     /// without delimiters ends with the line of its last item, or in YAML with its indentation.
     fn belongs_inside(&self, span: Span, at: usize, value: &Value) -> bool {
         let inner = match &value.kind {
@@ -231,7 +231,7 @@ impl Place<'_> {
 }
 
 /// The same for every block: no blank line at its start, comments and broken blocks break what
-/// holds them, and a comment behind a closing delimiter moves inside it.
+/// holds them, and a comment after a closing delimiter moves inside it.
 fn settle<T: Holder>(block: &mut Block<T>) {
     for item in &mut block.items {
         let trailing = &mut item.trailing;

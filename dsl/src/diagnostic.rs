@@ -1,7 +1,7 @@
 //! Diagnostics of a text: one type for errors and warnings of every stage.
 //!
 //! A diagnostic has a stable code, one phrase, the token it is about, and help that says what would
-//! be right. Stages behind the language make theirs with [`Diagnostic::error`] and
+//! be right. Later stages make theirs with [`Diagnostic::error`] and
 //! [`Diagnostic::at`], which finds the token of a field of the checked spec.
 
 use std::fmt::{self, Write as _};
@@ -173,7 +173,7 @@ fn columns(letter: char) -> usize {
     if wide { 2 } else { 1 }
 }
 
-/// So many are shown: more are of no use to anyone, and each shows a line.
+/// The limit of diagnostics that are shown: more are of no use, and each shows a line.
 pub const SHOWN: usize = 200;
 
 /// Diagnostics of one source: at least one error where this is the `Err` of a result.

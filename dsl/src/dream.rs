@@ -722,7 +722,7 @@ fn line_end(text: &str, from: usize) -> usize {
 type Words = std::iter::Peekable<std::vec::IntoIter<Value>>;
 
 /// `uniform 1 8`, `lognormal_poisson 32 0.5 min 1 max 64` and so on as the map that YAML has; a
-/// word alone where it is no law.
+/// word alone where it is not a law.
 fn depths(words: &mut Words, at: Span) -> Value {
     let Some(law) = words.next() else { return Value::new(ValueKind::Null, at) };
     let ValueKind::Word(name) = &law.kind else { return law };

@@ -14,12 +14,12 @@ use crate::source::Span;
 #[grammar = "dream.pest"]
 pub(crate) struct Grammar;
 
-/// Brackets may nest so deep; the grammar and the passes after it recurse no deeper than a multiple
-/// of this.
+/// The deepest nesting of brackets; the grammar and the passes after it recurse no deeper than a
+/// multiple of this.
 pub(crate) const MAX_NESTING: usize = 48;
 /// Terms of one sum, product or composition.
 const MAX_TERMS: usize = 64;
-/// A key may have so many bytes; YAML reads at most 1024 characters of one, escapes included.
+/// The longest key, in bytes; YAML reads at most 1024 characters of one, escapes included.
 pub(crate) const LONGEST_NAME: usize = 200;
 
 /// Reads one text. `at` turns an offset of it into one of the source.

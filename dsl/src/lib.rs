@@ -71,7 +71,7 @@ pub use spec::Spec;
 pub use suggest::field_called;
 pub use suite::Suite;
 
-/// A file may have so many bytes.
+/// The longest file, in bytes.
 const MAX_BYTES: usize = 1 << 20;
 
 /// Reads a text. Slips of syntax that the reader could read over are in the tree ([`Ast::errors`]);
@@ -109,8 +109,8 @@ pub fn check_suite(ast: &Ast, overrides: &[String]) -> Result<(Suite, Vec<Diagno
     Ok((Suite { sources: *diagnostics.source, ..suite }, diagnostics.list))
 }
 
-/// Checks the tree of a specification in `folder`: definitions that it includes are put beside its
-/// own, and the one that it names as its `base` below it first.
+/// Checks the tree of a specification in `folder`. First, definitions that it includes are added to
+/// its own, and the specification that it names as its `base` is put below it.
 pub fn check_in(
     ast: Ast,
     folder: &std::path::Path,

@@ -113,7 +113,7 @@ fn heal_tree(heal: &Heal) -> ValueKind {
     fields.map()
 }
 
-/// The definitions that components of a model are made by, each behind those that it applies.
+/// The definitions that components of a model are made by, each after those that it applies.
 pub(crate) fn definitions(model: &Model) -> Option<ValueKind> {
     fn add<'m>(definition: &'m Definition, found: &mut Vec<&'m Definition>) {
         if found.iter().any(|other| other.name.text == definition.name.text) {

@@ -1,6 +1,6 @@
 //! Where things stand in a source text.
 //!
-//! A [`Span`] is a range of bytes in one address space: first the file's text, then, each behind a
+//! A [`Span`] is a range of bytes in one address space: first the file's text, then, each after a
 //! gap of one byte, the files that it includes, and the `--set` arguments that changed it. So a
 //! diagnostic about an override points into the argument with no other machinery than a span.
 

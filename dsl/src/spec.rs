@@ -2,7 +2,7 @@
 //! resolved.
 //!
 //! This is the only type that leaves the language; nothing in it refers to the spelling it came
-//! from, save [`Spec::sources`], which finds the token behind a field for later stages'
+//! from, save [`Spec::sources`], which finds the token of a field for later stages'
 //! diagnostics. Sizes are `u64`, checked to be positive and below 2^48; real numbers are finite.
 
 use indexmap::IndexMap;
@@ -52,9 +52,9 @@ impl Spec {
         self.weights.iter_mut().chain(donor).chain(teacher).chain(self.data.iter_mut().flat_map(Data::paths))
     }
 
-    /// The temperature of samples: what `eval` says; else 0 where the data are tasks or have
-    /// prompts, which have right answers, and 0.8 for running text, of which the likeliest
-    /// continuation soon repeats itself.
+    /// The temperature of samples: that of `eval`; else 0 where the data are tasks or have prompts,
+    /// which have right answers, and 0.8 for running text, whose likeliest continuation soon
+    /// repeats itself.
     pub fn temperature(&self) -> f64 {
         let prompted = |source: &Source| match source {
             Source::Task(_) => true,
@@ -123,7 +123,7 @@ pub struct Heal {
     pub teacher: Option<String>,
     /// Bytes of the teacher's values that are kept on disk; none where absent.
     pub cache: Option<u64>,
-    /// Stages, one after another. Steps behind the last have no teacher.
+    /// Stages, one after another. Steps after the last have no teacher.
     pub stages: Vec<Stage>,
 }
 
@@ -244,7 +244,7 @@ pub struct Model {
     pub norm: Norm,
     /// Where components read, and where their outputs go.
     pub stream: Stream,
-    /// Matrices of low rank beside those of components.
+    /// Matrices of low rank that are added to those of components.
     pub adapt: Option<Adapt>,
     /// The attentions (and dense networks) that layers mix, by name, in order of definition.
     pub components: IndexMap<String, Component>,
@@ -273,8 +273,8 @@ impl Model {
         found
     }
 
-    /// The most passes that the `recur` of the body can make: as many as have weights of their own,
-    /// where they do.
+    /// The most passes that the `recur` of the body can make, where each has weights or capacities
+    /// of its own.
     pub fn most_passes(&self) -> Option<u64> {
         self.body.iter().find_map(|item| match item {
             Item::Recur { count, looping, items, .. } => {
@@ -400,7 +400,7 @@ pub struct Rope {
 impl Rope {
     /// Elements of a vector of `size` that turn, whether or not that is an even number.
     pub fn turning(&self, size: u64) -> u64 {
-        // As `int(head_dim * partial_rotary_factor)` in transformers, but for a product that
+        // As `int(head_dim * partial_rotary_factor)` in transformers, except for a product that
         // rounding puts just below a whole number.
         ((self.share * size as f64 + 1e-9).floor() as u64).min(size)
     }
@@ -595,7 +595,7 @@ pub enum Item {
 /// How the passes of a `recur` are run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Looping {
-    /// Gradients flow through so many last passes alone.
+    /// The number of last passes that gradients flow through.
     pub backprop: Option<u64>,
     /// The number of passes of a training step, where it is drawn.
     pub depth: Option<Depths>,
@@ -701,10 +701,10 @@ pub enum Statement {
         /// How.
         how: Mixing,
     },
-    /// `x ← Σ_j a_j x_j` over the embedding and the stream behind every so many layer applications
+    /// `x ← Σ_j a_j x_j` over the embedding and the stream after every `every` layer applications
     /// so far, this one last (DenseFormer, 2402.02622, section 3).
     History {
-        /// Every so many.
+        /// Layer applications from one of these streams to the next.
         every: u64,
     },
 }
@@ -813,7 +813,7 @@ pub struct Skip {
 }
 
 impl Skip {
-    /// Whether it has weights or capacities for so many passes as are written, and no more.
+    /// Whether passes have weights or capacities of their own, so that their number is fixed.
     pub fn has_passes(&self) -> bool {
         self.each_pass || !self.capacities.is_empty()
     }
@@ -1140,12 +1140,12 @@ pub struct Train {
     pub evaluate: Evaluate,
     /// Checkpoints during training.
     pub checkpoint: Checkpoint,
-    /// Stop when the validation loss has not improved for so many evaluations.
+    /// Stop when the validation loss has not improved for this number of evaluations.
     pub patience: Option<u64>,
     /// Treatment of a step whose loss or gradient norm is not finite.
     pub on_nan: OnNan,
-    /// Leave out a step whose loss or gradient norm is more than so many standard deviations above
-    /// the mean of those before.
+    /// Leave out a step whose loss or gradient norm is more than this number of standard deviations
+    /// above the mean of those before.
     pub spike: Option<f64>,
 }
 
@@ -1156,8 +1156,8 @@ pub struct Parallel {
     pub data: Option<u64>,
     /// Tensors that are cut over the ranks.
     pub shard: Shard,
-    /// Ranks that have the experts of a mixture together, each as many as the others: successive
-    /// ones, of those that share the micro-batches.
+    /// Ranks that have the experts of a mixture together, the same number each: successive ranks
+    /// among those that share the micro-batches.
     pub experts: u64,
 }
 
@@ -1234,7 +1234,7 @@ pub enum OptimizerKind {
     AdamW,
     /// The sign of a mean of gradients.
     Lion,
-    /// Sums of gradients that keep so much of themselves.
+    /// Sums of gradients, with that momentum.
     Sgd(f64),
     /// Orthogonalised means for matrices, AdamW for the rest.
     Muon(Matrices),

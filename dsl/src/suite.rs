@@ -73,13 +73,13 @@ pub struct Ladder {
     pub sizes: Vec<Size>,
     /// FLOPs of training, least first.
     pub budgets: Vec<f64>,
-    /// Whether arms stop that are behind at the two smallest cells.
+    /// Whether an arm stops that is worse than the baseline at both of the two smallest cells.
     pub gate: bool,
     /// Share of a cell's steps that decay, in a branch of one trunk for all budgets of a size.
     pub cooldown: Option<f64>,
     /// The rule by which sizes share the rate of the smallest cell.
     pub transfer: Option<TransferRule>,
-    /// Of the values of the sweep that a cell tries, one in so many goes on to the next.
+    /// Divides the number of values of the sweep that a cell tries: the best go on to the next.
     pub halving: Option<u64>,
     /// Whether the carried rate is tried against its half and its double at a larger size.
     pub recheck: bool,

@@ -20,7 +20,7 @@ pub struct Transfer {
     pub width: u64,
     /// Layer applications of the base.
     pub depth: u64,
-    /// Passes of the base's loop; as many as here where absent.
+    /// Passes of the base's loop; the same number as here where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub passes: Option<u64>,
     /// Training tokens of the base, where the rule looks at them.
@@ -77,14 +77,14 @@ impl TransferRule {
 pub struct Base {
     /// It.
     pub model: Model,
-    /// Sizes that are no whole number in proportion to the hidden size, by path, with what they are
-    /// here; all sizes of their components stay.
+    /// Sizes that would not be whole numbers in proportion to the hidden size, by path, with their
+    /// values here; all sizes of their components stay.
     pub uneven: Vec<(String, u64)>,
     /// Listed sizes that the model does not have.
     pub unknown: Vec<String>,
 }
 
-/// A reason for which a model has no such base.
+/// A reason why a model has no such base.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadBase {
     /// The field of `transfer` that says so.
@@ -128,7 +128,7 @@ impl Transfer {
         base
     }
 
-    /// The first reason for which a model has no such base.
+    /// The first reason why a model has no such base.
     pub fn bad(&self, model: &Model) -> Option<BadBase> {
         let base = self.base(model);
         if let Some(path) = base.unknown.first() {
@@ -158,7 +158,7 @@ impl Transfer {
     }
 }
 
-/// The size of a component behind a path.
+/// The size of a component that a path names.
 fn size_of<'m>(model: &'m mut Model, path: &str) -> Option<&'m mut u64> {
     let (name, size) = path.split_once('.')?;
     let component = model.components.get_mut(name)?;
@@ -231,8 +231,8 @@ impl Multiplier {
 }
 
 impl TransferRule {
-    /// The factor of scores of heads of a size, of which the default is known: 1/d. At the base it
-    /// is the default, but for the rule that has no base.
+    /// The factor of scores of heads of size `here`: proportional to 1/d, `default` at the base,
+    /// except for the rule that has no base.
     fn of_scores(self, base: u64, here: u64, default: f64) -> f64 {
         match self {
             TransferRule::Standard => default,

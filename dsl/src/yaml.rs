@@ -16,7 +16,7 @@ use crate::grammar::{Lowering, broken, text_kind, too_long};
 use crate::keys::{self, Type};
 use crate::source::{SourceMap, Span};
 
-/// Collections may nest so deep.
+/// The deepest nesting of collections.
 const MAX_NESTING: usize = 48;
 /// Nodes of a file, aliases written out.
 const MAX_NODES: usize = 100_000;
@@ -527,7 +527,7 @@ fn looks_arithmetic(text: &str) -> bool {
         && text.contains(|c: char| c.is_ascii_digit() || "+*/".contains(c))
 }
 
-/// Whether `.dream` reads a text as a path: a dot with a letter behind it stands in it.
+/// Whether `.dream` reads a text as a path: it has a dot with a letter after it.
 fn is_path(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic() || "_./".contains(c))
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_./-".contains(&b))

@@ -273,7 +273,7 @@ fn definitions_of_files_in_the_folder_are_included_and_none_of_others() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// A definition of so many operations.
+/// A definition with that number of operations.
 fn long(operations: usize) -> String {
     let mut text = String::from("define long(heads 4, size 16) {\n  v0 = linear(x, [heads, size])\n");
     for place in 1..operations / 4 {

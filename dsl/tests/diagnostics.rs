@@ -311,10 +311,10 @@ fn ranks_that_cannot_share_a_step_are_refused() {
     let whole = set(&parts).unwrap().0;
     let (cut, _) = set(&[&parts[..], &["train.parallel={data: 4, shard: optimizer}"]].concat()).unwrap();
     assert_eq!((cut.train.parallel.data, cut.train.parallel.shard), (Some(4), Shard::Optimizer));
-    // Specifications of before keep their text.
+    // Specifications from before this key keep their text.
     let shown = |spec| dreamc_dsl::show(spec, Spelling::Yaml);
     assert!(!shown(&whole).contains("parallel") && shown(&cut).contains("shard: optimizer"));
-    // Teams of ranks fill all of them, and own as many experts each.
+    // Teams fill all ranks, and the ranks of a team own the same number of experts each.
     let of = |parallel: &str| set(&[&parts[..], &[&format!("train.parallel={parallel}")]].concat());
     let error = of("{data: 4, experts: 3}").unwrap_err().to_string();
     assert!(error.contains("teams of 3 ranks do not fill 4 ranks"), "{error}");

@@ -26,7 +26,7 @@ fn meaning(ast: &Ast) -> Result<(String, usize), Diagnostics> {
         }
     })
     .map(|(text, warnings)| {
-        // Where a definition stands in its file is no part of what it means.
+        // The place of a definition in its file does not change its meaning.
         let place = |line: &&str| ["start: ", "end: "].iter().any(|of| line.trim_start().starts_with(of));
         let text = text.split("sources: SourceMap").next().unwrap();
         (text.lines().filter(|line| !place(line)).collect(), warnings)

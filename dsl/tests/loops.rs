@@ -225,7 +225,7 @@ fn tokens_choose_how_many_passes_they_make() {
     assert_eq!(depth_choice(items), Some(1e-3));
     let Some(Item::Layer(layer)) = items.first() else { panic!("{body}") };
     let (found, _) = layer.skips()[0];
-    // Where every number of passes is chosen as often, a pass has so many tokens.
+    // Where every number of passes is chosen equally often, passes have these shares of the tokens.
     let shares = [0, 1, 2].map(|pass| found.in_pass(pass).rule.capacity());
     assert_eq!(shares, [1.0, 2.0 / 3.0, 1.0 / 3.0]);
     for (text, from) in [(text, Spelling::Dream), (other, Spelling::Yaml)] {

@@ -1,5 +1,5 @@
 // `.dream` for editors. Keys are words here, and their meanings are in the table of `dsl/src/keys.rs`:
-// a new key needs no change, but for one that is written without a value, which is in FLAGS.
+// a new key needs no change, except for one that is written without a value, which is in FLAGS.
 
 const FLAGS = [
   "tie", "unit_offset", "pre_norm", "post_norm", "half_reversed", "normalise", "shared", "document_mask", "begin",
@@ -60,7 +60,7 @@ module.exports = grammar({
     return: ($) => seq("return", $._formula),
     recurrence: ($) => seq("recurrence", $.state, repeat(seq(",", $.state)), "{", repeat($._statement), "}"),
     state: ($) => seq(field("name", $.identifier), optional($.dimensions), optional(seq("from", $._beginning))),
-    // Behind a call there a brace is that of the statements.
+    // A brace after a call there begins the statements.
     _beginning: ($) =>
       choice($.number, seq("-", $.number), $.identifier, alias($._plain_call, $.call)),
     dimensions: ($) => seq("[", repeat(choice($.dimension, ",")), "]"),

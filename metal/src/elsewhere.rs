@@ -1,4 +1,4 @@
-//! Where there is no Metal: the same types, which nobody can make.
+//! Without Metal: the same types, which no code can construct.
 
 use crate::Refused;
 use std::convert::Infallible;

@@ -35,7 +35,7 @@ pub fn arguments<'a>(list: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
 /// Why memory could not be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// There is not so much.
+    /// The memory is too small.
     Full,
     /// The system's words.
     Failed(String),

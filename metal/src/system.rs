@@ -116,7 +116,7 @@ impl UnderWay {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Buffers may be given back when nothing uses them. There is no one to tell of a failure.
+        // Buffers may be given back when nothing uses them. A failure cannot be reported.
         let _ = self.under_way.get_mut().finish();
     }
 }
@@ -170,7 +170,7 @@ impl Memory {
         })
     }
 
-    /// Where so many bytes at an address are in the memory of the process.
+    /// Where `bytes` bytes at an address are in the memory of the process.
     fn place(&self, address: u64, bytes: usize) -> Result<NonNull<u8>, String> {
         for buffer in &self.buffers {
             let Some(at) = address.checked_sub(buffer.gpuAddress()).and_then(|at| usize::try_from(at).ok())
@@ -189,7 +189,7 @@ impl Memory {
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), String> {
         self.finish()?;
         let place = self.place(address, bytes.len())?;
-        // SAFETY: as many bytes of a buffer, which no launch uses now.
+        // SAFETY: `bytes.len()` bytes of a buffer, which no launch uses now.
         unsafe { place.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
@@ -231,8 +231,8 @@ impl Memory {
             let Some(open) = &mut under_way.open else { return Ok(()) };
             open.encoder.setComputePipelineState(pipeline);
             let given = NonNull::from(arguments).cast::<c_void>();
-            // SAFETY: as many bytes as are said, which the call copies: the structure that the
-            // kernel declares.
+            // SAFETY: `arguments.len()` bytes, which the call copies: the structure that the kernel
+            // declares.
             unsafe { open.encoder.setBytes_length_atIndex(given, arguments.len(), 0) };
             let size = |width: u32| MTLSize { width: width as usize, height: 1, depth: 1 };
             open.encoder.dispatchThreadgroups_threadsPerThreadgroup(size(grid), size(block));

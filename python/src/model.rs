@@ -251,7 +251,7 @@ impl Model {
         Ok(self.lock()?.spec.model.context)
     }
 
-    /// Logits behind every token, `[rows, tokens, vocab]`.
+    /// Logits after every token, `[rows, tokens, vocab]`.
     fn logits<'py>(&self, py: Python<'py>, ids: Rows) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
         let shape = [ids.len() as u64, ids.first().map_or(0, Vec::len) as u64, self.vocab()?];
         let values = self.work(py, move |inner| {
@@ -263,7 +263,7 @@ impl Model {
         array(py, values, &shape)
     }
 
-    /// Mean loss in nats of the tokens behind the first.
+    /// Mean loss in nats of the tokens after the first.
     fn loss(&self, py: Python<'_>, ids: Rows) -> PyResult<f64> {
         self.work(py, move |inner| {
             let batch = inner.batch(&ids, true)?;
@@ -290,7 +290,7 @@ impl Model {
         Ok((loss, arrays(py, found)?))
     }
 
-    /// The stream before each layer and behind the last, `[depth + 1, rows, tokens, hidden]`.
+    /// The stream before each layer and after the last, `[depth + 1, rows, tokens, hidden]`.
     fn hidden<'py>(&self, py: Python<'py>, ids: Rows) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
         let (values, shape) = self.work(py, move |inner| {
             let batch = inner.batch(&ids, false)?;

@@ -154,7 +154,7 @@ pub(crate) fn unpacked(of: &dyn KernelKind, plain: &Kernel, variant: Variant) ->
         slot.role.writes() && matches!(slot.storage, Storage::Float(_)) && variant.is_narrow(i)
     };
     let narrow = variant.is_narrow(0) || slots.iter().enumerate().any(result);
-    // Operands here are as they are in memory, and behind the passes all are of one type.
+    // Operands here have the types of memory; after the passes below all are of one type.
     let both = if narrow { 1 | 1 << weight } else { 0 };
     let moves = narrow && !variant.is_narrow(0);
     let wide = variant.wide | 1 << weight | u64::from(moves);

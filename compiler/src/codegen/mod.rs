@@ -126,7 +126,7 @@ pub(crate) const SHARED: u64 = 163 * 1024;
 /// Shared memory of a block on `sm_90`.
 pub(crate) const HOPPER_SHARED: u64 = 227 * 1024;
 
-/// Properties that a text depends on beside its kernel.
+/// Properties that a text depends on, apart from its kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     /// Bytes of an element of the operands that may have any type.
@@ -156,7 +156,7 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// Multiprocessors of the GPU, of which none is to be idle.
+    /// Multiprocessors of the GPU; each is to have work.
     pub(crate) fn processors(&self) -> u64 {
         self.limits.processors.max(1)
     }
@@ -232,7 +232,7 @@ pub struct Source {
     pub text: String,
     /// Launches, in order; each sees what the ones before it wrote.
     pub passes: Vec<Pass>,
-    /// How often the passes are gone through, with [`Argument::Iteration`] counting.
+    /// How often the passes run; [`Argument::Iteration`] counts.
     pub iterations: u32,
     /// Bytes of scratch memory that the passes share. Its content before does not matter.
     pub scratch: u64,
@@ -248,7 +248,7 @@ pub enum Language {
     Portable,
     /// CUDA that uses what `sm_90a` has.
     Hopper,
-    /// Kernel statements, which are no dialect's yet.
+    /// Kernel statements, not yet in a GPU's language.
     Statements,
 }
 
@@ -295,7 +295,7 @@ pub enum Argument {
     Size(u32),
     /// A distance that the text leaves open, as a 64-bit integer.
     Distance(u64),
-    /// Address of scratch memory, so many bytes in.
+    /// Address in scratch memory: bytes from its start.
     Scratch(u64),
     /// Matrices of bf16 for the copy engine, passed by value.
     Map(Matrices),
@@ -304,7 +304,7 @@ pub enum Argument {
     Status,
     /// Number of the launch, as a 32-bit integer.
     Launch,
-    /// How many times the passes were gone through before.
+    /// How many times the passes ran before.
     Iteration,
 }
 
@@ -313,12 +313,12 @@ pub enum Argument {
 pub enum Base {
     /// At the address of the operand of that number.
     Operand(usize),
-    /// In scratch memory, so many bytes in.
+    /// In scratch memory: bytes from its start.
     Scratch(u64),
 }
 
-/// Matrices of bf16, one behind another, of which a copy brings a box of [`Matrices::ROW`] elements
-/// of some rows into the swizzle of 128 bytes.
+/// Matrices of bf16, one after another. A copy brings a box of [`Matrices::ROW`] elements of some
+/// rows into the swizzle of 128 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Matrices {
     /// Where the first begins.

@@ -103,14 +103,14 @@ impl Naive {
         self
     }
 
-    /// A section for so many threads.
+    /// A section for `threads` threads.
     pub(crate) fn pass(self, name: &str, threads: u64) -> Result<Naive> {
         let lines = section(self.text, name)
             .ok_or_else(|| CodegenError::Malformed(format!("there is no section `{name}`")))?;
         self.body(name, lines, threads)
     }
 
-    /// Lines that are generated, for so many threads.
+    /// Lines that are generated, for `threads` threads.
     pub(crate) fn body(mut self, name: &str, lines: &str, threads: u64) -> Result<Naive> {
         let mut body = format!("i64 at = thread_number();\nif (at >= {threads}) return;\n{lines}");
         body = body

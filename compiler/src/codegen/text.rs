@@ -36,7 +36,7 @@ pub(crate) fn double(x: f64) -> String {
     if x.is_finite() { format!("{x:?}") } else { format!("double({})", float(x)) }
 }
 
-/// A function of one element, or of as many as a value holds.
+/// A function of the elements that a value holds, one or more.
 pub(crate) fn unary(op: Unary, x: &str) -> String {
     match op {
         Unary::Neg => format!("-{x}"),
@@ -126,7 +126,7 @@ pub(crate) fn status() -> [Param; 2] {
     [Param::new("int *", "status", Argument::Status), Param::new("int", "launch", Argument::Launch)]
 }
 
-/// The same list with the parameters of [`status`] behind it.
+/// The same list with the parameters of [`status`] after it.
 pub(crate) fn with_status(list: Vec<Param>) -> Vec<Param> {
     list.into_iter().chain(status()).collect()
 }
@@ -254,7 +254,7 @@ impl Operands {
         Ok(Param::new("i64", &format!("{name}_stride"), Argument::Stride(i)))
     }
 
-    /// All operands in order; behind those in rows the distance from row to row.
+    /// All operands in order; one in rows is followed by its distance from row to row.
     pub(crate) fn all(&self) -> Result<Vec<Param>> {
         let mut list = vec![];
         for slot in &self.slots {
@@ -290,8 +290,8 @@ impl Operands {
         Ok(self.variant.is_narrow(self.at(name)?))
     }
 
-    /// Numbers that a thread takes at a time of rows of `width` in these operands, all of one type:
-    /// as many as 16 bytes hold, or one.
+    /// Numbers of a row of `width` that a thread takes at a time, where these operands all have one
+    /// type: those in 16 bytes, or one.
     pub(crate) fn numbers(&self, width: u64, names: &[&str]) -> Result<u64> {
         let numbers: Vec<usize> = names.iter().map(|name| self.at(name)).collect::<Result<_>>()?;
         let each = if numbers.iter().all(|&i| self.variant.is_narrow(i)) { 8 } else { 4 };
@@ -337,12 +337,12 @@ impl Builder {
         builder
     }
 
-    /// The text is no statements, which its first lines may be.
+    /// The text is not statements, though its first lines may be.
     pub(crate) fn portable(&mut self) {
         self.source.language = Language::Portable;
     }
 
-    /// Entries behind those of a source, of another file.
+    /// Entries of another file, after those of a source.
     pub(crate) fn over(source: Source, header: &str) -> Self {
         let mut builder =
             Builder { source, resident: 1, cluster: 1, shared: SHARED, turns: Turns::default() };
@@ -377,7 +377,7 @@ impl Builder {
         self.resident = blocks;
     }
 
-    /// The entries that follow run in clusters of so many blocks.
+    /// The entries that follow run in clusters of `blocks` blocks.
     pub(crate) fn cluster(&mut self, blocks: u64) {
         self.cluster = blocks;
     }

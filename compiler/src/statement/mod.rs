@@ -23,7 +23,7 @@ pub mod run;
 use std::fmt;
 use thiserror::Error;
 
-/// A text that is no statements, or is not well typed: a bug of the kernel's author.
+/// A text that is not statements, or is not well typed: a bug of the kernel's author.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("line {line} of its statements: {message}")]
 pub struct StatementError {
@@ -93,7 +93,7 @@ impl Number {
         }
     }
 
-    /// Whether it is no integer.
+    /// Whether it is not an integer.
     pub fn floats(self) -> bool {
         matches!(self, Number::F32 | Number::Wide | Number::Bf16)
     }
@@ -113,7 +113,7 @@ pub enum Type {
         /// Whether it is only read.
         constant: bool,
     },
-    /// So many numbers of a thread's own, or of a table.
+    /// An array of a thread, or a table: the type of its numbers, and their count.
     Array(Number, u64),
     /// The structure of that number.
     Struct(usize),
@@ -215,7 +215,7 @@ pub enum Prefix {
     Flip,
 }
 
-/// An operator of two numbers, both of one type but for shifts.
+/// An operator of two numbers, both of one type except for shifts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the operators of C by their usual names")]
 pub enum Infix {
@@ -313,7 +313,7 @@ pub enum ExprKind {
     Table(usize),
     /// A number of an array or at an address.
     Element(Box<Expr>, Box<Expr>),
-    /// An address so many numbers further.
+    /// An address, and the count of numbers to move it by.
     Offset(Box<Expr>, Box<Expr>),
     /// A field.
     Field(Box<Expr>, usize),

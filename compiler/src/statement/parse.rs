@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 type Result<T> = std::result::Result<T, StatementError>;
 
-/// Nested expressions and blocks at most: what is deeper is no kernel's.
+/// The deepest nesting of expressions and blocks; no kernel is deeper.
 const DEEPEST: usize = 200;
 
 pub(super) fn unit(text: &str) -> Result<Unit> {

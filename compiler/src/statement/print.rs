@@ -138,7 +138,7 @@ struct Printer<'u> {
     out: String,
 }
 
-/// How tightly what is no operator binds, an operator before, a choice, an assignment.
+/// How tightly an expression binds: without an operator, with one before it, or as a choice.
 const WHOLE: u8 = 13;
 const BEFORE: u8 = 11;
 const CHOICE: u8 = 0;

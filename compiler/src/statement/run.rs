@@ -9,7 +9,7 @@ use super::{Entry, Expr, ExprKind, Function, Infix, Number, Prefix, Statement, T
 
 /// Bytes by address.
 pub trait Memory {
-    /// The number of so many bytes at an address, or why there is none.
+    /// The number in the `bytes` bytes at an address, or why there is none.
     fn load(&self, address: u64, bytes: u64) -> Result<u64, String>;
 
     /// Writes one.
@@ -31,7 +31,7 @@ pub enum Value {
 
 type Result<T, E = String> = std::result::Result<T, E>;
 
-/// Runs an entry on so many threads.
+/// Runs an entry on `threads` threads.
 pub fn run(
     unit: &Unit,
     entry: &Entry,
@@ -448,7 +448,7 @@ impl<'u> Machine<'u> {
     }
 }
 
-/// So many numbers further.
+/// The address `by` numbers further.
 fn moved(at: u64, by: i64, of: Number) -> u64 {
     at.wrapping_add_signed(by.wrapping_mul(of.bytes() as i64))
 }

@@ -376,7 +376,7 @@ impl Checker {
         self.error("out-of-range", span, message, "make the model less deep");
     }
 
-    /// Refuses depths to draw from of which training would compile more programs than it ends with.
+    /// Refuses a range of depths that training would compile too many programs for.
     pub(super) fn too_many_depths(&mut self, min: u64, max: u64, span: Span) {
         let all = max.saturating_sub(min) + 1;
         if all > MOST_DEPTHS {

@@ -287,7 +287,7 @@ impl Checker {
         let key = &pair.key;
         let message = format!("`{}` is not a key of {}", key.text, section.name);
         let names: Vec<&'static str> = section.keys.iter().map(|key| key.name).collect();
-        // Words that begin a layer are no keys of the model, and stand where keys do.
+        // Words that begin a layer are not keys of the model, but stand where keys do.
         let layers: &[&'static str] =
             if std::ptr::eq(section, &keys::MODEL) { &["repeat", "recur", "layer"] } else { &[] };
         let meant = meant(&key.text, &[&names[..], layers].concat());

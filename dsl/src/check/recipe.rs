@@ -793,7 +793,7 @@ impl Checker {
         Some(Match { baseline: baseline?, fields: fields?, tolerance: tolerance? })
     }
 
-    /// Fields that vary, of which there is one at least.
+    /// Fields that vary, at least one.
     pub(super) fn match_fields(&mut self, group: &Group) -> Option<MatchFields> {
         let [flops, training, params, memory] =
             ["flops", "training", "params", "memory"].map(|key| self.field_step_or_none(group, key));

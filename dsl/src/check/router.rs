@@ -265,7 +265,7 @@ impl Checker {
         Some(Some(Rope { base: base?, half_reversed: half_reversed?, share: share?, scaling: scaling? }))
     }
 
-    /// A share of so many elements that is no number of pairs.
+    /// Reports a share of `size` elements that is not a number of pairs.
     pub(crate) fn odd_share(&mut self, path: &str, rope: &Rope, size: u64) {
         let turning = rope.turning(size);
         let message = format!("a share of {} turns {turning} of {size} elements", rope.share);

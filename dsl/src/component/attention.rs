@@ -144,7 +144,7 @@ pub enum QkNorm {
 pub struct Projection {
     /// Routed experts; how often the layer is applied where absent.
     pub count: Option<u64>,
-    /// Whether there is a shared, always active expert beside them.
+    /// Whether there is also a shared, always active expert.
     pub shared: bool,
     /// The router: top-1, no gate normalisation.
     pub router: Router,

@@ -74,10 +74,10 @@ impl Defined {
 }
 
 impl Defined {
-    /// The settings that count its parts, where its arithmetic has them: with as many more of them
-    /// as the hidden size is larger, parts stay as large. `heads` of `gated_delta` is one. Of
-    /// several the first over whose dimension nothing is summed; after it those without which keys
-    /// of fewer heads would stay as many, as `groups` of `nsa`.
+    /// The settings that count its parts, where its arithmetic has them: where they grow with the
+    /// hidden size, the size of a part stays. `heads` of `gated_delta` is one. Of several it is the
+    /// first whose dimension nothing is summed over. After it come those that must grow as well for
+    /// the number of heads of keys to grow, as `groups` of `nsa`.
     pub fn counts(&self, model: &Model) -> Vec<String> {
         self.counted(model).unwrap_or_default()
     }
@@ -113,8 +113,8 @@ impl Defined {
         });
         let counts: Vec<&String> = counts.collect();
         let found = *counts.iter().find(|name| !summed(name)).or(counts.first())?;
-        // Heads may read keys of fewer heads, by whose number theirs is divided. Numbers that
-        // `linear` gives of a token then stay as many unless that number grows, too.
+        // Heads may read keys of fewer heads, a divisor of their number. The count of numbers that
+        // `linear` gives of a token then stays unless the heads of keys grow in number, too.
         let given = |graph: &Graph| -> Vec<u64> {
             let linear = |node: &&Node| matches!(node.function, Function::Linear(_));
             let size = |node: &Node| node.ty.dims.iter().map(|dim| graph.size(*dim)).product();

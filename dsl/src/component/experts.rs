@@ -21,7 +21,7 @@ pub struct Experts {
     /// Further experts that return nothing (integrated MoDE); routed like the others, numbered
     /// after them.
     pub noop: u64,
-    /// Experts that every token uses, beside the routed ones: one network of so many times `I`.
+    /// Experts that every token uses as well as the routed ones: one network of `shared` times `I`.
     pub shared: u64,
     /// Whether what those give is multiplied by `sigmoid(w·x)`.
     pub shared_gate: bool,

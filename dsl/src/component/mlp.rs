@@ -49,7 +49,7 @@ impl Activation {
         }
     }
 
-    /// The names of the matrices of a network, each behind `prefix`.
+    /// The names of the matrices of a network, each with `prefix` before it.
     pub(super) fn matrices(self, prefix: &str) -> impl Iterator<Item = String> {
         let names = if self.gated() { &["gate", "up", "down"][..] } else { &["up", "down"] };
         names.iter().map(move |name| format!("{prefix}{name}"))

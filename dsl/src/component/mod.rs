@@ -171,7 +171,7 @@ pub trait Described {
     /// Makes its sizes the smallest that keep what matters of them.
     fn shrink(&mut self, to: &mut Small);
 
-    /// Gives it a width of at least so much, and lets nothing be chosen or balanced, so that the
+    /// Gives it a width of at least `least`, and lets nothing be chosen or balanced, so that the
     /// numbers of two widths compare.
     fn settle(&mut self, least: u64);
 
@@ -244,8 +244,8 @@ impl Small<'_> {
         (self.lower)(path, size, most);
     }
 
-    /// The size of vectors of which a rotation turns all or a share: two pairs, and two elements
-    /// more where others do not turn.
+    /// The size of vectors that a rotation turns, all elements or a share: at least two pairs, and
+    /// two elements more where some do not turn.
     pub fn turned(&mut self, path: &str, rope: &mut Option<Rope>, size: &mut u64) {
         let before = *size;
         match rope {
@@ -297,6 +297,6 @@ pub const PRE_NORM: Key = key(
     "Whether the component reads the stream through a norm of its own (not in OLMo 2).",
 );
 
-/// The norm behind a component.
+/// The norm after a component.
 pub const POST_NORM: Key =
     key("post_norm", Type::Bool, FALSE, "Whether the branch output has a norm of its own (Gemma 2).");

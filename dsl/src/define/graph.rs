@@ -146,7 +146,7 @@ pub struct Type {
 /// The function that gives a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Function {
-    /// The token's row of the stream, behind the component's norm: `[hidden]`.
+    /// The token's row of the stream, after the component's norm: `[hidden]`.
     Input,
     /// A number.
     Number(f64),
@@ -181,7 +181,7 @@ pub enum Function {
     },
     /// The sum over dimensions of the product of two values.
     Dot(Vec<DimId>),
-    /// The product with a weight, the second operand, of which the last dimensions are summed over;
+    /// The product with a weight, the second operand, whose last dimensions are summed over;
     /// a third operand is the bias. A dimension that both the value and the result of the weight
     /// have, and that is not summed over, has a matrix for each of its places.
     Linear(Vec<DimId>),
@@ -192,7 +192,7 @@ pub enum Function {
     /// Values one after the other along a dimension; of each operand the dimension that becomes
     /// part of it.
     Join(DimId, Vec<DimId>),
-    /// The elements of a dimension from a place on, as many as another has.
+    /// The elements of a dimension from a place on; their number is the size of another dimension.
     Slice {
         /// The dimension.
         of: DimId,
@@ -221,11 +221,11 @@ pub enum Function {
     },
     /// The value, through which no gradient passes.
     Stop,
-    /// The value so many tokens before; zero before the start.
+    /// The value that number of tokens before; zero before the start.
     Shift(u64),
     /// `Σ_{m<width} w_m ⊙ v[i-m]`; operands are the value, its filter `[…, width]`, and a bias.
     Conv(DimId),
-    /// The sum over all tokens up to this one, or over those of its own block of so many.
+    /// The sum over all tokens up to this one, or over those in its own block of that size.
     Running(Option<u64>),
     /// The blocks of keys that a token reads: queries, keys, and weights of heads.
     Choose(Choice),
@@ -292,7 +292,7 @@ pub enum Reads {
 }
 
 impl Function {
-    /// The values that it is made of: the one list, by which each place where formulas stand takes
+    /// The values that it is made of. By this one list, each place where formulas stand takes
     /// functions or refuses them.
     pub fn reads(&self) -> Reads {
         match self {
@@ -502,9 +502,9 @@ pub enum Measure {
 /// over; keys the same, or fewer heads, which groups of query heads share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attend {
-    /// A query sees the keys of so many tokens, its own included.
+    /// The number of tokens whose keys a query sees, its own included.
     pub window: Option<u64>,
-    /// Only keys at the ends of blocks of so many tokens are seen.
+    /// The tokens of a block; only the key at its end is seen.
     pub every: Option<u64>,
     /// The operand that says which blocks are seen, and the tokens of one.
     pub among: Option<(u32, u64)>,

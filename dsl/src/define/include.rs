@@ -13,7 +13,7 @@ use crate::source::{SourceMap, Span};
 /// Files that one specification may include.
 const MOST_FILES: usize = 64;
 
-/// Puts the definitions of the files that a specification in `folder` includes beside its own.
+/// Adds the definitions of the files that a specification in `folder` includes to its own.
 pub(crate) fn resolve(mut ast: Ast, folder: &Path) -> Result<Ast, Diagnostics> {
     let includes = |item: &Item<Pair>| item.node.key.text == "include";
     if !ast.root.items.iter().any(includes) {

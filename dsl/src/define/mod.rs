@@ -5,7 +5,7 @@
 //! ```
 //!
 //! *In*: the text of a `define`. *Out*: a [`Definition`], a tree with the span of every token; and,
-//! for settings and a hidden size, a [`Graph`], of which every value has named dimensions and one
+//! for settings and a hidden size, a [`Graph`], whose values each have named dimensions and one
 //! [`Function`](graph::Function). *Promise*: the list of [`functions`] is the only one, every
 //! mistake is found here at its token, and what reads a graph needs no check of its own.
 //!

@@ -11,7 +11,7 @@ use crate::keys::Type;
 use crate::source::Span;
 use crate::{ast, dream};
 
-/// Calls and parentheses may nest so deep.
+/// The deepest nesting of calls and parentheses.
 const MAX_NESTING: usize = 48;
 /// Terms of one sum or product.
 const MAX_TERMS: usize = 64;
@@ -22,7 +22,7 @@ const MAX_TOKENS: usize = 20_000;
 const SIGNS: [&str; 20] =
     ["==", "!=", "<=", ">=", "<", ">", "=", "+", "-", "*", "/", "(", ")", "[", "]", "{", "}", ",", ":", "."];
 
-/// Words whose operands follow without a sign, beside those by which weights begin.
+/// Words whose operands follow without a sign, apart from words that begin weights.
 const WORDS: [&str; 3] = ["over", "along", "at"];
 
 /// Help where no statement begins.
@@ -184,7 +184,7 @@ impl<'a> Parser<'a> {
 
     fn span(&self, token: Token) -> Span {
         match token.kind {
-            // A sign that is missing at the end is missing behind the last word.
+            // A sign that is missing at the end is missing after the last word.
             Kind::End => {
                 let end = (self.at)(token.start.saturating_sub(1));
                 Span::new(end, end + 1)

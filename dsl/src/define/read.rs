@@ -36,7 +36,7 @@ pub fn parse(text: &str) -> Result<Vec<Arc<Definition>>, Diagnostics> {
     Ok(linked.into_values().collect())
 }
 
-/// Reports what stands beside definitions in a file of them.
+/// Reports a key that is not allowed in a file of definitions.
 pub(crate) fn only_definitions(root: &Map) -> Option<Diagnostic> {
     let other =
         root.items.iter().find(|item| !matches!(item.node.key.text.as_str(), "define" | "include"))?;
@@ -225,7 +225,7 @@ pub(crate) fn dedent(raw: &str) -> String {
     lines[first..last].join("\n")
 }
 
-/// Of each line of a text, where it begins, behind its indentation, in the text and in the source.
+/// Where each line of a text begins after its indentation: in the text and in the source.
 fn align(text: &str, source: &SourceMap, span: Span) -> Vec<(usize, usize)> {
     let written = source.slice(span);
     let (mut cursor, mut start) = (0, 0);

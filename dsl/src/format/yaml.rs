@@ -42,7 +42,7 @@ fn is_block(text: &str) -> bool {
     !text.is_empty() && !text.starts_with('\n') && !text.ends_with('\n') && text.split('\n').all(line)
 }
 
-/// The value of a pair, behind its colon.
+/// The value of a pair, after its colon.
 fn value(lines: &mut Lines, value: &Value) {
     match &value.kind {
         ValueKind::Map(map) if map.broken && !map.items.is_empty() => {

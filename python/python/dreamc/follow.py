@@ -18,7 +18,7 @@ def lines(run: Path, wait: float = 2.0, once: bool = False) -> Iterator[dict]:
         ended = once or status(run) in ("finished", "stopped early", "failed")
         if file.is_file():
             with file.open(encoding="utf-8") as stream:
-                # A run that resumes drops the lines behind its checkpoint.
+                # A run that resumes drops the lines after its checkpoint.
                 at = min(at, file.stat().st_size)
                 stream.seek(at)
                 while (line := stream.readline()).endswith("\n"):

@@ -16,8 +16,8 @@ pub(super) struct Source {
     pub from: From,
     /// How the program reads it, and with it the operand's shape.
     pub read: Read,
-    /// Of a table the dimensions that indices run over, in the order in which they become one, the
-    /// last fastest; those of heads, where it has some, stand before them.
+    /// The dimensions of a table that indices run over, in the order in which they become one, the
+    /// last fastest. Dimensions of heads, where the table has some, come before them.
     pub table: Vec<DimId>,
 }
 

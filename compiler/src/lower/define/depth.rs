@@ -41,8 +41,8 @@ impl Lower<'_> {
         Ok(self.of_heads(d, node, &heads, o))
     }
 
-    /// A value of the last application to the token; zero where there is none. Its rows are those
-    /// of applications, each behind that of the application itself.
+    /// A value of the last application to the token; zero where there is none. An application
+    /// leaves its value in the row after its own.
     pub(super) fn earlier(
         &mut self,
         d: &mut Defining,
@@ -78,7 +78,7 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// The row behind that of this application.
+    /// The row after that of this application.
     fn next_row(&mut self, c: Owner) -> Value {
         let next = format!("{}.next", self.architecture.label(c));
         self.b.index(&next, Index::Next { cache: self.cache_number(c), by: 1 })
@@ -140,8 +140,8 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// The row of the latest application, of a component that some tokens skip: rows stand behind
-    /// those of their applications, and the first is zero.
+    /// The row of the latest application, of a component that some tokens skip. Each application
+    /// leaves its value in the row after its own, and the first row is zero.
     fn latest_row(&mut self, c: Owner, part: Part, dims: &[Dim]) -> Value {
         let ty = Type::f32(dims);
         let first = self.b.index("first", Index::First);

@@ -118,7 +118,7 @@ impl Lower<'_> {
     /// The value that a definition returns.
     pub(super) fn defined(&mut self, c: Owner, graph: &Graph, n: Value) -> Result<Value, CompileError> {
         let asking = self.asking.take();
-        // A function of tokens behind another one reads rows of it that nobody else does.
+        // A function of tokens that follows another one reads rows of it that nothing else reads.
         let behind = self.ahead;
         let left = !self.read_values(&self.architecture.label(c)).is_empty();
         let mixes = |node: &&Node| match node.function.reads() {

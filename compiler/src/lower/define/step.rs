@@ -250,7 +250,7 @@ impl Lower<'_> {
             };
             all.push(self.formulas(&d.rows).spread(value, &dims, false));
         }
-        // A number is no tensor.
+        // A number is not a tensor.
         let ones = |l: &mut Self, v: Value| match l.b.dims(v).is_empty() {
             true => {
                 let zeros = l.b.zeros(&Type::f32(&[]));

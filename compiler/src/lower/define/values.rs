@@ -36,7 +36,7 @@ impl Values<'_, '_> {
         self.b.dims(x).starts_with(&self.rows)
     }
 
-    /// These dimensions, behind those of tokens where the value has them.
+    /// These dimensions, after those of tokens where the value has them.
     fn like(&self, x: Value, own: &[Dim]) -> Dims {
         if self.per_token(x) { [&self.rows[..], own].concat().into() } else { own.into() }
     }
@@ -444,7 +444,7 @@ impl Values<'_, '_> {
         let rest: Dims = outs.iter().copied().filter(|d| !each.contains(d)).collect();
         let count = self.b.module.elements(each);
         let size = |v: &Self, dims: &[Dim]| v.b.module.elements(dims);
-        // All places of `x` side by side, and of the matrix one behind another.
+        // Places of `x` are adjacent in its rows; the matrices of places follow one another.
         let x = self.ordered(x, &[&left[..], each, &[sum]].concat());
         let wide = size(self, &[sum]).saturating_mul(count);
         let wide = self.b.module.dim(format!("wide{wide}"), wide);

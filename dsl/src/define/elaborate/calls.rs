@@ -34,7 +34,7 @@ impl<'c> Args<'c> {
         (!self.values.is_empty()).then(|| self.values.remove(0))
     }
 
-    /// The value behind `name =`.
+    /// The value after `name =`.
     pub(super) fn named(&mut self, name: &str) -> Option<&'c Expr> {
         let place = self.named.iter().position(|(own, _)| own.text == name)?;
         Some(self.named.remove(place).1)
@@ -46,7 +46,7 @@ impl<'c> Args<'c> {
         Some(self.words.remove(place))
     }
 
-    /// Whether a word stands alone, behind the first value.
+    /// Whether a word stands alone, after the first value.
     pub(super) fn flag(&mut self, word: &str) -> Option<Span> {
         let is = |value: &&Expr| matches!(&value.kind, ExprKind::Name(name) if name == word);
         let place = self.values.iter().position(is)?;
@@ -227,14 +227,14 @@ impl<'a> Elaborator<'a> {
         }
     }
 
-    /// The next value and the dimensions behind `over`.
+    /// The next value and the dimensions after `over`.
     fn over(&mut self, args: &mut Args, role: &str) -> Option<(ValueId, Vec<DimId>)> {
         let (value, expr) = self.tensor(args, role)?;
         let dims = self.ty(value).dims.clone();
         Some((value, self.over_of(args, expr, &dims)?))
     }
 
-    /// The dimensions behind `over`, of a value; its only one where none is written.
+    /// The dimensions after `over`; the value's only one where `over` is missing.
     pub(super) fn over_of(&mut self, args: &mut Args, value: &Expr, dims: &[DimId]) -> Option<Vec<DimId>> {
         let Some((word, names)) = args.word("over") else {
             if let [dim] = dims {

@@ -301,7 +301,7 @@ impl<'a> Elaborator<'a> {
         self.found.push(error.related(second, own_note).help(help));
     }
 
-    /// The dimensions of heads of queries, of which keys have the same or fewer.
+    /// The dimensions of heads of queries; keys have the same or fewer.
     fn heads_of(&mut self, q: ValueId, of_q: &Expr, k: ValueId, of_k: &Expr) -> Option<Vec<DimId>> {
         let (q, k) = ((q, of_q), (k, of_k));
         let [of_q, of_k] = [q.0, k.0].map(|value| self.ty(value).dims.clone());
@@ -516,8 +516,8 @@ impl<'a> Elaborator<'a> {
     }
 }
 
-/// Whether dimensions of lists come first among those of heads, of which those that keys have stand
-/// before the others: heads of one list are then adjacent.
+/// Whether dimensions of lists come first among those of heads, where those that keys also have
+/// come before the others: heads of one list are then adjacent.
 fn begins(heads: &[DimId], of_keys: &[DimId], lists: &[DimId]) -> bool {
     let shared = of_keys.iter().copied().filter(|dim| heads.contains(dim));
     let rest = heads.iter().copied().filter(|dim| !of_keys.contains(dim));
