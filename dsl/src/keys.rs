@@ -1320,6 +1320,12 @@ pub static TRAIN: Section = Section {
             "How ranks share a training.",
         ),
         key(
+            "ranks",
+            Type::Section(&RANKS),
+            Rule("as `parallel` says"),
+            "The same as a mesh: `ranks { shard 8 experts 4 }` stands for `parallel { data 8 shard weights experts 4 }`.",
+        ),
+        key(
             "random_depth",
             Type::Optional(&Type::Section(&RANDOM_DEPTH)),
             NONE,
@@ -1550,6 +1556,40 @@ pub static PARALLEL: Section = Section {
             "Successive ranks that own the experts of each mixture together, as many each: tokens go to the owners of their experts \
              and come back. It divides the number of ranks and the experts of every mixture; `data` counts all ranks. Checkpoints \
              say nothing of it.",
+        ),
+    ],
+};
+
+/// The ranks of a training as a mesh.
+pub static RANKS: Section = Section {
+    name: "ranks",
+    doc: "The ranks of a training as a mesh. One of `data`, `states` and `shard` counts all of them, and says what is cut over them.",
+    short: None,
+    keys: &[
+        key(
+            "data",
+            Type::Optional(&SIZE),
+            NONE,
+            "So many ranks, which share the micro-batches of a step; each has all weights and states.",
+        ),
+        key(
+            "states",
+            Type::Optional(&SIZE),
+            NONE,
+            "So many ranks, and the optimizer's states are cut over them: `parallel: {data: 8, shard: optimizer}`.",
+        ),
+        key(
+            "shard",
+            Type::Optional(&SIZE),
+            NONE,
+            "So many ranks, and weights, gradients and states are cut over them: `parallel: {data: 8, shard: weights}`.",
+        ),
+        key(
+            "experts",
+            SIZE,
+            Value("1"),
+            "Successive ranks that own the experts of each mixture together. It divides the number of ranks and the experts of \
+             every mixture.",
         ),
     ],
 };

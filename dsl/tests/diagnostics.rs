@@ -2,7 +2,7 @@
 
 mod common;
 
-use dreamc_dsl::spec::Shard;
+use dreamc_dsl::spec::{Parallel, Shard};
 use dreamc_dsl::{Ast, Diagnostics, Spelling, check, load, parse, parse_file};
 
 fn file(name: &str) -> Ast {
@@ -328,6 +328,54 @@ fn ranks_that_cannot_share_a_step_are_refused() {
         let again = parse("spec", &text, spelling).and_then(|ast| check(&ast, &[])).unwrap().0;
         assert_eq!(again.train, spec.train);
     }
+}
+
+/// A mesh says in a line what `parallel` says key by key; what must divide what is checked at the
+/// token that is wrong.
+#[test]
+fn a_mesh_of_ranks_is_read_and_checked() {
+    let path = format!("{}/../examples/tiny-dr.yaml", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).unwrap();
+    let (mut spec, _) =
+        parse("tiny-dr.yaml", &text, Spelling::Yaml).and_then(|ast| check(&ast, &[])).unwrap();
+    (spec.train.batch, spec.train.accumulate) = (16, 8);
+    let (yaml, dream) = (Spelling::Yaml, Spelling::Dream);
+    // The specification with a line in its recipe, or the first error: the text it is about, its
+    // words.
+    let read = |spelling: Spelling, line: &str| {
+        let text = dreamc_dsl::show(&spec, spelling);
+        let text = match spelling {
+            Spelling::Yaml => text.replacen("train:\n", &format!("train:\n  {line}\n"), 1),
+            Spelling::Dream => text.replacen("train {", &format!("train {{ {line}\n"), 1),
+        };
+        let read = parse("spec", &text, spelling).and_then(|ast| check(&ast, &[]));
+        read.map(|(spec, _)| spec.train.parallel).map_err(|errors| {
+            let token = errors.list[0].span.map(|span| errors.source.slice(span).to_string());
+            (token.unwrap_or_default(), errors.list[0].message.clone())
+        })
+    };
+    for (spelling, line, data, shard, experts) in [
+        (dream, "ranks { shard 8  experts 4 }", Some(8), Shard::Weights, 4),
+        (yaml, "ranks: {shard: 8, experts: 4}", Some(8), Shard::Weights, 4),
+        (dream, "ranks { states 4 }", Some(4), Shard::Optimizer, 1),
+        (dream, "ranks { data 2  experts 2 }", Some(2), Shard::None, 2),
+        (yaml, "ranks: {experts: 2}", None, Shard::None, 2),
+    ] {
+        assert_eq!(read(spelling, line), Ok(Parallel { data, shard, experts }), "{line}");
+    }
+    for (line, token, words) in [
+        ("ranks { shard 3 }", "3", "3 ranks cannot share 8 micro-batches equally"),
+        ("ranks { shard 8  experts 3 }", "3", "teams of 3 ranks do not fill 8 ranks"),
+        ("ranks { experts 16 }", "16", "16 ranks cannot own the 8 experts of `ea` equally"),
+        ("ranks { data 2  shard 8 }", "8", "`data` and `shard` both count all ranks"),
+        ("ranks { shard weights }", "weights", "`shard`"),
+        ("ranks { pipeline 2 }", "pipeline", "`pipeline`"),
+    ] {
+        let (found, message) = read(dream, line).unwrap_err();
+        assert!(found == token && message.contains(words), "{line}: `{found}`: {message}");
+    }
+    let (_, message) = read(dream, "ranks { shard 8 }  parallel { data 8 }").unwrap_err();
+    assert!(message.contains("`parallel` says how ranks share the training, too"), "{message}");
 }
 
 #[test]

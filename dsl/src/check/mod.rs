@@ -146,8 +146,8 @@ impl Checker {
             self.model(&model)
         });
         let data = self.section(&group, "data").map(|group| self.data(&group));
-        let train = self.section_or_default(&group, "train", &keys::TRAIN);
-        let train = self.train(&train);
+        let recipe = self.section_or_default(&group, "train", &keys::TRAIN);
+        let train = self.train(&recipe);
         let eval = self.section_or_default(&group, "eval", &keys::EVAL);
         let eval = self.eval(&eval);
         let matching = self.section(&group, "match").map(|group| self.matching(&group));
@@ -165,7 +165,7 @@ impl Checker {
             sources: SourceMap::default(),
         };
         self.preferences(&spec);
-        self.teams(&spec);
+        self.teams(&spec, &recipe);
         let bad = spec.train.transfer.as_ref().and_then(|transfer| transfer.bad(&spec.model));
         if let Some(bad) = bad {
             self.error_at("bad-base", &format!("train.transfer.{}", bad.field), bad.message, bad.help);

@@ -295,23 +295,7 @@ impl Checker {
         let precision = self.word(group, "precision");
         let (only, freeze) = (self.texts(group, "only"), self.texts(group, "freeze"));
         let groups = self.groups(group);
-        let parallel = self.section_or_default(group, "parallel", &keys::PARALLEL);
-        let shared = (self.int_or_none(&parallel, "data"), self.word(&parallel, "shard"));
-        if let (Some(Some(data)), Some(accumulate)) = (shared.0, accumulate)
-            && accumulate % data != 0
-        {
-            let message = format!("{data} ranks cannot share {accumulate} micro-batches equally");
-            let help = "make `accumulate` a multiple of the ranks";
-            self.error_at("indivisible", &parallel.path("data"), message, help);
-        }
-        let teams = self.int(&parallel, "experts");
-        if let (Some(Some(data)), Some(experts)) = (shared.0, teams)
-            && data % experts != 0
-        {
-            let message = format!("teams of {experts} ranks do not fill {data} ranks");
-            let help = "`data` counts all ranks, and `experts` those that own the experts together: it divides `data`";
-            self.error_at("indivisible", &parallel.path("experts"), message, help);
-        }
+        let parallel = self.parallel(group, accumulate);
         let random_depth = self.random_depth(group);
         let evaluate = self.section_or_default(group, "evaluate", &keys::EVALUATE);
         let evaluate = (self.int(&evaluate, "every"), self.int(&evaluate, "batches"));
@@ -359,11 +343,7 @@ impl Checker {
             only: only?,
             freeze: freeze?,
             groups: groups?,
-            parallel: Parallel {
-                data: shared.0?,
-                shard: Shard::of(shared.1?).unwrap_or_default(),
-                experts: teams?,
-            },
+            parallel: parallel?,
             random_depth: random_depth?,
             evaluate: Evaluate { every: evaluate.0?, batches: evaluate.1? },
             checkpoint: Checkpoint {
@@ -377,6 +357,68 @@ impl Checker {
             on_nan: if on_nan? == "skip" { OnNan::Skip } else { OnNan::Stop },
             spike: spike?,
         })
+    }
+
+    /// How ranks share the training: as a mesh, or key by key.
+    fn parallel(&mut self, owner: &Group, accumulate: Option<u64>) -> Option<Parallel> {
+        if self.has(owner, "ranks") {
+            return self.mesh(owner, accumulate);
+        }
+        let group = self.section_or_default(owner, "parallel", &keys::PARALLEL);
+        let (data, shard) = (self.int_or_none(&group, "data"), self.word(&group, "shard"));
+        let experts = self.int(&group, "experts");
+        self.shared(&group, ("data", data.flatten()), (experts, accumulate));
+        Some(Parallel { data: data?, shard: Shard::of(shard?).unwrap_or_default(), experts: experts? })
+    }
+
+    /// The same as a mesh: the ranks in all, by what is cut over them, and the teams of experts.
+    fn mesh(&mut self, owner: &Group, accumulate: Option<u64>) -> Option<Parallel> {
+        let group = self.section(owner, "ranks")?;
+        if self.has(owner, "parallel") {
+            let message = "`parallel` says how ranks share the training, too";
+            self.error_at("twice", &owner.path("ranks"), message, "take one of the two away");
+        }
+        let forms = [("data", Shard::None), ("states", Shard::Optimizer), ("shard", Shard::Weights)];
+        let mut found: Vec<(&str, Option<u64>, Shard)> = vec![];
+        for (name, shard) in forms {
+            let ranks = self.int_or_none(&group, name)?;
+            if ranks.is_some() {
+                found.push((name, ranks, shard));
+            }
+        }
+        let experts = self.int(&group, "experts");
+        if let [(first, ..), (second, ..), ..] = found[..] {
+            let message = format!("`{first}` and `{second}` both count all ranks");
+            let help = "write one of them: `data 8` keeps all of it on each rank, `states 8` cuts the optimizer's states, \
+                        `shard 8` cuts weights, gradients and states";
+            self.error_at("twice", &group.path(second), message, help);
+            return None;
+        }
+        let (name, data, shard) = found.pop().unwrap_or(("data", None, Shard::None));
+        self.shared(&group, (name, data), (experts, accumulate));
+        Some(Parallel { data, shard, experts: experts? })
+    }
+
+    /// Refuses ranks that cannot share the micro-batches of a step, or that teams do not fill.
+    fn shared(
+        &mut self,
+        group: &Group,
+        (name, ranks): (&str, Option<u64>),
+        (experts, accumulate): (Option<u64>, Option<u64>),
+    ) {
+        let Some(ranks) = ranks else { return };
+        if let Some(accumulate) = accumulate.filter(|accumulate| accumulate % ranks != 0) {
+            let message = format!("{ranks} ranks cannot share {accumulate} micro-batches equally");
+            let help = "make `accumulate` a multiple of the ranks";
+            self.error_at("indivisible", &group.path(name), message, help);
+        }
+        if let Some(experts) = experts.filter(|experts| ranks % experts != 0) {
+            let message = format!("teams of {experts} ranks do not fill {ranks} ranks");
+            let help = format!(
+                "`{name}` counts all ranks, and `experts` those that own the experts together: it divides `{name}`"
+            );
+            self.error_at("indivisible", &group.path("experts"), message, help);
+        }
     }
 
     fn dpo(
@@ -415,8 +457,10 @@ impl Checker {
 
     /// Refuses ranks that cannot own the experts of a mixture equally. How many projections an
     /// attention has may follow from its layers, which compiling finds.
-    pub(super) fn teams(&mut self, spec: &Spec) {
+    pub(super) fn teams(&mut self, spec: &Spec, train: &Group) {
         let team = spec.train.parallel.experts;
+        let home = if self.has(train, "ranks") { "ranks" } else { "parallel" };
+        let path = train.path(&format!("{home}.experts"));
         let experts = spec.model.components.iter().filter_map(|(name, c)| match c {
             Component::Experts(e) => Some((name, e.count)),
             Component::Sequence(a) | Component::Depth(a) => Some((name, a.projection.as_ref()?.count?)),
@@ -429,7 +473,7 @@ impl Checker {
         for (name, count) in odd {
             let message = format!("{team} ranks cannot own the {count} experts of `{name}` equally");
             let help = "make it divide the experts of every mixture";
-            self.error_at("indivisible", "train.parallel.experts", message, help);
+            self.error_at("indivisible", &path, message, help);
         }
     }
 
