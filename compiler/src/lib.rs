@@ -3,6 +3,7 @@
 //! [`compile()`] names the passes in order; each is a module whose front page says what comes in
 //! and what goes out.
 
+pub mod ahead;
 pub mod architecture;
 mod assemble;
 pub mod autodiff;
