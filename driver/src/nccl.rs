@@ -10,6 +10,10 @@
 //! - `ncclCommInitRank` returns when all ranks have called it; two of them on one card are an
 //!   invalid usage.
 //! - Sums begin at another rank for each number, as in rings.
+//! - Bytes from one rank to another are a matter of the two: a send is done when the other has
+//!   asked for as many bytes, and not before. Of two between the same ranks the first asked for is
+//!   the first.
+//! - A group has collectives or such bytes, not both.
 //! - An error comes out of `ncclCommGetAsyncError` alone, and nothing moves from then on.
 //! - A communicator that was ended is not to be used; `ncclCommDestroy` is not for one with work
 //!   under way, which `ncclCommAbort` ends.
@@ -25,7 +29,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -44,6 +48,8 @@ pub const INVALID_USAGE: u32 = 5;
 
 /// `ncclFloat32`
 const FLOAT: u32 = 7;
+/// `ncclUint8`
+const BYTE: u32 = 1;
 /// `ncclSum`
 const SUM: u32 = 0;
 
@@ -68,6 +74,10 @@ pub struct Comm {
     /// Nothing moves any more.
     hangs: AtomicBool,
     ended: AtomicBool,
+    /// How often bytes were asked to go from one rank to another, by both.
+    passed: Mutex<HashMap<(u32, u32), u64>>,
+    /// How often it was split.
+    splits: AtomicU32,
 }
 
 /// The use of numbers.
@@ -76,6 +86,8 @@ enum Kind {
     Sum,
     SumOn(u32),
     From(u32),
+    To(u32),
+    Of(u32),
 }
 
 /// A call that was given.
@@ -84,7 +96,23 @@ struct Given {
     kind: Kind,
     from: u64,
     to: u64,
+    /// Numbers, or bytes from one rank to another.
     count: u64,
+    /// Which of those between the same ranks.
+    turn: u64,
+}
+
+impl Given {
+    fn bytes(&self) -> u64 {
+        match self.kind {
+            Kind::Sum | Kind::SumOn(_) | Kind::From(_) => 4 * self.count,
+            Kind::To(_) | Kind::Of(_) => self.count,
+        }
+    }
+
+    fn passes(&self) -> bool {
+        matches!(self.kind, Kind::To(_) | Kind::Of(_))
+    }
 }
 
 /// The calls of a group, or one by itself, as a stream has them.
@@ -152,8 +180,20 @@ impl Machine {
             return Err(INVALID_ARGUMENT);
         }
         write(&folder, &format!("card.{rank}"), &(context >> 32).to_le_bytes())?;
-        let (error, hangs, ended) = (AtomicU32::new(0), AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Comm { folder, rank, ranks, context, error, hangs, ended })
+        Ok(Comm::new(folder, (rank, ranks), context))
+    }
+
+    /// The beginning of `ncclCommSplit`: which communicator, how often it was split, and of which
+    /// card the new one is.
+    fn parts(&mut self, handle: u64) -> Status<(Arc<Comm>, u32)> {
+        self.ask("ncclCommSplit")?;
+        let comm = self.comm(handle)?;
+        if self.gave(&comm) {
+            self.complain("ncclCommSplit of a communicator with work under way".into());
+            return Err(INVALID_USAGE);
+        }
+        let number = comm.splits.fetch_add(1, SeqCst);
+        Ok((comm, number))
     }
 
     fn arrived(&mut self, comm: Comm) -> u64 {
@@ -228,11 +268,12 @@ impl Machine {
         let ranks = self.comm(comm)?.ranks;
         let root = match given.kind {
             Kind::Sum => 0,
-            Kind::SumOn(root) | Kind::From(root) => root,
+            Kind::SumOn(root) | Kind::From(root) | Kind::To(root) | Kind::Of(root) => root,
         };
-        let inside = |m: &mut Machine, at| m.holds(at, 4 * given.count);
+        let inside = |m: &mut Machine, at| m.holds(at, given.bytes());
         let reads = inside(self, given.from) && inside(self, given.to);
-        if dtype != FLOAT || op != SUM || root >= ranks || !reads {
+        let expected = if given.passes() { BYTE } else { FLOAT };
+        if dtype != expected || op != SUM || root >= ranks || !reads {
             return Err(INVALID_ARGUMENT);
         }
         match self.nccl.groups.get_mut(&thread::current().id()) {
@@ -250,8 +291,17 @@ impl Machine {
             self.complain("NCCL: a communicator of another context".into());
             return Err(UNHANDLED_CUDA);
         }
+        let passes = calls.iter().filter(|call| call.passes()).count();
+        if passes > 0 && passes < calls.len() {
+            self.complain("NCCL: collectives and sends in one group, which the stand-in has not".into());
+            return Err(INVALID_USAGE);
+        }
+        let mut calls = calls;
+        for call in &mut calls {
+            call.turn = comm.turn(call.kind);
+        }
         let number = self.nccl.comms.get_mut(&handle).map_or(0, |(_, number)| {
-            *number += 1;
+            *number += u64::from(passes == 0);
             *number
         });
         let collective = Collective { comm, number, calls, begun: AtomicBool::new(false) };
@@ -264,7 +314,87 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) -> Status<()> {
     fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, folder.join(name))).map_err(|_| SYSTEM)
 }
 
+impl Comm {
+    fn new(folder: PathBuf, (rank, ranks): (u32, u32), context: u64) -> Self {
+        let (error, hangs, ended) = (AtomicU32::new(0), AtomicBool::new(false), AtomicBool::new(false));
+        let (passed, splits) = (Mutex::default(), AtomicU32::new(0));
+        Comm { folder, rank, ranks, context, error, hangs, ended, passed, splits }
+    }
+
+    /// Counts a call between two ranks.
+    fn turn(&self, kind: Kind) -> u64 {
+        // Both sides of bytes of a rank for itself are here: each counts its own.
+        let key = match kind {
+            Kind::To(rank) => (self.rank, rank),
+            Kind::Of(rank) if rank == self.rank => (u32::MAX, rank),
+            Kind::Of(rank) => (rank, self.rank),
+            Kind::Sum | Kind::SumOn(_) | Kind::From(_) => return 0,
+        };
+        let mut passed = self.passed.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = passed.entry(key).or_default();
+        *turn += 1;
+        *turn
+    }
+
+    /// The file with the bytes of a call between two ranks, and the one that asks for them.
+    fn files(&self, call: &Given) -> [PathBuf; 2] {
+        let (from, to) = match call.kind {
+            Kind::To(rank) => (self.rank, rank),
+            Kind::Of(rank) => (rank, self.rank),
+            Kind::Sum | Kind::SumOn(_) | Kind::From(_) => (self.rank, self.rank),
+        };
+        ["bytes", "asks"].map(|what| self.folder.join(format!("{what}.{from}.{to}.{}", call.turn)))
+    }
+}
+
 impl Collective {
+    /// Brings bytes to other ranks, or takes theirs, where all that it waits for has come; whether
+    /// it is over.
+    fn pass(&self, context: &mut Context) -> bool {
+        let comm = &self.comm;
+        let mut found = vec![];
+        for call in &self.calls {
+            let [bytes, asks] = comm.files(call);
+            let theirs = if matches!(call.kind, Kind::To(_)) { &asks } else { &bytes };
+            let Ok(theirs) = fs::read(theirs) else { return false };
+            let count = match call.kind {
+                Kind::To(_) => theirs.first_chunk().map_or(0, |count| u64::from_le_bytes(*count)),
+                _ => theirs.len() as u64,
+            };
+            if count != call.count {
+                let kind = call.kind;
+                context.say(format!("complaint: NCCL: {count} bytes where {kind:?} has {}", call.count));
+                comm.hangs.store(true, SeqCst);
+                return false;
+            }
+            found.push((call, theirs));
+        }
+        for (call, theirs) in found {
+            let [bytes, asks] = comm.files(call);
+            if let Kind::Of(_) = call.kind {
+                context.put(call.to, &theirs);
+                let _ = fs::remove_file(bytes);
+            } else {
+                let _ = fs::remove_file(asks);
+            }
+        }
+        true
+    }
+
+    /// Writes what this rank has for others, and what it asks of them.
+    fn asks(&self, context: &mut Context) -> Status<()> {
+        for call in &self.calls {
+            let [bytes, asks] = self.comm.files(call);
+            let (file, content) = match call.kind {
+                Kind::To(_) => (bytes, context.bytes(call.from, call.count).unwrap_or_default()),
+                _ => (asks, call.count.to_le_bytes().to_vec()),
+            };
+            let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            write(&self.comm.folder, &name, &content)?;
+        }
+        Ok(())
+    }
+
     /// Whether it is of a communicator.
     pub(crate) fn is_of(&self, comm: &Arc<Comm>) -> bool {
         Arc::ptr_eq(&self.comm, comm)
@@ -280,6 +410,7 @@ impl Collective {
         match call.kind {
             Kind::Sum | Kind::SumOn(_) => true,
             Kind::From(root) => root == rank,
+            Kind::To(_) | Kind::Of(_) => false,
         }
     }
 
@@ -302,6 +433,13 @@ impl Collective {
                 comm.hangs.store(true, SeqCst);
                 return false;
             }
+            if self.calls.iter().any(Given::passes) {
+                if self.asks(context).is_err() {
+                    comm.error.store(SYSTEM, SeqCst);
+                    comm.hangs.store(true, SeqCst);
+                }
+                return false;
+            }
             let mut bytes = format!("{}\n", self.words()).into_bytes();
             for call in self.calls.iter().filter(|call| self.brings(call, comm.rank)) {
                 match context.bytes(call.from, 4 * call.count) {
@@ -314,6 +452,9 @@ impl Collective {
                 comm.hangs.store(true, SeqCst);
                 return false;
             }
+        }
+        if self.calls.iter().any(Given::passes) {
+            return self.pass(context);
         }
         let read = |rank| fs::read(comm.folder.join(format!("{}.{rank}", self.number))).ok();
         let Some(all) = (0..comm.ranks).map(read).collect::<Option<Vec<_>>>() else { return false };
@@ -375,18 +516,28 @@ calls! {
     ncclGroupEnd() => |m| m.group_end();
     ncclAllReduce(from: u64, to: u64, count: usize, dtype: u32, op: u32, comm: Handle, stream: Handle) =>
         |m, from, to, count, dtype, op, comm, stream| {
-            let given = Given { kind: Kind::Sum, from, to, count: count as u64 };
+            let given = Given { kind: Kind::Sum, from, to, count: count as u64, turn: 0 };
             m.collect("ncclAllReduce", given, (dtype, op), comm, stream)
         };
     ncclReduce(from: u64, to: u64, count: usize, dtype: u32, op: u32, root: c_int, comm: Handle, stream: Handle) =>
         |m, from, to, count, dtype, op, root, comm, stream| {
-            let given = Given { kind: Kind::SumOn(root as u32), from, to, count: count as u64 };
+            let given = Given { kind: Kind::SumOn(root as u32), from, to, count: count as u64, turn: 0 };
             m.collect("ncclReduce", given, (dtype, op), comm, stream)
         };
     ncclBroadcast(from: u64, to: u64, count: usize, dtype: u32, root: c_int, comm: Handle, stream: Handle) =>
         |m, from, to, count, dtype, root, comm, stream| {
-            let given = Given { kind: Kind::From(root as u32), from, to, count: count as u64 };
+            let given = Given { kind: Kind::From(root as u32), from, to, count: count as u64, turn: 0 };
             m.collect("ncclBroadcast", given, (dtype, SUM), comm, stream)
+        };
+    ncclSend(from: u64, count: usize, dtype: u32, peer: c_int, comm: Handle, stream: Handle) =>
+        |m, from, count, dtype, peer, comm, stream| {
+            let given = Given { kind: Kind::To(peer as u32), from, to: from, count: count as u64, turn: 0 };
+            m.collect("ncclSend", given, (dtype, SUM), comm, stream)
+        };
+    ncclRecv(to: u64, count: usize, dtype: u32, peer: c_int, comm: Handle, stream: Handle) =>
+        |m, to, count, dtype, peer, comm, stream| {
+            let given = Given { kind: Kind::Of(peer as u32), from: to, to, count: count as u64, turn: 0 };
+            m.collect("ncclRecv", given, (dtype, SUM), comm, stream)
         };
 }
 
@@ -416,6 +567,54 @@ pub unsafe extern "C" fn ncclCommInitRank(to: *mut Handle, ranks: c_int, id: Uni
     library::call(INTERNAL, |machine| {
         let handle = machine.arrived(comm);
         give(to, Ok(handle as Handle))
+    })
+}
+
+/// As NVIDIA documents it: it returns when all ranks of the communicator have called it. Those of a
+/// color are in the order of their keys.
+///
+/// # Safety
+/// `to` is a place for a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommSplit(
+    comm: Handle,
+    color: c_int,
+    key: c_int,
+    to: *mut Handle,
+    _config: *mut c_void,
+) -> u32 {
+    let mut found = None;
+    let status = library::call(INTERNAL, |machine| {
+        let (comm, number) = machine.parts(comm as u64)?;
+        let own = [color.to_le_bytes(), key.to_le_bytes()].concat();
+        write(&comm.folder, &format!("split.{number}.{}", comm.rank), &own)?;
+        found = Some((comm, number));
+        Ok(())
+    });
+    let Some((comm, number)) = found else { return status };
+    let all = loop {
+        let read = |rank| fs::read(comm.folder.join(format!("split.{number}.{rank}"))).ok();
+        if let Some(all) = (0..comm.ranks).map(read).collect::<Option<Vec<_>>>() {
+            break all;
+        }
+        if comm.ended.load(SeqCst) {
+            return INVALID_ARGUMENT;
+        }
+        thread::sleep(LOOK);
+    };
+    let of = |bytes: &[u8], at: usize| {
+        bytes.get(at..at + 4).and_then(|b| b.first_chunk()).map_or(0, |b| c_int::from_le_bytes(*b))
+    };
+    let mut same: Vec<(c_int, u32)> =
+        (0..).zip(&all).filter(|(_, b)| of(b, 0) == color).map(|(rank, b)| (of(b, 4), rank)).collect();
+    same.sort_unstable();
+    let rank = same.iter().position(|(_, rank)| *rank == comm.rank).unwrap_or(0) as u32;
+    let folder = comm.folder.with_extension(format!("{number}-{color}"));
+    library::call(INTERNAL, |machine| {
+        fs::create_dir_all(&folder).map_err(|_| SYSTEM)?;
+        write(&folder, &format!("card.{rank}"), &(comm.context >> 32).to_le_bytes())?;
+        let made = Comm::new(folder.clone(), (rank, same.len() as u32), comm.context);
+        give(to, Ok(machine.arrived(made) as Handle))
     })
 }
 
@@ -473,7 +672,7 @@ mod tests {
 
         fn collect(&mut self, kind: Kind, first: u64, count: u64) -> Status<()> {
             let at = self.memory + 4 * first;
-            let given = Given { kind, from: at, to: at, count };
+            let given = Given { kind, from: at, to: at, count, turn: 0 };
             let (comm, stream) = (self.comm as Handle, self.stream as Handle);
             self.machine.collect("a collective", given, (FLOAT, SUM), comm, stream)
         }
@@ -544,6 +743,41 @@ mod tests {
             while a.done().is_err() | b.done().is_err() {}
         }
         assert_eq!((a.values(), b.values()), ([11.0, 22.0, 33.0, 44.0], [11.0, 22.0, 33.0, 44.0]));
+        end([a, b]);
+    }
+
+    #[test]
+    fn bytes_go_from_one_rank_to_another_when_both_have_asked() {
+        let [mut a, mut b] = pair("");
+        let pass = |rank: &mut Rank, kind, first: u64, count| {
+            let at = rank.memory + 4 * first;
+            let given = Given { kind, from: at, to: at, count, turn: 0 };
+            let (comm, stream) = (rank.comm as Handle, rank.stream as Handle);
+            rank.machine.collect("bytes", given, (BYTE, SUM), comm, stream)
+        };
+        // Rank 0 sends its first number, and hands its second to itself.
+        a.machine.group_start().unwrap();
+        for (kind, first) in [(Kind::To(1), 0), (Kind::To(0), 1), (Kind::Of(0), 3)] {
+            pass(&mut a, kind, first, 4).unwrap();
+        }
+        a.machine.group_end().unwrap();
+        a.record();
+        for _ in 0..3 {
+            assert_eq!(a.done(), NOT_READY, "the other has not asked");
+        }
+        pass(&mut b, Kind::Of(0), 2, 4).unwrap();
+        b.record();
+        while a.done().is_err() | b.done().is_err() {}
+        assert_eq!((a.values(), b.values()), ([1.0, 2.0, 3.0, 2.0], [10.0, 20.0, 1.0, 40.0]));
+        // Another number of bytes is never done.
+        pass(&mut a, Kind::To(1), 0, 8).unwrap();
+        pass(&mut b, Kind::Of(0), 0, 4).unwrap();
+        a.record();
+        b.record();
+        for _ in 0..3 {
+            assert_eq!((a.done(), b.done()), (NOT_READY, NOT_READY));
+        }
+        assert!(b.machine.log().iter().any(|line| line.contains("bytes where")));
         end([a, b]);
     }
 
