@@ -1,10 +1,10 @@
 //! Exchanges that begin ahead of their use, or end later than they stand in a program's list.
 //!
-//! *In*: a program. *Out*: its [`Exchange`]s in the order in which ranks come to them, and where each begins
-//! and ends. *Promise*: all ranks of a group begin them in one order, which the program alone
-//! decides; nothing writes what an exchange reads between its beginning and its place, and nothing
-//! reads or writes what it leaves between its place and its end. So bits are those of exchanges
-//! that are waited for one by one.
+//! *In*: a program. *Out*: its [`Exchange`]s in the order in which ranks come to them, and where
+//! each begins and ends. *Promise*: all ranks of a group begin them in one order, which the program
+//! alone decides; nothing writes what an exchange reads between its beginning and its place, and
+//! nothing reads or writes what it leaves between its place and its end. So bits are those of
+//! exchanges that are waited for one by one.
 //!
 //! - *Weights* that are gathered do not change in a program: those of the next layer begin while
 //!   this layer computes, as many as a second window of a layer holds.
@@ -12,8 +12,8 @@
 //!   multiply the rows of this one.
 //! - *Results* go back to their slots while the next turn computes; the last turn of a loop waits
 //!   for all.
-//! - *Gradients* of a layer are summed while the layer before it computes, as many as the windows of
-//!   a layer hold.
+//! - *Gradients* of a layer are summed while the layer before it computes, as many as the windows
+//!   of a layer hold.
 //!
 //! A device that exchanges by itself, as GPUs by NCCL, does so where exchanges stand.
 
@@ -48,7 +48,7 @@ pub struct Exchange {
     pub then: Vec<usize>,
 }
 
-/// What an exchange does to memory.
+/// The use that an exchange makes of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Gathers,

@@ -301,7 +301,7 @@ impl Assembly<'_> {
                 let operands = vec![at(rows), own, at(begins), at(y)];
                 inner.push(self.launch(Kernel::Grouped(local), operands, origin));
                 let returned = kernel::Returned { slots, width: n, owners };
-                let operands = vec![at(y), offsets, writes.clone(), self.source()];
+                let operands = vec![at(y), offsets, at(begins), writes.clone(), self.source()];
                 inner.push(self.launch(Kernel::Returned(returned), operands, origin));
             }
             Product::Outer(g) => {

@@ -36,15 +36,16 @@ fn bytes(plan: &Plan, (launch, _): &Placed) -> Option<(u64, bool)> {
     }
 }
 
-/// Where each exchange begins among the launches of a program and where it ends, by a rank that goes
-/// through them.
+/// Where each exchange begins among the launches of a program and where it ends, by a rank that
+/// goes through them.
 fn spans(plan: &Plan, name: &str) -> (Ahead, Vec<(usize, usize, usize)>) {
     let ahead = ahead(plan, &plan.programs[name]);
     let launches = list(plan, name);
     let places: Vec<usize> = (0..launches.len()).filter(|&i| bytes(plan, &launches[i]).is_some()).collect();
     assert_eq!(places.len(), ahead.list.len(), "{name}");
     let (mut begins, mut ends) = (vec![None; places.len()], vec![launches.len(); places.len()]);
-    // One thread does all in the order in which they begin: an exchange that is over ends those before.
+    // One thread does all in the order in which they begin: an exchange that is over ends those
+    // before.
     let mut queue: Vec<usize> = ahead.first.clone();
     ahead.first.iter().for_each(|&first| begins[first] = Some(0));
     let mut end = |queue: &[usize], number: usize, place: usize| {
@@ -113,7 +114,7 @@ fn what_an_exchange_reads_and_leaves_is_touched_by_nothing_meanwhile() {
                     assert!(same || apart(&writes, &all), "{name} {program}: {}", launch.origin);
                 }
             }
-            // What is under way between two launches fits into the room.
+            // Exchanges under way between two launches fit into the room.
             let sizes: Vec<u64> =
                 launches.iter().filter_map(|l| bytes(&plan, l)).map(|(bytes, _)| bytes).collect();
             for at in 0..launches.len() {
@@ -126,7 +127,7 @@ fn what_an_exchange_reads_and_leaves_is_touched_by_nothing_meanwhile() {
     assert!(early[0] > 20 && early[1] > 5, "{early:?} begin early");
 }
 
-/// The ranges of the arena that a launch touches in some way; instances are told apart.
+/// The ranges of the arena that a launch touches in some way, by instance.
 fn touched(
     plan: &Plan,
     (launch, variables): &Placed,

@@ -8,7 +8,7 @@
 //!
 //! The operands of a kernel are those of its [`signature`](KernelKind::signature).
 
-use super::executor::Collective;
+use super::exchange::Collective;
 use dreamc_compiler::format::Format;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::{ints, times};

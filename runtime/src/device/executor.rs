@@ -15,25 +15,21 @@
 //!
 //! Sums that may overlap with later launches, whole or sharded over the ranks, begin where they
 //! stand in the list, by the backend itself or by a thread that has the group meanwhile
-//! ([`Overlap`]). The program waits for them at its end.
+//! ([`Overlap`]). The program waits for them at its end. Where the host exchanges, that thread also
+//! gathers weights and moves rows ahead of their use, in the order of
+//! [`ahead`](dreamc_compiler::ahead).
 
 use super::backend::{Backend, Call, Value};
 use super::check::check;
-use super::rows::{self, Moved};
+use super::exchange::{Collective, Overlap};
 use super::{Choice, DeviceError, Group, Instrument, LaunchStats, RunStats, Session};
-use crate::group::GroupError;
 use crate::mapped::Mapped;
+use dreamc_compiler::ahead::{Ahead, ahead};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::ints;
-use dreamc_compiler::program::kernel::{
-    AllReduce, Gathered, Pooled, ReduceScatter, Returned, Scattered, Sent,
-};
 use dreamc_compiler::program::{
-    Affine, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Owners, Parts, Plan, Slot, Space, Step,
+    Affine, BufferId, KernelId, KernelKind, Launch, Operand, Plan, Slot, Space, Step,
 };
-use std::borrow::Cow;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// An operand with everything known that does not depend on the loops; places count from the
@@ -242,8 +238,10 @@ pub(crate) struct Executor<B: Backend> {
     group: Group,
     /// Numbers on their way to the group and back.
     numbers: Vec<f32>,
-    /// The thread that sums while launches go on.
+    /// The thread that exchanges while launches go on.
     overlap: Option<Overlap>,
+    /// Of each program: exchanges that begin before their place or end after it.
+    ahead: Vec<Ahead>,
 }
 
 /// Most numbers that go to the group at once.
@@ -266,7 +264,12 @@ impl<B: Backend> Executor<B> {
             overlap |= collective.overlaps();
         }
         let longest = all().map(|launch| launch.operands.len()).max().unwrap_or(0);
-        let (backend, codes) = make(&programs)?;
+        let (mut backend, codes) = make(&programs)?;
+        // A device that exchanges by itself does so where exchanges stand.
+        let far = group.size() > 1 && group.any_thread() && !backend.pass(&[])?;
+        let ahead: Vec<Ahead> =
+            plan.programs.values().map(|p| if far { ahead(plan, p) } else { Ahead::default() }).collect();
+        let overlap = group.any_thread() && overlap || ahead.iter().any(|ahead| !ahead.list.is_empty());
         Ok(Executor {
             recordings: programs.iter().map(|_| Recording::Never).collect(),
             counted: vec![(vec![], 0); programs.len()],
@@ -279,7 +282,8 @@ impl<B: Backend> Executor<B> {
             values: Vec::with_capacity(longest),
             group: group.clone(),
             numbers: vec![0.0; most as usize],
-            overlap: if overlap && group.any_thread() { Overlap::new(group.clone()) } else { None },
+            overlap: if overlap { Overlap::new(group.clone()) } else { None },
+            ahead,
         })
     }
 
@@ -305,379 +309,6 @@ impl<B: Backend> Executor<B> {
     }
 }
 
-/// A collective of the group.
-#[derive(Clone, Copy)]
-pub(crate) enum Collective<'p> {
-    Sum(&'p AllReduce),
-    /// Of the numbers from this one on.
-    Scatter(&'p ReduceScatter, u64),
-    Gather(&'p Parts),
-    /// Of numbers whose parts are elsewhere.
-    Gathered(&'p Gathered, Away),
-    Scattered(&'p Scattered, Away),
-    /// Of rows that go to the owners of their experts, and back.
-    Sent(&'p Sent, Moved),
-    Returned(&'p Returned, Moved),
-    /// Over the ranks that own the same experts.
-    Pooled(&'p Pooled),
-}
-
-/// Where the part of a rank is, and the first of the numbers that take part.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Away {
-    own: u64,
-    first: u64,
-}
-
-impl Away {
-    fn of(values: &[Value]) -> Self {
-        Away { own: values.get(1).map_or(0, Value::at), first: values.get(2).map_or(0, Value::index) }
-    }
-
-    /// Where the numbers of a rank's part are that it has in this range: `parts` are all of them,
-    /// `within` those of the range.
-    fn place(self, parts: &Parts, within: &Parts, number: u64) -> u64 {
-        // A rank may have none.
-        let inside = (self.first + within.of(parts.rank).0 + number).saturating_sub(parts.of(parts.rank).0);
-        self.own + inside * size_of::<f32>() as u64
-    }
-}
-
-impl<'p> Collective<'p> {
-    /// The collective of a kernel; other kernels run on a device.
-    pub(crate) fn of(kernel: &'p Kernel) -> Option<Self> {
-        if let Kernel::AllReduce(sum) = kernel {
-            Some(Collective::Sum(sum))
-        } else if let Kernel::ReduceScatter(scatter) = kernel {
-            Some(Collective::Scatter(scatter, 0))
-        } else if let Kernel::AllGather(gather) = kernel {
-            Some(Collective::Gather(&gather.parts))
-        } else if let Kernel::Gathered(gathered) = kernel {
-            Some(Collective::Gathered(gathered, Away::default()))
-        } else if let Kernel::Scattered(scattered) = kernel {
-            Some(Collective::Scattered(scattered, Away::default()))
-        } else if let Kernel::Sent(sent) = kernel {
-            Some(Collective::Sent(sent, Moved::default()))
-        } else if let Kernel::Returned(returned) = kernel {
-            Some(Collective::Returned(returned, Moved::default()))
-        } else if let Kernel::Pooled(pooled) = kernel {
-            Some(Collective::Pooled(pooled))
-        } else {
-            None
-        }
-    }
-
-    /// That of a launch with these operands.
-    fn with(self, values: &[Value]) -> Self {
-        match self {
-            Collective::Scatter(scatter, _) => {
-                Collective::Scatter(scatter, values.get(1).map_or(0, Value::index))
-            }
-            Collective::Gathered(gathered, _) => Collective::Gathered(gathered, Away::of(values)),
-            Collective::Scattered(scattered, _) => Collective::Scattered(scattered, Away::of(values)),
-            Collective::Sent(sent, _) => Collective::Sent(sent, Moved::of(values)),
-            Collective::Returned(returned, _) => Collective::Returned(returned, Moved::of(values)),
-            Collective::Sum(_) | Collective::Gather(_) | Collective::Pooled(_) => self,
-        }
-    }
-
-    /// Whether it may overlap with the launches after it.
-    fn overlaps(self) -> bool {
-        match self {
-            Collective::Sum(sum) => sum.overlap,
-            Collective::Scatter(..) => true,
-            Collective::Gather(_)
-            | Collective::Gathered(..)
-            | Collective::Scattered(..)
-            | Collective::Sent(..)
-            | Collective::Returned(..)
-            | Collective::Pooled(_) => false,
-        }
-    }
-
-    /// Numbers that take part, at the most.
-    pub(crate) fn elements(self) -> u64 {
-        match self {
-            Collective::Sum(sum) => sum.elements,
-            Collective::Scatter(scatter, _) => scatter.elements,
-            Collective::Gather(parts) => parts.elements(),
-            Collective::Gathered(gathered, _) => gathered.elements,
-            Collective::Scattered(scattered, _) => scattered.elements,
-            Collective::Sent(Sent { slots, width, .. }, _)
-            | Collective::Returned(Returned { slots, width, .. }, _) => slots * width,
-            Collective::Pooled(pooled) => pooled.elements,
-        }
-    }
-
-    /// The owners of experts, where some are asked.
-    pub(crate) fn owners(self) -> Option<Owners> {
-        match self {
-            Collective::Sent(Sent { owners, .. }, _)
-            | Collective::Returned(Returned { owners, .. }, _)
-            | Collective::Pooled(Pooled { owners, .. }) => Some(*owners),
-            Collective::Sum(_)
-            | Collective::Scatter(..)
-            | Collective::Gather(_)
-            | Collective::Gathered(..)
-            | Collective::Scattered(..) => None,
-        }
-    }
-
-    /// The parts of all ranks.
-    pub(crate) fn parts(self) -> Option<&'p Parts> {
-        match self {
-            Collective::Sum(_) | Collective::Sent(..) | Collective::Returned(..) | Collective::Pooled(_) => {
-                None
-            }
-            Collective::Gather(parts)
-            | Collective::Scatter(ReduceScatter { parts, .. }, _)
-            | Collective::Gathered(Gathered { parts, .. }, _)
-            | Collective::Scattered(Scattered { parts, .. }, _) => Some(parts),
-        }
-    }
-
-    /// The parts of a sum that is cut.
-    fn cut(self) -> Option<Parts> {
-        match self {
-            Collective::Scatter(scatter, first) => Some(scatter.parts.within(first, scatter.elements)),
-            Collective::Scattered(scattered, away) => {
-                Some(scattered.parts.within(away.first, scattered.elements))
-            }
-            Collective::Sum(_)
-            | Collective::Gather(_)
-            | Collective::Gathered(..)
-            | Collective::Sent(..)
-            | Collective::Returned(..)
-            | Collective::Pooled(_) => None,
-        }
-    }
-
-    /// Whether the group is the one that the plan was compiled for.
-    fn check(self, group: &Group, origin: &str) -> Result<(), DeviceError> {
-        let (ranks, rank) = match (self, self.owners(), self.parts()) {
-            (Collective::Sum(sum), ..) => (sum.ranks, group.rank()),
-            (_, Some(owners), _) => (owners.ranks, owners.rank),
-            (_, None, parts) => parts.map_or((1, 0), |parts| (parts.ranks(), parts.rank)),
-        };
-        let origin = origin.to_string();
-        if ranks != group.size() {
-            return Err(DeviceError::OtherGroup { origin, ranks, size: group.size() });
-        }
-        if rank != group.rank() {
-            return Err(DeviceError::OtherRank { origin, rank, own: group.rank() });
-        }
-        Ok(())
-    }
-
-    /// Numbers that go to the group at once, of each rank's part where parts are handed to all: the
-    /// host has room for them meanwhile.
-    fn at_once(self) -> u64 {
-        match self {
-            Collective::Sum(_) | Collective::Scatter(..) | Collective::Scattered(..) => {
-                self.elements().min(AT_ONCE)
-            }
-            Collective::Gathered(gathered, _) => {
-                gathered.elements.min((AT_ONCE / gathered.parts.ranks().max(1)).max(1))
-            }
-            Collective::Gather(parts) => {
-                let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max();
-                longest.unwrap_or(0).min((AT_ONCE / parts.ranks().max(1)).max(1))
-            }
-            // They bring memory of their own.
-            Collective::Sent(..) | Collective::Returned(..) | Collective::Pooled(_) => 0,
-        }
-    }
-
-    /// Runs it on the numbers at a place of the arena, through the host and in pieces: a sum goes
-    /// number by number, so that pieces keep its bits.
-    fn run<B: Backend>(
-        self,
-        backend: &mut B,
-        group: &Group,
-        numbers: &mut [f32],
-        at: u64,
-    ) -> Result<(), DeviceError> {
-        let place = |number: u64| at + number * size_of::<f32>() as u64;
-        let each = self.at_once();
-        match self {
-            Collective::Sum(_) | Collective::Scatter(..) => {
-                let cut = self.cut();
-                for first in (0..self.elements()).step_by(each.max(1) as usize) {
-                    let piece = &mut numbers[..(self.elements() - first).min(each) as usize];
-                    backend.read(place(first), bytemuck::cast_slice_mut(piece))?;
-                    let (to, own) = summed(group, cut.as_ref(), first, piece)?;
-                    if !own.is_empty() {
-                        backend.write(place(to), bytemuck::cast_slice(&own))?;
-                    }
-                }
-            }
-            Collective::Gather(parts) => {
-                let from = place(parts.of(parts.rank).0);
-                gather(backend, group, numbers, (parts, each), (from, at))?;
-            }
-            Collective::Gathered(gathered, away) => {
-                let parts = gathered.parts.within(away.first, gathered.elements);
-                let from = away.place(&gathered.parts, &parts, 0);
-                gather(backend, group, numbers, (&parts, each), (from, at))?;
-            }
-            Collective::Scattered(scattered, away) => {
-                let parts = scattered.parts.within(away.first, scattered.elements);
-                for first in (0..scattered.elements).step_by(each.max(1) as usize) {
-                    let piece = &mut numbers[..(scattered.elements - first).min(each) as usize];
-                    backend.read(place(first), bytemuck::cast_slice_mut(piece))?;
-                    let (to, sum) = summed(group, Some(&parts), first, piece)?;
-                    if sum.is_empty() {
-                        continue;
-                    }
-                    let own = away.place(&scattered.parts, &parts, to - parts.of(parts.rank).0);
-                    let mut before = vec![0.0f32; sum.len()];
-                    backend.read(own, bytemuck::cast_slice_mut(&mut before))?;
-                    before.iter_mut().zip(sum.iter()).for_each(|(own, x)| *own += x);
-                    backend.write(own, bytemuck::cast_slice(&before))?;
-                }
-            }
-            Collective::Sent(sent, moved) => rows::send(sent, moved, backend, group)?,
-            Collective::Returned(returned, moved) => rows::give_back(returned, moved, backend, group)?,
-            Collective::Pooled(pooled) => rows::pool(pooled, at, backend, group)?,
-        }
-        Ok(())
-    }
-}
-
-/// Brings parts together, `each` numbers of each part at once: this rank's is read at `from`, and
-/// all are written from `to` on.
-fn gather<B: Backend>(
-    backend: &mut B,
-    group: &Group,
-    numbers: &mut [f32],
-    (parts, each): (&Parts, u64),
-    (from, to): (u64, u64),
-) -> Result<(), DeviceError> {
-    let size = size_of::<f32>() as u64;
-    // The piece of a rank's part from a number on: where it begins, and its length.
-    let piece = |rank: u64, first: u64| {
-        let (begins, count) = parts.of(rank);
-        (begins + first.min(count), count.saturating_sub(first).min(each) as usize)
-    };
-    let longest = (0..parts.ranks()).map(|rank| parts.of(rank).1).max().unwrap_or(0);
-    for first in (0..longest).step_by(each.max(1) as usize) {
-        let (begins, count) = piece(parts.rank, first);
-        let (at, place) = (from + (begins - parts.of(parts.rank).0) * size, to + begins * size);
-        let own: &mut [u8] = bytemuck::cast_slice_mut(&mut numbers[..count]);
-        if count > 0 {
-            backend.read(at, own)?;
-        }
-        for (rank, bytes) in (0..).zip(group.gather(own)?) {
-            let (begins, count) = piece(rank, first);
-            if bytes.len() != count * size_of::<f32>() {
-                let words = format!("rank {rank} brought other numbers than its part has");
-                return Err(GroupError::Meeting(words).into());
-            }
-            if count > 0 && (rank != parts.rank || at != place) {
-                backend.write(to + begins * size, &bytes)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The sum over the ranks of a piece of numbers, whole or this rank's part of it, and the number
-/// that it begins with. `cut`: the parts of all numbers; `first`: the number of the piece's first.
-fn summed<'n>(
-    group: &Group,
-    cut: Option<&Parts>,
-    first: u64,
-    piece: &'n mut [f32],
-) -> Result<(u64, Cow<'n, [f32]>), GroupError> {
-    let Some(parts) = cut else {
-        group.all_reduce(piece)?;
-        return Ok((first, Cow::Borrowed(piece)));
-    };
-    let parts = parts.within(first, piece.len() as u64);
-    let lengths: Vec<u64> = (0..parts.ranks()).map(|rank| parts.of(rank).1).collect();
-    let own = group.reduce_scatter(piece, &lengths)?;
-    Ok((first + parts.of(parts.rank).0, Cow::Owned(own)))
-}
-
-/// Numbers to be summed: their place in the arena, and their parts where the sum is cut.
-struct Job {
-    at: u64,
-    numbers: Vec<f32>,
-    cut: Option<Parts>,
-}
-
-impl Job {
-    /// Sums piece by piece: the place of what this rank gets, and that.
-    fn run(mut self, group: &Group) -> Result<(u64, Vec<f32>), GroupError> {
-        let (mut begins, mut all) = (None, vec![]);
-        let mut first = 0;
-        for piece in self.numbers.chunks_mut(AT_ONCE as usize) {
-            let count = piece.len() as u64;
-            let (at, own) = summed(group, self.cut.as_ref(), first, piece)?;
-            if !own.is_empty() {
-                begins.get_or_insert(at);
-                all.extend_from_slice(&own);
-            }
-            first += count;
-        }
-        Ok((self.at + begins.unwrap_or(0) * size_of::<f32>() as u64, all))
-    }
-}
-
-/// Numbers of a place in the arena that were summed, and the seconds that it took.
-type Summed = Result<(u64, Vec<f32>, f64), GroupError>;
-
-/// A thread that sums over the group while others compute.
-struct Overlap {
-    /// Until the end.
-    jobs: Option<Sender<Job>>,
-    done: Receiver<Summed>,
-    pending: usize,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// MPI ends in the thread that began it: the thread here gives its group back before.
-impl Drop for Overlap {
-    fn drop(&mut self) {
-        self.jobs = None;
-        // A thread that panicked has its group no more, either.
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-impl Overlap {
-    fn new(group: Group) -> Option<Self> {
-        let (jobs, todo) = channel::<Job>();
-        let (answers, done) = channel();
-        let work = move || {
-            while let Ok(job) = todo.recv() {
-                let begun = Instant::now();
-                let summed = job.run(&group);
-                let answer = summed.map(|(at, numbers)| (at, numbers, begun.elapsed().as_secs_f64()));
-                let last = answer.is_err();
-                if answers.send(answer).is_err() || last {
-                    return;
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("sums over ranks".into()).spawn(work).ok()?;
-        Some(Overlap { jobs: Some(jobs), done, pending: 0, thread: Some(thread) })
-    }
-
-    fn begin(&mut self, job: Job) {
-        // Where the thread has ended it left the reason.
-        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
-        self.pending += 1;
-    }
-
-    /// The next sum that is done.
-    fn next(&mut self) -> Summed {
-        self.pending -= 1;
-        let gone = || GroupError::Meeting("the thread that sums over the ranks ended".into());
-        self.done.recv().unwrap_or_else(|_| Err(gone())).inspect_err(|_| self.pending = 0)
-    }
-}
-
 /// State of a run.
 struct Run<'a, B: Backend> {
     backend: &'a mut B,
@@ -688,6 +319,10 @@ struct Run<'a, B: Backend> {
     group: &'a Group,
     numbers: &'a mut [f32],
     overlap: Option<&'a mut Overlap>,
+    ahead: &'a Ahead,
+    /// Exchanges of it that the program has come to, and the jobs of those that have begun.
+    come: usize,
+    jobs: Vec<Option<u64>>,
     instrument: Instrument,
     /// Every launch is waited for, so that a failure has a name.
     synchronous: bool,
@@ -705,6 +340,9 @@ impl<B: Backend> Run<'_, B> {
     /// All launches, now or from a recording that is made the second time.
     fn all(&mut self, recording: &mut Recording<B::Recording>, graphs: Graphs) -> Result<(), DeviceError> {
         let program = self.program;
+        for &number in &self.ahead.first {
+            self.begin(number)?;
+        }
         let measured = self.instrument != Instrument::default();
         if !B::RECORDS || graphs == Graphs::Off || self.synchronous || measured {
             if let Recording::Never = recording {
@@ -782,18 +420,20 @@ impl<B: Backend> Run<'_, B> {
             return Ok(());
         };
         let at = values.first().map_or(0, Value::at);
+        if collective.goes_ahead() && !self.ahead.list.is_empty() {
+            return self.come_to();
+        }
         let overlap = self.overlap.as_mut().filter(|_| collective.overlaps());
         if self.backend.collective(collective, at)? {
             if !collective.overlaps() {
                 self.stats.exchanged += self.backend.joined()?;
+                collective.end(self.backend, at)?;
             }
         } else if let Some(overlap) = overlap {
-            let mut numbers = vec![0.0f32; collective.elements() as usize];
-            self.backend.read(at, bytemuck::cast_slice_mut(&mut numbers))?;
-            overlap.begin(Job { at, numbers, cut: collective.cut() });
+            overlap.begin(collective.job(self.backend, at)?, false);
         } else {
-            // The thread that sums has the group until it is done with what was begun before.
-            self.summed()?;
+            // The thread has the group until it is done with what was begun before.
+            self.joined()?;
             let begun = Instant::now();
             collective.run(self.backend, self.group, self.numbers, at)?;
             // Nothing else is done meanwhile.
@@ -802,6 +442,37 @@ impl<B: Backend> Run<'_, B> {
             self.stats.waited += seconds;
         }
         Ok(())
+    }
+
+    /// Begins an exchange, of those that may be ahead of their place.
+    fn begin(&mut self, number: usize) -> Result<(), DeviceError> {
+        let Some(overlap) = self.overlap.as_mut() else { return Ok(()) };
+        let Some(exchange) = self.ahead.list.get(number) else { return Ok(()) };
+        if let Some(job) = exchange.over.and_then(|before| self.jobs[before]) {
+            overlap.until(job, self.backend)?;
+        }
+        let launch = &self.program.launches[exchange.launch];
+        let values: Vec<Value> = launch.operands.iter().map(|place| place.at(&exchange.variables)).collect();
+        let collective = Collective::of(self.plan.kernel(launch.kernel)).map(|c| c.with(&values));
+        if let Some(collective) = collective {
+            let job = collective.job(self.backend, values.first().map_or(0, Value::at))?;
+            self.jobs[number] = Some(overlap.begin(job, exchange.waits));
+        }
+        Ok(())
+    }
+
+    /// Comes to the place of the next exchange of those.
+    fn come_to(&mut self) -> Result<(), DeviceError> {
+        let number = self.come;
+        self.come += 1;
+        let Some(exchange) = self.ahead.list.get(number) else { return Ok(()) };
+        if self.jobs[number].is_none() {
+            self.begin(number)?;
+        }
+        if let (true, Some(job), Some(overlap)) = (exchange.waits, self.jobs[number], self.overlap.as_mut()) {
+            overlap.take(job, self.backend)?;
+        }
+        exchange.then.iter().try_for_each(|&next| self.begin(next))
     }
 
     fn steps(&mut self, steps: &[Walk]) -> Result<(), DeviceError> {
@@ -883,27 +554,26 @@ impl<B: Backend> Run<'_, B> {
         Ok(())
     }
 
-    /// Waits for the sums that were begun.
+    /// Waits for the exchanges that were begun.
     fn join(&mut self) -> Result<(), DeviceError> {
         let begun = Instant::now();
-        self.stats.exchanged += self.backend.joined()?;
-        self.summed()?;
-        if self.stats.exchanged > 0.0 {
+        let seconds = self.backend.joined()?;
+        if seconds > 0.0 {
+            self.stats.exchanged += seconds;
             self.stats.waited += begun.elapsed().as_secs_f64();
         }
-        Ok(())
+        let joined = self.joined();
+        if let Some(overlap) = self.overlap.as_mut() {
+            overlap.forget();
+            self.stats.exchanged += std::mem::take(&mut overlap.seconds);
+            self.stats.waited += std::mem::take(&mut overlap.waited);
+        }
+        joined
     }
 
-    /// Waits for the thread that sums, and takes its results.
-    fn summed(&mut self) -> Result<(), DeviceError> {
-        while let Some(overlap) = self.overlap.as_mut().filter(|overlap| overlap.pending > 0) {
-            let (at, numbers, seconds) = overlap.next()?;
-            if !numbers.is_empty() {
-                self.backend.write(at, bytemuck::cast_slice(&numbers))?;
-            }
-            self.stats.exchanged += seconds;
-        }
-        Ok(())
+    /// Waits for the thread that has the group, and takes its results.
+    fn joined(&mut self) -> Result<(), DeviceError> {
+        self.overlap.as_mut().map_or(Ok(()), |overlap| overlap.join(self.backend))
     }
 
     /// The times of launches by the device's clock, once all have ended.
@@ -1015,6 +685,9 @@ impl<B: Backend> Session for Executor<B> {
             group: &self.group,
             numbers: &mut self.numbers,
             overlap: self.overlap.as_mut(),
+            ahead: &self.ahead[number],
+            come: 0,
+            jobs: vec![None; self.ahead[number].list.len()],
             instrument,
             synchronous: !B::SYNCHRONOUS && std::env::var_os("DREAMC_SYNCHRONOUS").is_some_and(|v| v != "0"),
             variables: vec![0; program.variables],

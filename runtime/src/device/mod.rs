@@ -20,6 +20,7 @@
 pub mod agree;
 mod backend;
 pub mod check;
+mod exchange;
 mod executor;
 pub mod machine;
 pub mod poison;

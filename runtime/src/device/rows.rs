@@ -11,11 +11,13 @@
 //! needs; ranks of other teams bring one another nothing.
 
 use super::DeviceError;
-use super::backend::{Backend, Value};
+use super::backend::{Backend, Pass, Value};
+use super::exchange::Done;
 use super::executor::AT_ONCE;
 use crate::group::{Group, GroupError};
 use dreamc_compiler::program::Owners;
 use dreamc_compiler::program::kernel::{Pooled, Returned, Sent};
+use std::ops::Range;
 
 /// Operands of a launch that moves rows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,209 +41,311 @@ impl Moved {
     }
 }
 
-/// Slots of a turn, and how they go.
+/// Slots of a turn.
+#[derive(Clone, Copy)]
 struct Turn {
     owners: Owners,
     slots: u64,
+    width: u64,
     /// Bytes of a row.
     row: u64,
     /// The member whose rows are exchanged.
     source: u64,
-    /// Where the slots of each expert begin on it.
-    offsets: Vec<u64>,
-    /// Rows of each member that one exchange brings, and how many exchanges there are.
-    each: u64,
-    pieces: u64,
 }
 
-fn refused(words: String) -> DeviceError {
-    GroupError::Meeting(words).into()
+fn refused(words: String) -> GroupError {
+    GroupError::Meeting(words)
 }
 
-/// Offsets of groups as they come; `None` for numbers that do not rise from 0 to `slots`.
-fn offsets(bytes: &[u8], owners: &Owners, slots: u64) -> Option<Vec<u64>> {
+fn unsorted() -> GroupError {
+    refused("slots are grouped by numbers that are no offsets".into())
+}
+
+/// So many offsets of groups as they come; `None` for numbers that do not rise inside the slots.
+fn offsets(bytes: &[u8], count: u64, slots: u64) -> Option<Vec<u64>> {
     let numbers: Vec<i32> = bytemuck::pod_collect_to_vec(bytes);
     let all: Vec<u64> = numbers.iter().map(|&n| u64::try_from(n).ok()).collect::<Option<_>>()?;
-    let fine = all.len() as u64 == owners.experts + 1
-        && all.first() == Some(&0)
-        && all.is_sorted()
-        && all.last().is_some_and(|&last| last <= slots);
+    let fine = all.len() as u64 == count && all.is_sorted() && all.last().is_some_and(|&last| last <= slots);
     fine.then_some(all)
 }
 
+/// Where the slots of each expert begin on a rank: from 0 on.
+fn of_all(bytes: &[u8], owners: &Owners, slots: u64) -> Option<Vec<u64>> {
+    offsets(bytes, owners.experts + 1, slots).filter(|all| all.first() == Some(&0))
+}
+
 /// The slots of a member's experts.
-fn of_member(offsets: &[u64], owners: &Owners, member: u64) -> std::ops::Range<u64> {
+fn of_member(offsets: &[u64], owners: &Owners, member: u64) -> Range<u64> {
     let at = |member: u64| offsets.get((member * owners.own()) as usize).copied().unwrap_or(0);
     at(member)..at(member + 1)
 }
 
-impl Turn {
-    /// Asks all ranks how many rows their turn has.
-    fn new<B: Backend>(
-        backend: &B,
-        group: &Group,
-        owners: Owners,
-        (slots, width, unit): (u64, u64, u64),
-        (at, source): (u64, u64),
-    ) -> Result<Self, DeviceError> {
-        let mut own = vec![];
-        if owners.member() == source {
-            own = vec![0u8; 4 * (owners.experts as usize + 1)];
-            backend.read(at, &mut own)?;
-            if offsets(&own, &owners, slots).is_none() {
-                return Err(refused("slots are grouped by numbers that are no offsets".into()));
-            }
-        }
-        let all = group.gather(&own)?;
-        let mut longest = 0;
-        let mut found = None;
-        for (rank, bytes) in (0..).zip(&all).filter(|(rank, _)| rank % owners.team == source) {
-            let Some(of) = offsets(bytes, &owners, slots) else {
-                return Err(refused(format!("rank {rank} groups its slots by numbers that are no offsets")));
-            };
-            let rows = |member| {
-                let range = of_member(&of, &owners, member);
-                range.end - range.start
-            };
-            longest = (0..owners.team).map(rows).fold(longest, u64::max);
-            if rank == owners.first() + source {
-                found = Some(of);
-            }
-        }
-        let Some(offsets) = found else { return Err(refused("no rank has this turn".into())) };
-        let each = (AT_ONCE / (width * owners.team).max(1)).max(1);
-        let pieces = longest.div_ceil(each);
-        Ok(Turn { owners, slots, row: width * unit, source, offsets, each, pieces })
-    }
+fn length(range: &Range<u64>) -> u64 {
+    range.end - range.start
+}
 
+impl Turn {
     fn is_source(&self) -> bool {
         self.owners.member() == self.source
     }
 
-    /// Members other than this one.
-    fn others(&self) -> impl Iterator<Item = u64> {
-        let own = self.owners.member();
-        (0..self.owners.team).filter(move |member| *member != own)
+    /// The rank whose turn it is.
+    fn rank(&self) -> u64 {
+        self.owners.first() + self.source
     }
 
-    /// The rows of a piece among those of a member's experts: the first, and how many.
-    fn piece(&self, member: u64, piece: u64) -> (u64, u64) {
-        let range = of_member(&self.offsets, &self.owners, member);
-        let first = (piece * self.each).min(range.end - range.start);
-        (first, (range.end - range.start - first).min(self.each))
+    /// Members of the team other than this one, with their ranks.
+    fn others(&self) -> impl Iterator<Item = (u64, u64)> {
+        let (own, first) = (self.owners.member(), self.owners.first());
+        (0..self.owners.team).filter(move |member| *member != own).map(move |member| (member, first + member))
     }
 
-    /// The first slot of a member's experts.
-    fn first(&self, member: u64) -> u64 {
-        of_member(&self.offsets, &self.owners, member).start
+    /// Where the slots of each expert begin here.
+    fn own_offsets<B: Backend>(&self, backend: &B, at: u64) -> Result<Vec<u8>, DeviceError> {
+        let mut own = vec![0u8; 4 * (self.owners.experts as usize + 1)];
+        backend.read(at, &mut own)?;
+        match of_all(&own, &self.owners, self.slots) {
+            Some(_) => Ok(own),
+            None => Err(unsorted().into()),
+        }
     }
 
-    /// Copies this rank's rows for itself.
-    fn keep<B: Backend>(&self, backend: &mut B, from: u64, to: u64) -> Result<(), DeviceError> {
-        let member = self.owners.member();
-        for piece in 0..self.pieces {
-            let (first, count) = self.piece(member, piece);
-            if count > 0 {
-                let mut rows = vec![0u8; (count * self.row) as usize];
-                backend.read(from + first * self.row, &mut rows)?;
-                backend.write(to + first * self.row, &rows)?;
+    /// Rows of this rank's experts that a turn has brought, by where those of each begin.
+    fn come<B: Backend>(&self, backend: &B, begins: u64) -> Result<u64, DeviceError> {
+        let mut all = vec![0u8; 4 * (self.owners.own() as usize + 1)];
+        backend.read(begins, &mut all)?;
+        let all = offsets(&all, self.owners.own() + 1, self.slots).ok_or_else(unsorted)?;
+        Ok(all.last().copied().unwrap_or(0))
+    }
+
+    fn read<B: Backend>(&self, backend: &B, at: u64, rows: u64) -> Result<Vec<u8>, DeviceError> {
+        let mut bytes = vec![0u8; (rows * self.row) as usize];
+        if rows > 0 {
+            backend.read(at, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    /// The offsets of all ranks with this turn: those of this team, and the rows of the longest
+    /// member of any.
+    fn agree(&self, group: &Group, own: &[u8]) -> Result<(Vec<u64>, u64), GroupError> {
+        let Turn { owners, slots, source, .. } = self;
+        let (mut longest, mut found) = (0, None);
+        let all = group.gather(own)?;
+        for (rank, bytes) in (0..).zip(&all).filter(|(rank, _)| rank % owners.team == *source) {
+            let Some(of) = of_all(bytes, owners, *slots) else {
+                return Err(refused(format!("rank {rank} groups its slots by numbers that are no offsets")));
+            };
+            let rows = (0..owners.team).map(|member| length(&of_member(&of, owners, member)));
+            longest = rows.fold(longest, u64::max);
+            if rank == self.rank() {
+                found = Some(of);
+            }
+        }
+        Ok((found.ok_or_else(|| refused("no rank has this turn".into()))?, longest))
+    }
+
+    /// Exchanges rows piece by piece: those that this rank has for a member, and where those of a
+    /// member go.
+    fn pass(
+        &self,
+        group: &Group,
+        longest: u64,
+        away: bool,
+        offsets: &[u64],
+        (from, to): (&[u8], &mut [u8]),
+    ) -> Result<(), GroupError> {
+        let Turn { owners, row, .. } = *self;
+        let each = (AT_ONCE / (self.width * owners.team).max(1)).max(1);
+        let piece = |member: u64, first: u64| {
+            let range = of_member(offsets, &owners, member);
+            let first = first.min(length(&range));
+            // A source has the slots of all members, the others those of their own experts.
+            let before = if self.is_source() { range.start } else { 0 };
+            let count = (length(&range) - first).min(each);
+            ((before + first) * row) as usize..((before + first + count) * row) as usize
+        };
+        let gives = self.is_source() == away;
+        for first in (0..longest).step_by(each as usize) {
+            let others = || self.others().filter(|(member, _)| self.is_source() || *member == self.source);
+            let of = |member: u64| if self.is_source() { member } else { owners.member() };
+            let mut parts = vec![vec![]; group.size() as usize];
+            for (member, rank) in others().filter(|_| gives) {
+                parts[rank as usize] = from.get(piece(of(member), first)).unwrap_or_default().to_vec();
+            }
+            let come = group.all_to_all(&parts)?;
+            for (member, rank) in others().filter(|_| !gives) {
+                let range = piece(of(member), first);
+                match to.get_mut(range) {
+                    Some(to) if to.len() == come[rank as usize].len() => {
+                        to.copy_from_slice(&come[rank as usize])
+                    }
+                    Some(_) | None => {
+                        let words = format!("rank {rank} brought other rows than its turn has");
+                        return Err(refused(words));
+                    }
+                }
             }
         }
         Ok(())
     }
+}
 
-    fn read<B: Backend>(&self, backend: &B, at: u64, count: u64) -> Result<Vec<u8>, DeviceError> {
-        let mut rows = vec![0u8; (count * self.row) as usize];
-        if count > 0 {
-            backend.read(at, &mut rows)?;
+/// Rows on their way to the owners of their experts, or back.
+pub(crate) struct Going {
+    turn: Turn,
+    /// Whether they go to owners.
+    away: bool,
+    /// Of the rank whose turn it is: where the slots of each expert begin.
+    offsets: Vec<u8>,
+    /// Rows of this rank: its slots, or those of its experts.
+    rows: Vec<u8>,
+    /// Where what comes goes, and of rows that go to owners where those of each expert begin.
+    to: u64,
+    begins: u64,
+}
+
+fn turn(owners: Owners, (slots, width): (u64, u64), moved: &Moved) -> Turn {
+    Turn { owners, slots, width, row: width * moved.unit, source: moved.source }
+}
+
+impl Going {
+    /// Takes the rows of a turn from their slots.
+    pub(crate) fn away<B: Backend>(sent: &Sent, moved: Moved, backend: &B) -> Result<Self, DeviceError> {
+        let [x, counts, to, begins] = moved.places;
+        let turn = turn(sent.owners, (sent.slots, sent.width), &moved);
+        let (mut offsets, mut rows) = (vec![], vec![]);
+        if turn.is_source() {
+            offsets = turn.own_offsets(backend, counts)?;
+            let all = of_all(&offsets, &turn.owners, turn.slots).unwrap_or_default();
+            rows = turn.read(backend, x, all.last().copied().unwrap_or(0))?;
         }
-        Ok(rows)
+        Ok(Going { turn, away: true, offsets, rows, to, begins })
     }
 
-    fn write<B: Backend>(
-        &self,
-        backend: &mut B,
-        at: u64,
-        (rank, count, rows): (u64, u64, &[u8]),
-    ) -> Result<(), DeviceError> {
-        if rows.len() as u64 != count * self.row {
-            return Err(refused(format!("rank {rank} brought other rows than its turn has")));
+    /// Takes results from the owners of experts.
+    pub(crate) fn back<B: Backend>(
+        returned: &Returned,
+        moved: Moved,
+        backend: &B,
+    ) -> Result<Self, DeviceError> {
+        let [rows, counts, begins, to] = moved.places;
+        let turn = turn(returned.owners, (returned.slots, returned.width), &moved);
+        let offsets = if turn.is_source() { turn.own_offsets(backend, counts)? } else { vec![] };
+        let count = turn.come(backend, begins)?;
+        let rows = turn.read(backend, rows, count)?;
+        Ok(Going { turn, away: false, offsets, rows, to, begins })
+    }
+
+    /// Brings them there.
+    pub(crate) fn run(self, group: &Group) -> Result<Done, GroupError> {
+        let Going { turn, away, offsets, rows, to, begins } = self;
+        let (all, longest) = turn.agree(group, &offsets)?;
+        let own = of_member(&all, &turn.owners, turn.owners.member());
+        let bytes = |rows: u64| (rows * turn.row) as usize;
+        let kept = bytes(own.start)..bytes(own.end);
+        let mut done = Done::default();
+        if away {
+            let mut come = vec![0u8; if turn.is_source() { 0 } else { bytes(length(&own)) }];
+            turn.pass(group, longest, away, &all, (&rows, &mut come))?;
+            if turn.is_source() {
+                come = rows.get(kept).ok_or_else(unsorted)?.to_vec();
+            }
+            done.put(to, come);
+            let first = (turn.owners.member() * turn.owners.own()) as usize;
+            let of_own = &all[first..=first + turn.owners.own() as usize];
+            let of_own: Vec<i32> = of_own.iter().map(|offset| (offset - of_own[0]) as i32).collect();
+            done.put(begins, bytemuck::cast_slice(&of_own).to_vec());
+            return Ok(done);
         }
-        if count > 0 { backend.write(at, rows) } else { Ok(()) }
+        // Slots of no expert become zero.
+        let mut come = vec![0u8; if turn.is_source() { bytes(turn.slots) } else { 0 }];
+        turn.pass(group, longest, away, &all, (&rows, &mut come))?;
+        if turn.is_source() {
+            match come.get_mut(kept) {
+                Some(to) if to.len() == rows.len() => to.copy_from_slice(&rows),
+                Some(_) | None => return Err(unsorted()),
+            }
+            done.put(to, come);
+        }
+        Ok(done)
     }
 }
 
-/// Brings the rows of a turn to the owners of their experts.
-pub(crate) fn send<B: Backend>(
-    sent: &Sent,
-    moved: Moved,
-    backend: &mut B,
-    group: &Group,
-) -> Result<(), DeviceError> {
-    let &Sent { slots, width, owners } = sent;
+/// Brings the rows of a turn to the owners of their experts, by devices that pass bytes to one
+/// another: first how many, then the rows.
+pub(crate) fn pass_away<B: Backend>(sent: &Sent, moved: Moved, backend: &mut B) -> Result<(), DeviceError> {
     let [x, counts, rows, begins] = moved.places;
-    let turn = Turn::new(backend, group, owners, (slots, width, moved.unit), (counts, moved.source))?;
-    let first = owners.first();
-    for piece in 0..turn.pieces {
-        let mut parts = vec![vec![]; group.size() as usize];
-        if turn.is_source() {
-            for member in turn.others() {
-                let (from, count) = turn.piece(member, piece);
-                let at = x + (turn.first(member) + from) * turn.row;
-                parts[(first + member) as usize] = turn.read(backend, at, count)?;
-            }
-        }
-        let come = group.all_to_all(&parts)?;
-        if !turn.is_source() {
-            let (from, count) = turn.piece(owners.member(), piece);
-            let rank = first + turn.source;
-            turn.write(backend, rows + from * turn.row, (rank, count, &come[rank as usize]))?;
-        }
-    }
+    let turn = turn(sent.owners, (sent.slots, sent.width), &moved);
+    let (own, row) = (turn.owners.own(), turn.row);
+    let size = 4 * (own + 1);
+    let first;
     if turn.is_source() {
-        turn.keep(backend, x + turn.first(owners.member()) * turn.row, rows)?;
+        let offsets = turn.own_offsets(backend, counts)?;
+        let list: Vec<Pass> =
+            turn.others().map(|(member, rank)| Pass::to(rank, counts + 4 * member * own, size)).collect();
+        pass(backend, &list)?;
+        let all = of_all(&offsets, &turn.owners, turn.slots).unwrap_or_default();
+        let of = |member| of_member(&all, &turn.owners, member);
+        let mut list: Vec<Pass> = turn
+            .others()
+            .map(|(member, rank)| Pass::to(rank, x + of(member).start * row, length(&of(member)) * row))
+            .collect();
+        let kept = of(turn.owners.member());
+        list.push(Pass::to(turn.rank(), x + kept.start * row, length(&kept) * row));
+        list.push(Pass::of(turn.rank(), rows, length(&kept) * row));
+        pass(backend, &list)?;
+        let own = (turn.owners.member() * own) as usize..;
+        first = all.get(own).unwrap_or_default().to_vec();
+    } else {
+        pass(backend, &[Pass::of(turn.rank(), begins, size)])?;
+        let mut all = vec![0u8; size as usize];
+        backend.read(begins, &mut all)?;
+        first = offsets(&all, own + 1, turn.slots).ok_or_else(unsorted)?;
+        let count = first.last().copied().unwrap_or(0) - first.first().copied().unwrap_or(0);
+        pass(backend, &[Pass::of(turn.rank(), rows, count * row)])?;
     }
-    let own = owners.member() * owners.own();
-    let of_own = &turn.offsets[own as usize..=(own + owners.own()) as usize];
-    let of_own: Vec<i32> = of_own.iter().map(|offset| (offset - of_own[0]) as i32).collect();
+    let of_own = first.iter().take(own as usize + 1).map(|offset| (offset - first[0]) as i32);
+    let of_own: Vec<i32> = of_own.collect();
     backend.write(begins, bytemuck::cast_slice(&of_own))
 }
 
-/// Brings the rows of a turn back.
-pub(crate) fn give_back<B: Backend>(
+/// Brings the rows of a turn back, by the devices.
+pub(crate) fn pass_back<B: Backend>(
     returned: &Returned,
     moved: Moved,
     backend: &mut B,
-    group: &Group,
 ) -> Result<(), DeviceError> {
-    let &Returned { slots, width, owners } = returned;
-    let [rows, counts, y, _] = moved.places;
-    let turn = Turn::new(backend, group, owners, (slots, width, moved.unit), (counts, moved.source))?;
-    let first = owners.first();
-    for piece in 0..turn.pieces {
-        let mut parts = vec![vec![]; group.size() as usize];
-        if !turn.is_source() {
-            let (from, count) = turn.piece(owners.member(), piece);
-            parts[(first + turn.source) as usize] = turn.read(backend, rows + from * turn.row, count)?;
-        }
-        let come = group.all_to_all(&parts)?;
-        if turn.is_source() {
-            for member in turn.others() {
-                let (from, count) = turn.piece(member, piece);
-                let (at, rank) = (y + (turn.first(member) + from) * turn.row, first + member);
-                turn.write(backend, at, (rank, count, &come[rank as usize]))?;
-            }
-        }
+    let [rows, counts, begins, y] = moved.places;
+    let turn = turn(returned.owners, (returned.slots, returned.width), &moved);
+    let row = turn.row;
+    let count = turn.come(backend, begins)?;
+    if !turn.is_source() {
+        return pass(backend, &[Pass::to(turn.rank(), rows, count * row)]);
     }
-    if turn.is_source() {
-        turn.keep(backend, rows, y + turn.first(owners.member()) * turn.row)?;
-        let used = turn.offsets.last().copied().unwrap_or(0);
-        let zeros = vec![0u8; ((turn.slots - used) * turn.row) as usize];
-        if !zeros.is_empty() {
-            backend.write(y + used * turn.row, &zeros)?;
-        }
+    let offsets = turn.own_offsets(backend, counts)?;
+    let all = of_all(&offsets, &turn.owners, turn.slots).unwrap_or_default();
+    let of = |member| of_member(&all, &turn.owners, member);
+    let mut list: Vec<Pass> = turn
+        .others()
+        .map(|(member, rank)| Pass::of(rank, y + of(member).start * row, length(&of(member)) * row))
+        .collect();
+    let kept = of(turn.owners.member());
+    list.push(Pass::to(turn.rank(), rows, length(&kept) * row));
+    list.push(Pass::of(turn.rank(), y + kept.start * row, length(&kept) * row));
+    pass(backend, &list)?;
+    let used = all.last().copied().unwrap_or(0);
+    let zeros = vec![0u8; ((turn.slots - used) * row) as usize];
+    if zeros.is_empty() { Ok(()) } else { backend.write(y + used * row, &zeros) }
+}
+
+/// Passes what there is to pass, and waits for it.
+fn pass<B: Backend>(backend: &mut B, list: &[Pass]) -> Result<(), DeviceError> {
+    let some: Vec<Pass> = list.iter().filter(|pass| pass.bytes > 0).copied().collect();
+    if !some.is_empty() && !backend.pass(&some)? {
+        return Err(refused("a device passes no bytes to other ranks any more".into()).into());
     }
-    Ok(())
+    backend.joined().map(drop)
 }
 
 /// Sums numbers over the ranks that own the same experts: each adds an equal part of them.
@@ -270,7 +374,7 @@ pub(crate) fn pool<B: Backend>(
         let mut sum = vec![0.0f32; part(own).len()];
         for (i, part) in parts.iter().enumerate() {
             if part.len() != sum.len() {
-                return Err(refused(format!("rank {} sums other numbers", alike[i])));
+                return Err(refused(format!("rank {} sums other numbers", alike[i])).into());
             }
             match i {
                 0 => sum.copy_from_slice(part),
@@ -279,7 +383,7 @@ pub(crate) fn pool<B: Backend>(
         }
         let sums = exchanged(alike.iter().map(|&rank| (rank, &sum[..])).collect())?.concat();
         if sums.len() != count {
-            return Err(refused("ranks that own the same experts sum different numbers".into()));
+            return Err(refused("ranks that own the same experts sum different numbers".into()).into());
         }
         backend.write(place, bytemuck::cast_slice(&sums))?;
     }

@@ -66,8 +66,9 @@ pub struct Sent {
     pub owners: Owners,
 }
 
-/// Rows that [`Sent`] has brought, brought back into the slots of the rank that the last operand
-/// names; its slots of no expert become zero. Other ranks keep what they have.
+/// Rows that [`Sent`] has brought, by where those of each expert begin, brought back into the slots
+/// of the rank that the last operand names; its slots of no expert become zero. Other ranks keep
+/// what they have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Returned {
     /// Slots, used or not.
@@ -322,6 +323,7 @@ impl KernelKind for Returned {
         vec![
             input("rows", &[slots, width]).float(0),
             ints("offsets", &[owners.experts.saturating_add(1)]),
+            ints("begins", &[owners.own().saturating_add(1)]),
             updated("y", &[slots, width]).float(0),
             owners.source(),
         ]

@@ -21,7 +21,7 @@ pub mod rocm;
 mod room;
 pub mod statements;
 
-use super::executor::Collective;
+use super::exchange::Collective;
 use super::{Choice, DeviceError};
 use crate::mapped::Mapped;
 use dreamc_compiler::ir::DType;
@@ -102,6 +102,29 @@ pub(crate) struct Work {
     pub(crate) instructions: u64,
 }
 
+/// Bytes of the arena that go to another rank, or come from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pass {
+    /// Which.
+    pub(crate) rank: u64,
+    /// Whether they come from it.
+    pub(crate) comes: bool,
+    /// Where they are, or go.
+    pub(crate) at: u64,
+    /// How many.
+    pub(crate) bytes: u64,
+}
+
+impl Pass {
+    pub(crate) fn to(rank: u64, at: u64, bytes: u64) -> Self {
+        Pass { rank, comes: false, at, bytes }
+    }
+
+    pub(crate) fn of(rank: u64, at: u64, bytes: u64) -> Self {
+        Pass { rank, comes: true, at, bytes }
+    }
+}
+
 /// A machine with the memory and the code of one plan.
 pub(crate) trait Backend: Send + 'static {
     /// A launch made ready.
@@ -151,8 +174,15 @@ pub(crate) trait Backend: Send + 'static {
         Ok(false)
     }
 
-    /// Waits for what [`Backend::collective`] began; gives the seconds that it took since the
-    /// launches before it were done.
+    /// Begins to pass bytes to and from other ranks by itself, all at once, after all launches
+    /// before it; false where the host has to, on all ranks alike. An empty list asks which it is.
+    fn pass(&mut self, list: &[Pass]) -> Result<bool, DeviceError> {
+        let _ = list;
+        Ok(false)
+    }
+
+    /// Waits for what [`Backend::collective`] or [`Backend::pass`] began; gives the seconds that it
+    /// took since the launches before it were done.
     fn joined(&mut self) -> Result<f64, DeviceError> {
         Ok(0.0)
     }

@@ -33,6 +33,7 @@ use crate::device::check::check;
 use crate::device::executor::{self, Program};
 use crate::device::{Device, DeviceError, Group, Session, machine};
 use crate::mapped::Mapped;
+use dreamc_compiler::ahead::room;
 use dreamc_compiler::format::{Format, Packed};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
@@ -118,7 +119,7 @@ impl Device for CpuDevice {
 
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
         check(plan)?;
-        Ok(Scratch::of_plan(plan).bytes(self.threads()))
+        Ok(Scratch::of_plan(plan).bytes(self.threads()) + room(plan))
     }
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {
@@ -670,6 +671,8 @@ struct Cpu {
     files: Files,
     scratch: Memory,
     scratch_size: Scratch,
+    /// Bytes that exchanges with other ranks hold meanwhile.
+    under_way: u64,
     /// Operands of the launch under way; as long as the longest list.
     arguments: Vec<Argument>,
     bad_index: AtomicBool,
@@ -699,6 +702,7 @@ impl Cpu {
             files: Files::default(),
             scratch,
             scratch_size,
+            under_way: room(plan),
             arguments: Vec::with_capacity(longest),
             bad_index: AtomicBool::new(false),
             bad_scale: AtomicBool::new(false),
@@ -718,7 +722,7 @@ impl Backend for Cpu {
     const SYNCHRONOUS: bool = true;
 
     fn scratch_bytes(&self) -> u64 {
-        self.scratch_size.bytes(self.pool.threads())
+        self.scratch_size.bytes(self.pool.threads()) + self.under_way
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {

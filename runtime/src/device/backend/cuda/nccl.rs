@@ -12,7 +12,8 @@
 //! when it is asked to; the session meanwhile listens to the group.
 //!
 //! Calls, codes and rules are those of `nccl.h` (2.27) and NVIDIA's *NCCL*, sections "Creating a
-//! Communicator", "Group Calls", "In-place Operations" and "Fault Tolerance".
+//! Communicator", "Group Calls", "In-place Operations", "Point-to-point communication" and "Fault
+//! Tolerance".
 
 use super::{Context, words};
 use crate::device::DeviceError;
@@ -22,6 +23,8 @@ use crate::group::{Group, patience};
 use crate::nvrtc::search::{library_in, usual_places};
 use cudarc::driver::{DriverError, result, sys};
 use libloading::Library;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
 use std::ptr::null_mut;
@@ -51,8 +54,13 @@ calls! {
     ncclAllReduce(u64, u64, usize, u32, u32, Raw, Raw) -> u32;
     ncclReduce(u64, u64, usize, u32, u32, i32, Raw, Raw) -> u32;
     ncclBroadcast(u64, u64, usize, u32, i32, Raw, Raw) -> u32;
+    ncclSend(u64, usize, u32, i32, Raw, Raw) -> u32;
+    ncclRecv(u64, usize, u32, i32, Raw, Raw) -> u32;
+    ncclCommSplit(Raw, i32, i32, *mut Raw, *mut c_void) -> u32;
 }
 
+/// `ncclUint8`
+const BYTE: u32 = 1;
 /// `ncclInProgress`
 const IN_PROGRESS: u32 = 7;
 /// `ncclFloat32`
@@ -347,6 +355,9 @@ struct At {
     nccl: &'static Nccl,
     _context: Arc<Context>,
     raw: Raw,
+    rank: i32,
+    /// Communicators of ranks that are as far apart as a team's length, by that.
+    apart: RefCell<BTreeMap<u64, Raw>>,
     stream: sys::CUstream,
     /// After the work that was given last.
     reached: sys::CUevent,
@@ -371,7 +382,7 @@ impl At {
             .map_err(|error| driver("cuStreamCreate", error))?;
         let reached = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
             .map_err(|error| driver("cuEventCreate", error))?;
-        Ok(At { nccl, _context: context, raw, stream, reached, abort })
+        Ok(At { nccl, _context: context, raw, rank, apart: RefCell::default(), stream, reached, abort })
     }
 
     /// Does a job to its end, or to the end of the communicator; gives its seconds since the work
@@ -395,11 +406,13 @@ impl At {
             if since.is_none() && unsafe { result::event::query(job.behind.0) }.is_ok() {
                 since = Some(Instant::now());
             }
-            let mut code = 0;
-            // SAFETY: a live communicator, and a place for the code.
-            let asked = unsafe { (self.nccl.calls.ncclCommGetAsyncError)(self.raw, &mut code) };
-            self.nccl.check("ncclCommGetAsyncError", asked)?;
-            self.nccl.check("a collective", code)?;
+            for comm in self.all() {
+                let mut code = 0;
+                // SAFETY: a live communicator, and a place for the code.
+                let asked = unsafe { (self.nccl.calls.ncclCommGetAsyncError)(comm, &mut code) };
+                self.nccl.check("ncclCommGetAsyncError", asked)?;
+                self.nccl.check("a collective", code)?;
+            }
             // SAFETY: a live event.
             match unsafe { result::event::query(self.reached) } {
                 Ok(()) => return Ok(since.map_or(0.0, |since| since.elapsed().as_secs_f64())),
@@ -409,25 +422,62 @@ impl At {
         }
     }
 
+    /// The communicators, that of all ranks last.
+    fn all(&self) -> Vec<Raw> {
+        self.apart.borrow().values().copied().chain([self.raw]).collect()
+    }
+
+    /// The communicator of the ranks that are so far apart, which all ranks make when they first
+    /// need it; no other work of theirs is under way then.
+    fn among(&self, team: u64) -> Result<Raw, String> {
+        if let Some(comm) = self.apart.borrow().get(&team) {
+            return Ok(*comm);
+        }
+        let mut comm = null_mut();
+        let color = self.rank % team.max(1) as i32;
+        // SAFETY: a live communicator, and a place for the handle; no settings are given.
+        let code =
+            unsafe { (self.nccl.calls.ncclCommSplit)(self.raw, color, self.rank, &mut comm, null_mut()) };
+        self.nccl.check("ncclCommSplit", code)?;
+        self.apart.borrow_mut().insert(team, comm);
+        Ok(comm)
+    }
+
     /// Gives a list to the stream, as one group: parts of ranks are of any length.
     fn give(&self, list: &[Exchange]) -> Result<(), String> {
         let (calls, raw, stream) = (&self.nccl.calls, self.raw, self.stream.cast());
+        let mut among = BTreeMap::new();
+        for exchange in list {
+            if let Exchanged::SumAmong(team) = exchange.what {
+                among.insert(team, self.among(team)?);
+            }
+        }
         // SAFETY, of this and what follows: numbers of the session's memory, which the check of the
         // plan keeps inside it and which nothing else writes before the job is done.
         self.nccl.check("ncclGroupStart", unsafe { (calls.ncclGroupStart)() })?;
         let mut given = Ok(());
-        for &Exchange { what, address, count } in list {
+        for &Exchange { what, from, to, count } in list {
             let count = count as usize;
             let (call, code) = match what {
                 Exchanged::Sum => ("ncclAllReduce", unsafe {
-                    (calls.ncclAllReduce)(address, address, count, FLOAT, SUM, raw, stream)
+                    (calls.ncclAllReduce)(from, to, count, FLOAT, SUM, raw, stream)
+                }),
+                Exchanged::SumAmong(team) => ("ncclAllReduce", unsafe {
+                    let comm = among.get(&team).copied().unwrap_or(raw);
+                    (calls.ncclAllReduce)(from, to, count, FLOAT, SUM, comm, stream)
                 }),
                 Exchanged::SumOn(rank) => ("ncclReduce", unsafe {
-                    (calls.ncclReduce)(address, address, count, FLOAT, SUM, rank as i32, raw, stream)
+                    (calls.ncclReduce)(from, to, count, FLOAT, SUM, rank as i32, raw, stream)
                 }),
                 Exchanged::From(rank) => ("ncclBroadcast", unsafe {
-                    (calls.ncclBroadcast)(address, address, count, FLOAT, rank as i32, raw, stream)
+                    (calls.ncclBroadcast)(from, to, count, FLOAT, rank as i32, raw, stream)
                 }),
+                Exchanged::To(rank) => {
+                    ("ncclSend", unsafe { (calls.ncclSend)(from, count, BYTE, rank as i32, raw, stream) })
+                }
+                Exchanged::Of(rank) => {
+                    ("ncclRecv", unsafe { (calls.ncclRecv)(to, count, BYTE, rank as i32, raw, stream) })
+                }
             };
             given = given.and(self.nccl.check(call, code));
         }
@@ -440,13 +490,15 @@ impl Drop for At {
     fn drop(&mut self) {
         // SAFETY: made by this thread and let go of once. There is no one to tell of a failure.
         unsafe {
-            let mut code = 0;
-            let asked = (self.nccl.calls.ncclCommGetAsyncError)(self.raw, &mut code);
             let ready = result::event::query(self.reached).is_ok();
-            if asked == 0 && code == 0 && ready && !self.abort.load(SeqCst) {
-                (self.nccl.calls.ncclCommDestroy)(self.raw);
-            } else {
-                (self.nccl.calls.ncclCommAbort)(self.raw);
+            for comm in self.all() {
+                let mut code = 0;
+                let asked = (self.nccl.calls.ncclCommGetAsyncError)(comm, &mut code);
+                if asked == 0 && code == 0 && ready && !self.abort.load(SeqCst) {
+                    (self.nccl.calls.ncclCommDestroy)(comm);
+                } else {
+                    (self.nccl.calls.ncclCommAbort)(comm);
+                }
             }
             let _ = result::stream::synchronize(self.stream);
             let _ = result::event::destroy(self.reached);

@@ -23,8 +23,9 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use super::{Backend, Call, Value, Work};
-use crate::device::executor::{self, Collective, Listed, Place, Program};
+use super::{Backend, Call, Pass, Value, Work};
+use crate::device::exchange::Collective;
+use crate::device::executor::{self, Listed, Place, Program};
 use crate::device::{Choice, DeviceError, Group, Session};
 use crate::mapped::Mapped;
 use crate::notice::notice;
@@ -129,7 +130,7 @@ pub(crate) trait Gpu: Send + 'static {
     }
 
     /// Begins to exchange numbers with the other ranks, after all launches so far; false where the
-    /// host has to.
+    /// host has to, also of an empty list.
     fn exchange(&mut self, list: Vec<Exchange>) -> Result<bool, DeviceError> {
         let _ = list;
         Ok(false)
@@ -211,15 +212,24 @@ pub(crate) enum Exchanged {
     Sum,
     /// This rank gets their sum.
     SumOn(u64),
+    /// The ranks that are as far apart as a team's length get their sum.
+    SumAmong(u64),
     /// Every rank gets those of this rank.
     From(u64),
+    /// Bytes go to this rank.
+    To(u64),
+    /// Bytes come from this rank.
+    Of(u64),
 }
 
-/// Numbers that ranks exchange.
+/// Numbers or bytes that ranks exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exchange {
     pub(crate) what: Exchanged,
-    pub(crate) address: u64,
+    /// Where this rank has what it brings, and where what comes goes.
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    /// Numbers, or bytes where they go from one rank to another.
     pub(crate) count: u64,
 }
 
@@ -701,29 +711,49 @@ impl<G: Gpu> Backend for Generated<G> {
     }
 
     fn collective(&mut self, what: Collective, at: u64) -> Result<bool, DeviceError> {
-        let address = |number: u64| self.loaded.memory.arena + at + number * DType::F32.bytes();
-        let of = |parts: &Parts, what: fn(u64) -> Exchanged| {
+        let arena = self.loaded.memory.arena;
+        let address = |number: u64| arena + at + number * DType::F32.bytes();
+        // Parts in their places, but for where this rank has its own.
+        let of = |parts: &Parts, what: fn(u64) -> Exchanged, own: Option<u64>| {
             let each = (0..parts.ranks()).map(|rank| (rank, parts.of(rank)));
             let some = each.filter(|(_, (_, count))| *count > 0);
-            some.map(|(rank, (first, count))| Exchange { what: what(rank), address: address(first), count })
-                .collect()
+            some.map(|(rank, (first, count))| {
+                let to = address(first);
+                let from = own.filter(|_| rank == parts.rank).map_or(to, |own| arena + own);
+                Exchange { what: what(rank), from, to, count }
+            })
+            .collect()
         };
+        let whole = |what, count| vec![Exchange { what, from: address(0), to: address(0), count }];
         let list = match what {
-            Collective::Sum(sum) => {
-                vec![Exchange { what: Exchanged::Sum, address: address(0), count: sum.elements }]
-            }
+            Collective::Sum(sum) => whole(Exchanged::Sum, sum.elements),
+            Collective::Pooled(pooled) => whole(Exchanged::SumAmong(pooled.owners.team), pooled.elements),
             Collective::Scatter(scatter, first) => {
-                of(&scatter.parts.within(first, scatter.elements), Exchanged::SumOn)
+                of(&scatter.parts.within(first, scatter.elements), Exchanged::SumOn, None)
             }
-            Collective::Gather(parts) => of(parts, Exchanged::From),
-            // Parts that are elsewhere go through the host, and so do rows of experts.
-            Collective::Gathered(..)
-            | Collective::Scattered(..)
-            | Collective::Sent(..)
-            | Collective::Returned(..)
-            | Collective::Pooled(_) => return Ok(false),
+            Collective::Gather(parts) => of(parts, Exchanged::From, None),
+            Collective::Gathered(gathered, away) => {
+                let parts = gathered.parts.within(away.first(), gathered.elements);
+                let own = away.place(&gathered.parts, &parts, 0);
+                of(&parts, Exchanged::From, Some(own))
+            }
+            // The sum of this rank's part is left in the window, which is read no more.
+            Collective::Scattered(scattered, away) => {
+                of(&scattered.parts.within(away.first(), scattered.elements), Exchanged::SumOn, None)
+            }
+            // How many rows go where is in memory.
+            Collective::Sent(..) | Collective::Returned(..) => return Ok(false),
         };
         self.loaded.gpu.exchange(list)
+    }
+
+    fn pass(&mut self, list: &[Pass]) -> Result<bool, DeviceError> {
+        let arena = self.loaded.memory.arena;
+        let of = |pass: &Pass| {
+            let what = if pass.comes { Exchanged::Of(pass.rank) } else { Exchanged::To(pass.rank) };
+            Exchange { what, from: arena + pass.at, to: arena + pass.at, count: pass.bytes }
+        };
+        self.loaded.gpu.exchange(list.iter().map(of).collect())
     }
 
     fn joined(&mut self) -> Result<f64, DeviceError> {

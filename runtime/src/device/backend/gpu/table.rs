@@ -9,7 +9,7 @@
 
 use super::machine::{Body, Code, Why, read};
 use super::{STATUS_BYTES, Sources, Trust, cache, launches};
-use crate::device::executor::Collective;
+use crate::device::exchange::Collective;
 use crate::device::{DeviceError, executor};
 use dreamc_compiler::codegen::{Limits, Source, Variant};
 use dreamc_compiler::count::CountError;
