@@ -862,11 +862,53 @@ fn two_cards_train_what_one_trains() {
     assert!(log.contains("ncclReduce=") && log.contains("ncclBroadcast="), "{log}");
     assert!(result(&sandbox, "nccl") == result(&sandbox, "host"), "sums of two are of any order");
     assert_eq!(result(&sandbox, "cut").1, result(&sandbox, "nccl").1);
-    // Weights that are cut pass through the host, while sums pass through NCCL.
-    two("spread", &nccl, &["--set", "train.parallel.shard=weights"]);
+    // Weights that are cut are gathered by broadcasts of their parts.
+    let log = two("spread", &nccl, &["--set", "train.parallel.shard=weights"]);
+    assert!(log.contains("ncclBroadcast="), "{log}");
     assert_eq!(result(&sandbox, "spread").1, result(&sandbox, "nccl").1);
     for (a, b) in losses(&sandbox, "nccl").iter().zip(losses(&sandbox, "one")) {
         assert!((a - b).abs() <= 1e-3 * b.abs(), "{a} and {b}");
+    }
+}
+
+/// Cards that share experts pass rows to one another, to the bits of two that pass them through the
+/// host, with weights whole or cut; four of them are one team, or two that sum over owners.
+#[test]
+fn cards_that_share_experts_pass_rows_to_one_another() {
+    let Some(card) = with_nccl() else { return };
+    let sandbox = sandbox();
+    let nccl = card.folder.path().join("libnccl.so.2").display().to_string();
+    let all = [
+        "train.batch=4",
+        "train.accumulate=4",
+        "model.components.ea.experts.count=4",
+        "model.components.sa.sequence.projection={count: 4}",
+        "model.components.da.depth.projection={count: 4}",
+    ];
+    let run = |out: &str, ranks: &str, nccl: &str, more: &str| {
+        let sets = all.iter().chain([&more]).flat_map(|set| ["--set", set]).collect::<Vec<_>>();
+        let line = [&["launch", "-n", ranks][..], &train("cuda", out), &sets].concat();
+        let mut command = card.command(&sandbox, "cards=4", &line);
+        command.env("DREAMC_NCCL", nccl);
+        card.succeeds(&sandbox, &mut command);
+        sandbox.read("log")
+    };
+    run("whole", "2", &nccl, "train.parallel.experts=1");
+    for shard in ["none", "weights"] {
+        let set = format!("train.parallel={{experts: 2, shard: {shard}}}");
+        let (direct, host) = (format!("direct-{shard}"), format!("host-{shard}"));
+        let log = run(&direct, "2", &nccl, &set);
+        assert!(log.contains("ncclSend=") && log.contains("ncclRecv="), "{log}");
+        assert!(!run(&host, "2", "0", &set).contains("ncclSend="));
+        assert!(result(&sandbox, &direct) == result(&sandbox, &host), "{shard}: other bits than by the host");
+    }
+    assert!(run("four", "4", &nccl, "train.parallel.experts=4").contains("ncclSend="));
+    // Owners of the same experts sum their gradients among them.
+    assert!(run("teams", "4", &nccl, "train.parallel.experts=2").contains("ncclCommSplit="));
+    for out in ["direct-none", "direct-weights", "four", "teams"] {
+        for (a, b) in losses(&sandbox, out).iter().zip(losses(&sandbox, "whole")) {
+            assert!((a - b).abs() <= 1e-3 * b.abs(), "{out}: {a} and {b}");
+        }
     }
 }
 
