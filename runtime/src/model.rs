@@ -231,6 +231,11 @@ impl Model {
         }
     }
 
+    /// How many ranks own experts together, where they do.
+    pub fn team(&self) -> Option<u64> {
+        self.compiled.tensors.iter().map(|tensor| tensor.owners).find(|owners| *owners > 1)
+    }
+
     /// The tensor of a name, or of the name of one of its states.
     pub fn tensor_of(&self, name: &str) -> Option<&Tensor> {
         let of = |t: &&Tensor| {

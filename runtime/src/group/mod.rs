@@ -79,6 +79,16 @@ pub enum GroupError {
         /// Its value on rank 0.
         first: String,
     },
+    /// Two ranks that have the same numbers have different ones.
+    #[error("rank {rank} has other {what} than rank {like}, which has the same: all ranks train one model")]
+    Unlike {
+        /// Which.
+        rank: u64,
+        /// The other.
+        like: u64,
+        /// The name of these numbers.
+        what: String,
+    },
     /// The ranks do not find one another.
     #[error("{0}")]
     Meeting(String),
@@ -324,6 +334,19 @@ impl Group {
                     let (what, theirs, first) = (what.to_string(), theirs.to_string(), first.to_string());
                     return Err(GroupError::Other { rank: rank as u64, what, theirs, first });
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses where ranks that are as far apart as a team's length have different things: `digest`
+    /// is short, and equal where the things are.
+    pub fn agree_apart(&self, team: u64, what: &str, digest: &[u8]) -> Result<(), GroupError> {
+        let all = self.gather(digest)?;
+        for (rank, theirs) in (0..).zip(&all) {
+            let like = rank % team.max(1);
+            if all.get(like as usize) != Some(theirs) {
+                return Err(GroupError::Unlike { rank, like, what: what.into() });
             }
         }
         Ok(())

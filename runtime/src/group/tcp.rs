@@ -149,7 +149,9 @@ fn write_failure(error: &GroupError) -> (u64, String) {
         GroupError::Ended { rank } => (*rank, "e".into()),
         GroupError::Silent { rank, seconds } => (*rank, format!("s{seconds}")),
         GroupError::Lost { rank, seconds } => (*rank, format!("l{seconds}")),
-        GroupError::Apart { rank, .. } | GroupError::Other { rank, .. } => (*rank, format!("f{error}")),
+        GroupError::Apart { rank, .. } | GroupError::Other { rank, .. } | GroupError::Unlike { rank, .. } => {
+            (*rank, format!("f{error}"))
+        }
         GroupError::Meeting(words) => (0, format!("f{words}")),
     }
 }

@@ -53,6 +53,21 @@ fn numbers(rank: u64) -> Vec<f32> {
     (0..12).map(|i| ((rank * 31 + i) as f32).sin() * 10f32.powi((rank % 3) as i32 * 3)).collect()
 }
 
+/// Owners of the same experts are compared with one another, whatever the other members have.
+#[test]
+fn ranks_that_own_the_same_have_the_same() {
+    let found = |numbers: [u8; 4]| {
+        on(local::groups(4, PATIENCE), |group| {
+            group.agree_apart(2, "experts", &[numbers[group.rank() as usize]]).map_err(|e| e.to_string())
+        })
+    };
+    assert!(found([1, 2, 1, 2]).iter().all(Result::is_ok));
+    for error in found([1, 2, 1, 3]) {
+        let error = error.unwrap_err();
+        assert!(error.contains("rank 3 has other experts than rank 1"), "{error}");
+    }
+}
+
 #[test]
 fn every_transport_gives_every_rank_the_same_bits() {
     for size in [1, 2, 4] {

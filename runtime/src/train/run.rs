@@ -828,7 +828,7 @@ impl<'a> Runner<'a> {
     }
 
     /// Refuses where the ranks no longer have one model: what rank 0 saves would not be what the
-    /// others train.
+    /// others train. So it is with experts that several teams have.
     fn same(&self) -> Result<(), TrainError> {
         if self.setup.group.size() == 1 {
             return Ok(());
@@ -838,7 +838,18 @@ impl<'a> Runner<'a> {
         for (name, _) in self.model.entries().iter().chain(&self.model.optimizer_entries()).filter(whole) {
             hasher.update(bytemuck::cast_slice(&self.model.get(name)?));
         }
-        Ok(self.setup.group.agree(&[("model after the step", hasher.finalize().to_hex().to_string())])?)
+        let group = &self.setup.group;
+        group.agree(&[("model after the step", hasher.finalize().to_hex().to_string())])?;
+        // Experts of several teams: their owners moved them apart from one another.
+        let Some(team) = self.model.team().filter(|team| *team < group.size()) else { return Ok(()) };
+        let mut hasher = blake3::Hasher::new();
+        let owned = |name: &str| self.model.tensor_of(name).is_some_and(|tensor| tensor.owners > 1);
+        for (name, _) in self.model.entries().iter().chain(&self.model.optimizer_entries()) {
+            if owned(name) && self.model.part(name).is_some() {
+                hasher.update(bytemuck::cast_slice(&self.model.get(name)?));
+            }
+        }
+        Ok(group.agree_apart(team, "experts after the step", hasher.finalize().as_bytes())?)
     }
 
     /// Begins a checkpoint of the step, unless there is one: copies all of it in memory.
