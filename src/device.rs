@@ -80,11 +80,25 @@ impl fmt::Display for Kind {
     }
 }
 
+/// Names the GPUs that a process sees, where they are not all of them.
+const CUDA_SHOWS: [&str; 1] = ["CUDA_VISIBLE_DEVICES"];
+
+/// The GPU of a local rank: that of its number, or the only one where whoever started the process
+/// shows it one alone, as `srun --gpus-per-task=1` does.
+fn own_of(rank: usize, variable: &dyn Fn(&str) -> Option<String>, names: &[&str]) -> usize {
+    let shows = |name: &&str| variable(name).filter(|list| !list.trim().is_empty());
+    let one = names.iter().find_map(shows).is_some_and(|list| !list.trim().contains(','));
+    if one { 0 } else { rank }
+}
+
 impl FromStr for Kind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let own = || ranks::here().map_or(0, |place| place.local_rank as usize);
+        let own = |names: &[&str]| {
+            let rank = ranks::here().map_or(0, |place| place.local_rank as usize);
+            own_of(rank, &|name| std::env::var(name).ok(), names)
+        };
         let (kind, number) = match text.split_once(':') {
             None => (text, None),
             Some((kind, number)) => (kind, Some(number.parse::<usize>())),
@@ -92,10 +106,10 @@ impl FromStr for Kind {
         match (kind, number) {
             ("cpu", None) => Ok(Kind::Cpu),
             ("ptx", None) => Ok(Kind::Ptx),
-            ("cuda", None) => Ok(Kind::Cuda(own())),
+            ("cuda", None) => Ok(Kind::Cuda(own(&CUDA_SHOWS))),
             ("cuda", Some(Ok(number))) => Ok(Kind::Cuda(number)),
             #[cfg(feature = "rocm")]
-            ("rocm", None) => Ok(Kind::Rocm(own())),
+            ("rocm", None) => Ok(Kind::Rocm(own(&["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"]))),
             #[cfg(feature = "rocm")]
             ("rocm", Some(Ok(number))) => Ok(Kind::Rocm(number)),
             #[cfg(feature = "metal")]
@@ -155,6 +169,37 @@ impl DeviceArguments {
                 };
                 schedules.into_iter().map(under).collect()
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_is_shown() {
+        let of = |rank, list: Option<&str>| {
+            own_of(
+                rank,
+                &|name| list.filter(|_| name == "CUDA_VISIBLE_DEVICES").map(String::from),
+                &CUDA_SHOWS,
+            )
+        };
+        for (rank, list, expected) in [
+            (0, None, 0),
+            (3, None, 3),
+            // As `srun --gpus-per-task=1` starts the fourth task, with and without a cgroup of its
+            // own.
+            (3, Some("0"), 0),
+            (3, Some("3"), 0),
+            (3, Some("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"), 0),
+            // All tasks see the four of the step.
+            (3, Some("0,1,2,3"), 3),
+            (1, Some("4, 5"), 1),
+            (1, Some(""), 1),
+        ] {
+            assert_eq!(of(rank, list), expected, "local rank {rank}, {list:?}");
         }
     }
 }
