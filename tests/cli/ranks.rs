@@ -627,7 +627,8 @@ fn a_rank_of_torchrun_that_is_killed_is_started_again_and_goes_on_to_the_same_bi
 }
 
 /// A checkpoint that leaves in PyTorch's distributed format is the same there: whole, in one file
-/// and in three, and as two ranks read it with half of every tensor each.
+/// and in three, and as two ranks read it with half of every tensor each; also of a run whose ranks
+/// owned experts together.
 #[test]
 fn a_checkpoint_leaves_for_ranks_of_pytorch() {
     let sandbox = sandbox();
@@ -636,12 +637,17 @@ fn a_checkpoint_leaves_for_ranks_of_pytorch() {
     let out = sandbox.good(&["export", "dcp", "run", "-o", "one"]);
     assert!(out.contains("of weights"), "{out}");
     sandbox.good(&["export", "dcp", "run", "-o", "three", "--files", "3"]);
+    let launched = ["launch", "-n", "2", "train", "ranked.yaml", "--out", "owned", "-q"];
+    let owned =
+        ["train.parallel={experts: 2, shard: weights}", "model.components.sa.sequence.projection={count: 4}"];
+    sandbox.good(&[&launched[..], &["--set", owned[0], "--set", owned[1]]].concat());
+    sandbox.good(&["export", "dcp", "owned", "-o", "of-owners", "--files", "2"]);
     let again = sandbox.run(&["export", "dcp", "run", "-o", "one"]);
     assert!(!again.status.success() && texts(&again).1.contains("exists"), "{}", texts(&again).1);
     let Some(python) = dreamc_skip::transformers() else { return };
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hf/distributed.py");
-    let checkpoint = |file: &str| at(&format!("run/checkpoints/step-00000008/{file}.safetensors"));
-    for folder in ["one", "three"] {
+    for (folder, run) in [("one", "run"), ("three", "run"), ("of-owners", "owned")] {
+        let checkpoint = |file: &str| at(&format!("{run}/checkpoints/step-00000008/{file}.safetensors"));
         let mut command = Command::new(&python);
         command.arg(script).args([&at(folder), &checkpoint("model"), &checkpoint("optimizer"), "8"]);
         let output = command.env("OMP_NUM_THREADS", "1").output().unwrap();

@@ -5,7 +5,7 @@ use crate::support::minimise::minimise;
 use crate::support::{load, models, root, specs};
 use dreamc_compiler::random;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Matrices, OptimizerKind, Transfer, TransferRule};
+use dreamc_dsl::spec::{Component, Matrices, OptimizerKind, Transfer, TransferRule};
 use dreamc_runtime::device::Device;
 use dreamc_runtime::device::ptx::{Options, PtxDevice, Schedule};
 use dreamc_runtime::verify::{Compiler, Proved, Report, Task, Verdict, verify};
@@ -75,6 +75,21 @@ fn random_specifications_train_over_ranks() {
     let (specs, first) = (from_environment("DREAMC_SPECS", 4), from_environment("DREAMC_SEED", 0));
     random_ones(specs, first, 0, &random::spec, &|_| vec!["ranks"]);
     random_ones(specs, first, 0, &random::definition::spec, &|_| vec!["ranks"]);
+}
+
+/// The same of specifications that have experts, which four ranks share in teams of two and four,
+/// alone and with states and weights cut:
+/// `DREAMC_SPECS=99 cargo test --test numerics verify::random_mixtures`.
+#[test]
+fn random_mixtures_train_over_ranks_that_share_experts() {
+    let (specs, first) = (from_environment("DREAMC_SPECS", 3), from_environment("DREAMC_SEED", 0));
+    let mixture = |spec: &Spec| spec.model.components.values().any(|c| matches!(c, Component::Experts(_)));
+    // Of each hundred seeds the first whose specification has some.
+    let draw = |seed: u64| {
+        let seeds = (100 * seed + 50..).map(random::spec);
+        seeds.into_iter().find(mixture).expect("one of them has experts")
+    };
+    random_ones(specs, first, 0, &draw, &|_| vec!["ranks"]);
 }
 
 /// A hundred random definitions. Of each one proof, by turns, so that every proof sees as many of
