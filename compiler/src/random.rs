@@ -148,7 +148,7 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         ("optimizer", "matrix_rate") => &["1", "3"],
         ("train", "eps") => &["1e-8", "1e-5"],
         (_, "weight_decay") => &["0", "1e-3", "0.1", "1"],
-        ("parallel", "data" | "experts") => &["1"],
+        ("parallel", "data" | "experts") | ("ranks", _) => &["1"],
         ("train", "clip") => &["0.5", "100"],
         ("train", "spike") => &["6"],
         ("eval", "prompts") => &["ab", "\"a b\""],
