@@ -2,7 +2,8 @@
 //!
 //! Two ways are built. *Rings* are NCCL's: a ring inside each node, and rings between the nodes of
 //! the ranks with equal numbers in them. The *star* is dreamc's own over TCP: all bytes go through
-//! rank 0, in frames, piece by piece.
+//! rank 0, in frames, piece by piece. Rows of experts go from rank to rank where there are rings:
+//! each link of a rank carries its messages one after another.
 
 use crate::machine::{Machine, Way};
 use serde::Serialize;
@@ -43,7 +44,17 @@ pub enum What {
         /// Of each rank.
         lengths: Vec<u64>,
     },
-    /// Bytes that each rank sends to others, and gets from them, through the host.
+    /// Rows of one member of each team to the owners of their experts, or back: of experts that are
+    /// chosen equally often.
+    Rows(Rows),
+    /// Sums over the ranks that own the same experts.
+    Pooled {
+        /// How many numbers.
+        elements: u64,
+        /// Ranks that own the experts together.
+        team: u64,
+    },
+    /// So many bytes that each rank sends to others, and gets of them, by the host.
     ToAll {
         /// Of each rank, to all others together.
         sent: Vec<u64>,
@@ -55,6 +66,78 @@ pub enum What {
         /// Of each.
         bytes: u64,
     },
+}
+
+/// Rows of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Experts of the mixture.
+    pub experts: u64,
+    /// Ranks that own them together.
+    pub team: u64,
+    /// The member of each team whose turn it is.
+    pub source: u64,
+    /// Whether its rows go away.
+    pub away: bool,
+    /// Its slots, used or not.
+    pub slots: u64,
+    /// Numbers of a row, and bytes.
+    pub width: u64,
+    /// Bytes of a row.
+    pub row: u64,
+}
+
+impl Rows {
+    /// Bytes between the member and each of the others.
+    pub fn bytes(&self) -> u64 {
+        self.slots / self.team.max(1) * self.row
+    }
+
+    /// Messages one after another from the member to each of the others, or back: how many bytes.
+    /// Before rows go away, owners get the number of rows of each expert.
+    pub fn laps(&self) -> Vec<u64> {
+        let counts = 4 * (self.experts / self.team.max(1) + 1);
+        if self.away { vec![counts, self.bytes()] } else { vec![self.bytes()] }
+    }
+
+    /// The same by the host: the counts of all teams, then rows piece by piece.
+    fn by_host(&self, ranks: u64, at_once: u64) -> Vec<What> {
+        let has = |rank: u64| rank % self.team.max(1) == self.source;
+        let lengths = (0..ranks).map(|rank| if has(rank) { self.experts + 1 } else { 0 }).collect();
+        let mut all = vec![What::Gather { lengths }];
+        let (own, each) = (self.slots / self.team.max(1), (at_once / (self.width * self.team).max(1)).max(1));
+        let mut first = 0;
+        while first < own {
+            let bytes = (own - first).min(each) * self.row;
+            let of_source = |rank| if has(rank) { bytes * (self.team - 1) } else { 0 };
+            let of_others = |rank| if has(rank) { 0 } else { bytes };
+            let (source, others) = ((0..ranks).map(of_source).collect(), (0..ranks).map(of_others).collect());
+            let (sent, received) = if self.away { (source, others) } else { (others, source) };
+            all.push(What::ToAll { sent, received });
+            first = first.saturating_add(each);
+        }
+        all
+    }
+}
+
+/// Sums over the ranks that own the same experts, by the host: each adds its part, and hands it to
+/// all.
+fn pooled_by_host(elements: u64, team: u64, ranks: u64, at_once: u64) -> Vec<What> {
+    let (alike, mut first, mut all) = ((ranks / team.max(1)).max(1), 0, vec![]);
+    while first < elements {
+        let count = (elements - first).min(at_once);
+        let each = count.div_ceil(alike);
+        let part = |rank: u64| {
+            let number = rank / team.max(1);
+            4 * (((number + 1) * each).min(count) - (number * each).min(count))
+        };
+        let whole = vec![4 * count; ranks as usize];
+        let parts: Vec<u64> = (0..ranks).map(|rank| part(rank) * alike).collect();
+        all.push(What::ToAll { sent: whole.clone(), received: parts.clone() });
+        all.push(What::ToAll { sent: parts, received: whole });
+        first = first.saturating_add(at_once);
+    }
+    all
 }
 
 /// Ranks on a machine.
@@ -111,6 +194,29 @@ impl Mesh<'_> {
     pub fn nodes(&self) -> u64 {
         self.ranks.div_ceil(self.machine.cards).max(1)
     }
+
+    /// Of the ranks that own the same experts: those of a node, and nodes.
+    pub fn alike(&self, team: u64) -> (u64, u64) {
+        let all = (self.ranks / team.max(1)).max(1);
+        let inside = (self.inside() / team.max(1)).clamp(1, all);
+        (inside, all.div_ceil(inside))
+    }
+
+    /// Members of a rank's team other than it: those on its node, and those on others.
+    pub fn members(&self, rank: u64, team: u64) -> (u64, u64) {
+        let (first, node) = (rank - rank % team.max(1), |rank| rank / self.machine.cards.max(1));
+        let here = (first..first + team).filter(|&other| other != rank && node(other) == node(rank)).count();
+        (here as u64, team.saturating_sub(1 + here as u64))
+    }
+
+    /// The members of that number in all teams that are placed differently over nodes.
+    pub fn sources(&self, rows: &Rows) -> impl Iterator<Item = u64> {
+        let (team, source, cards) = (rows.team.max(1), rows.source, self.machine.cards.max(1));
+        let teams = (self.ranks / team).max(1);
+        // Teams are placed alike again after so many of them.
+        let differ = if cards.is_multiple_of(team) || team.is_multiple_of(cards) { 1 } else { cards };
+        (0..teams.min(differ)).map(move |number| number * team + source)
+    }
 }
 
 impl Exchange {
@@ -121,7 +227,25 @@ impl Exchange {
             What::Scatter { lengths } | What::Gather { lengths } => lengths.iter().sum(),
             // Members take turns: in the mean of all ranks.
             What::ToAll { sent, .. } => sent.iter().sum::<u64>() / NUMBER / self.ranks.max(1),
+            What::Rows(_) => {
+                let parts = self.parts(u64::MAX).into_iter();
+                parts.map(|what| Exchange { what, ranks: self.ranks }.elements()).sum()
+            }
+            What::Pooled { elements, .. } => 2 * elements,
             What::Pool { .. } => 0,
+        }
+    }
+
+    /// The exchanges of the host that it is made of, where there are several.
+    fn parts(&self, at_once: u64) -> Vec<What> {
+        match &self.what {
+            What::Rows(rows) => rows.by_host(self.ranks, at_once),
+            What::Pooled { elements, team } => pooled_by_host(*elements, *team, self.ranks, at_once),
+            What::Sum { .. }
+            | What::Scatter { .. }
+            | What::Gather { .. }
+            | What::ToAll { .. }
+            | What::Pool { .. } => vec![],
         }
     }
 
@@ -129,7 +253,14 @@ impl Exchange {
     pub fn by_star(&self, machine: &Machine) -> bool {
         match (&self.what, machine.way) {
             (What::Pool { .. } | What::ToAll { .. }, _) | (_, Way::Star) => true,
-            (What::Sum { .. } | What::Scatter { .. } | What::Gather { .. }, Way::Rings) => false,
+            (
+                What::Sum { .. }
+                | What::Scatter { .. }
+                | What::Gather { .. }
+                | What::Rows(_)
+                | What::Pooled { .. },
+                Way::Rings,
+            ) => false,
         }
     }
 
@@ -147,7 +278,14 @@ impl Exchange {
             What::Sum { .. } => within().chain(across()).chain(across()).chain(within()).collect(),
             What::Scatter { .. } => within().chain(across()).collect(),
             What::Gather { .. } => across().chain(within()).collect(),
-            What::ToAll { .. } | What::Pool { .. } => vec![],
+            What::Pooled { elements, team } => {
+                let (inside, nodes) = mesh.alike(team);
+                let bytes = (NUMBER * elements) as f64;
+                let within = || pass(Ring::Inside, inside, bytes);
+                let across = || pass(Ring::Between, nodes, bytes / inside as f64);
+                within().chain(across()).chain(across()).chain(within()).collect()
+            }
+            What::Rows(_) | What::ToAll { .. } | What::Pool { .. } => vec![],
         }
     }
 
@@ -159,6 +297,10 @@ impl Exchange {
             firsts.map(move |first| (first, each.min(elements - first)))
         };
         match &self.what {
+            What::Rows(_) | What::Pooled { .. } => {
+                let parts = self.parts(at_once).into_iter();
+                parts.flat_map(|what| Exchange { what, ranks: self.ranks }.pieces(at_once)).collect()
+            }
             What::Pool { bytes } => {
                 let all = self.ranks * (LENGTH + bytes);
                 vec![Piece { up: vec![HEAD + bytes; others], down: vec![HEAD + all; others] }]
@@ -210,6 +352,13 @@ impl Exchange {
                 bytes.star_received += piece.up.iter().sum::<u64>();
                 bytes.star_sent += piece.down.iter().sum::<u64>();
             }
+            return bytes;
+        }
+        if let What::Rows(rows) = &self.what {
+            // Each member has its turn: in the mean of all ranks.
+            let sent: u64 = rows.laps().into_iter().sum();
+            let (here, there) = mesh.members(rows.source, rows.team);
+            (bytes.inside, bytes.between) = (sent * here / rows.team, sent * there / rows.team);
             return bytes;
         }
         let of = |which: Ring| -> u64 {

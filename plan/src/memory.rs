@@ -20,7 +20,7 @@ pub struct Memory {
     pub inputs: u64,
     /// Values of one program at a time, which share memory; gaps between buffers.
     pub temporaries: u64,
-    /// Scratch of kernels, outside the arena.
+    /// Scratch of kernels beside the arena, and numbers of exchanges under way on a CPU.
     pub scratch: u64,
     /// A teacher: its weights where they are not mapped, and its forward.
     #[serde(skip_serializing_if = "none")]
@@ -78,7 +78,7 @@ impl Memory {
             ("counts, caches, prepared", self.states),
             ("inputs and results", self.inputs),
             ("temporaries", self.temporaries),
-            ("scratch of kernels", self.scratch),
+            ("scratch, exchanges", self.scratch),
             ("teacher", self.teacher),
         ]
     }

@@ -2,8 +2,8 @@
 //!
 //! A message of `b` bytes takes `α + b / β` (Hockney, 1994). A ring of `p` ranks takes `p - 1`
 //! messages of `1 / p` of the bytes for a reduce-scatter, and as many for an all-gather (Thakur,
-//! Rabenseifner, Gropp, 2005, section 4). Exchanges that overlap launches are a queue: the
-//! last of them ends at the latest of `begun(k) + Σ seconds(j ≥ k)` over all `k`.
+//! Rabenseifner, Gropp, 2005, section 4). Exchanges that are begun beside launches are a queue:
+//! each ends its own seconds after the later of its beginning and the end of the one before it.
 
 use crate::exchange::{Bytes, Exchange, Mesh};
 use crate::timeline::Work;
@@ -53,8 +53,28 @@ impl Mesh<'_> {
             crate::What::Scatter { .. } | crate::What::Gather { .. } => {
                 self.network().half(self.ranks, bytes)
             }
+            crate::What::Pooled { elements, team } => {
+                let (inside, nodes) = self.alike(team);
+                let network = Network { node: inside, ..self.network() };
+                network.all_reduce(inside * nodes, (4 * elements) as f64)
+            }
+            crate::What::Rows(rows) => {
+                let of = |rank| rows.laps().into_iter().map(|bytes| self.lap(rank, rows.team, bytes)).sum();
+                self.sources(&rows).map(of).fold(0.0, f64::max)
+            }
             crate::What::ToAll { .. } | crate::What::Pool { .. } => 0.0,
         }
+    }
+
+    /// Seconds of a message of so many bytes between a rank and each other member of its team:
+    /// those of a link pass one after another, and links beside one another.
+    pub fn lap(&self, rank: u64, team: u64, bytes: u64) -> f64 {
+        let (here, there) = self.members(rank, team);
+        let of = |count: u64, link: &crate::machine::Link| match count {
+            0 => 0.0,
+            _ => link.latency + (count * bytes) as f64 / link.bandwidth,
+        };
+        of(here, &self.machine.inside).max(of(there, &self.machine.between))
     }
 
     /// Seconds of an exchange through the star: the frames of a piece come in one after another,
@@ -82,47 +102,33 @@ impl Mesh<'_> {
     /// Seconds of a step.
     pub fn step(&self, work: &[Work]) -> Seconds {
         let mut total = Seconds::default();
-        // Of the program under way: launches and waits so far, exchanges in the queue with the
-        // moment at which each began.
-        let (mut now, mut queue): (f64, Vec<(f64, f64)>) = (0.0, vec![]);
-        let join = |now: &mut f64, queue: &mut Vec<(f64, f64)>| {
-            let mut behind = 0.0;
-            let mut end = *now;
-            for (begun, seconds) in queue.drain(..).rev() {
-                behind += seconds;
-                end = end.max(begun + behind);
-            }
-            let exposed = end - *now;
-            let program = std::mem::take(now) + exposed;
-            (program, exposed)
-        };
+        // Launches and waits so far, when the queue of exchanges is free, and the ends of all that
+        // have begun.
+        let (mut now, mut free): (f64, f64) = (0.0, 0.0);
+        let mut ends = vec![];
         for work in work {
-            match work {
+            let until = match work {
                 Work::Launch(seconds) => {
                     now += seconds;
                     total.launches += seconds;
+                    continue;
                 }
-                Work::Begin(exchange) => {
+                Work::Begin(exchange) | Work::Wait(exchange) => {
                     let seconds = self.seconds(exchange);
                     total.exchanges += seconds;
-                    queue.push((now, seconds));
+                    free = free.max(now) + seconds;
+                    ends.push(free);
+                    if let Work::Begin(_) = work { now } else { free }
                 }
-                Work::Wait(exchange) => {
-                    let seconds = self.seconds(exchange);
-                    total.exchanges += seconds;
-                    total.exposed += seconds;
-                    now += seconds;
-                }
-                Work::Join => {
-                    let (program, exposed) = join(&mut now, &mut queue);
-                    total.exposed += exposed;
-                    total.step += program;
-                }
-            }
+                Work::Until(back) => ends.iter().rev().nth(*back).copied().unwrap_or(now),
+                Work::Join => free,
+            };
+            total.exposed += (until - now).max(0.0);
+            now = now.max(until);
         }
-        let (program, exposed) = join(&mut now, &mut queue);
-        total.exposed += exposed;
-        total.step += program;
+        let end = now.max(free);
+        total.exposed += end - now;
+        total.step = end;
         total
     }
 
@@ -132,7 +138,7 @@ impl Mesh<'_> {
         for work in work {
             match work {
                 Work::Begin(exchange) | Work::Wait(exchange) => bytes += exchange.bytes(self),
-                Work::Launch(_) | Work::Join => {}
+                Work::Launch(_) | Work::Until(_) | Work::Join => {}
             }
         }
         bytes

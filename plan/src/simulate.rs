@@ -6,7 +6,7 @@
 //! `α + b / β`; a rank goes on to its next message when its own is sent and its neighbour's has
 //! come. Through the star, frames of ranks share the link of rank 0, in each direction.
 
-use crate::exchange::{Exchange, Mesh, Piece, Ring};
+use crate::exchange::{self, Exchange, Mesh, Piece, Ring, Rows};
 use crate::timeline::Work;
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
@@ -28,7 +28,7 @@ pub fn simulate(work: &[Work], mesh: &Mesh, slower: &dyn Fn(u64) -> f64) -> Simu
         .iter()
         .filter_map(|work| match work {
             Work::Begin(exchange) | Work::Wait(exchange) => Some(Plan::of(exchange, mesh)),
-            Work::Launch(_) | Work::Join => None,
+            Work::Launch(_) | Work::Until(_) | Work::Join => None,
         })
         .collect();
     let rank = |rank| Rank { slower: slower(rank), ..Rank::default() };
@@ -56,13 +56,16 @@ pub fn simulate(work: &[Work], mesh: &Mesh, slower: &dyn Fn(u64) -> f64) -> Simu
 enum Plan {
     Rings(Vec<(Ring, f64)>),
     Star(Vec<Piece>),
+    /// Bytes between a member of each team and each of the others, again and again.
+    Rows(Rows, Vec<u64>),
 }
 
 impl Plan {
     fn of(exchange: &Exchange, mesh: &Mesh) -> Self {
-        match exchange.by_star(mesh.machine) {
-            true => Plan::Star(exchange.pieces(mesh.at_once)),
-            false => Plan::Rings(exchange.rings(mesh)),
+        match &exchange.what {
+            _ if exchange.by_star(mesh.machine) => Plan::Star(exchange.pieces(mesh.at_once)),
+            exchange::What::Rows(rows) => Plan::Rows(*rows, rows.laps()),
+            _ => Plan::Rings(exchange.rings(mesh)),
         }
     }
 
@@ -70,6 +73,7 @@ impl Plan {
         match self {
             Plan::Rings(messages) => messages.len(),
             Plan::Star(pieces) => pieces.len(),
+            Plan::Rows(_, laps) => laps.len(),
         }
     }
 }
@@ -88,9 +92,10 @@ enum Waits {
 #[derive(Default)]
 struct Rank {
     slower: f64,
-    /// The next piece of work, and the next exchange that it begins.
+    /// The next piece of work, the next exchange that it begins, and how many are over.
     next: usize,
     begun: usize,
+    over: usize,
     waits: Waits,
     queue: VecDeque<usize>,
     /// The exchange under way and its step.
@@ -100,6 +105,8 @@ struct Rank {
     come: bool,
     /// Messages that came before this rank was there.
     early: Vec<(usize, usize)>,
+    /// When its links of rows from others are free, inside its node and between nodes.
+    inbound: [f64; 2],
 }
 
 /// The link of rank 0 for the piece under way.
@@ -115,6 +122,10 @@ enum What {
     Launched(usize),
     /// A message of a ring is sent, and has come.
     Passed { from: usize, to: usize, exchange: usize, step: usize },
+    /// The rows of a rank are sent.
+    Gone { from: usize, exchange: usize, step: usize },
+    /// Rows have come.
+    There { to: usize, exchange: usize, step: usize },
     /// A frame reaches the inbound link of rank 0.
     Reaches { from: usize, exchange: usize, piece: usize },
     /// A frame has come in whole.
@@ -185,9 +196,6 @@ impl Events<'_> {
                     own.next += 1;
                     let exchange = own.begun;
                     own.begun += 1;
-                    if self.exchanges[exchange].steps() == 0 {
-                        continue;
-                    }
                     own.queue.push_back(exchange);
                     let waits = matches!(work, Work::Wait(_));
                     if waits {
@@ -195,6 +203,14 @@ impl Events<'_> {
                     }
                     self.start(rank, now);
                     if waits {
+                        return;
+                    }
+                }
+                Work::Until(back) => {
+                    own.next += 1;
+                    let exchange = (own.begun - 1).saturating_sub(*back);
+                    if own.over <= exchange {
+                        own.waits = Waits::Exchange(exchange);
                         return;
                     }
                 }
@@ -242,12 +258,60 @@ impl Events<'_> {
                 self.found.messages += 1;
                 self.give(at, What::Passed { from: rank, to, exchange, step });
             }
+            Plan::Rows(rows, laps) => {
+                let (rows, bytes) = (*rows, laps[step]);
+                self.rows(rank, &rows, bytes, (exchange, step), now);
+            }
             Plan::Star(_) if rank == 0 => self.out(exchange, step, now),
             Plan::Star(_) => {
                 self.found.messages += 1;
                 let at = now + self.mesh.machine.host().latency;
                 self.give(at, What::Reaches { from: rank, exchange, piece: step });
             }
+        }
+    }
+
+    /// Sends rows of a turn, or waits for them.
+    fn rows(&mut self, rank: usize, rows: &Rows, bytes: u64, (exchange, step): (usize, usize), now: f64) {
+        let machine = self.mesh.machine;
+        let team = rows.team.max(1) as usize;
+        let (first, source) = (rank - rank % team, rank - rank % team + rows.source as usize);
+        let node = |rank: usize| rank / machine.cards.max(1) as usize;
+        let link = |from: usize, to: usize| usize::from(node(from) != node(to));
+        let links = [&machine.inside, &machine.between];
+        if rows.away && rank == source {
+            let mut ends = [now; 2];
+            for to in (first..first + team).filter(|to| *to != rank) {
+                let which = link(rank, to);
+                let begins = if ends[which] == now { now + links[which].latency } else { ends[which] };
+                ends[which] = begins + bytes as f64 / links[which].bandwidth;
+                self.found.messages += 1;
+                self.give(ends[which], What::There { to, exchange, step });
+            }
+            self.give(ends[0].max(ends[1]), What::Gone { from: rank, exchange, step });
+        } else if !rows.away && rank != source {
+            let which = link(rank, source);
+            let reaches = now + links[which].latency;
+            let inbound = &mut self.ranks[source].inbound[which];
+            *inbound = inbound.max(reaches) + bytes as f64 / links[which].bandwidth;
+            let at = *inbound;
+            self.found.messages += 1;
+            self.give(at, What::There { to: source, exchange, step });
+            self.give(at, What::Gone { from: rank, exchange, step });
+        } else {
+            self.came(rank, exchange, step, now);
+        }
+    }
+
+    /// Lets a rank go on that has all rows that it waits for.
+    fn came(&mut self, rank: usize, exchange: usize, step: usize, now: f64) {
+        let Plan::Rows(rows, _) = &self.exchanges[exchange] else { return };
+        let waits = if rows.away { 1 } else { rows.team.saturating_sub(1) as usize };
+        let own = &mut self.ranks[rank];
+        let come = own.early.iter().filter(|at| **at == (exchange, step)).count();
+        if own.active == Some((exchange, step)) && come >= waits {
+            own.early.retain(|at| *at != (exchange, step));
+            self.next(rank, exchange, step, now);
         }
     }
 
@@ -273,6 +337,7 @@ impl Events<'_> {
 
     fn ends(&mut self, rank: usize, exchange: usize, now: f64) {
         self.ranks[rank].active = None;
+        self.ranks[rank].over = self.ranks[rank].over.max(exchange + 1);
         self.start(rank, now);
         let own = &mut self.ranks[rank];
         let goes_on = match own.waits {
@@ -307,6 +372,11 @@ impl Events<'_> {
                         self.next(rank, exchange, step, now);
                     }
                 }
+            }
+            What::Gone { from, exchange, step } => self.next(from, exchange, step, now),
+            What::There { to, exchange, step } => {
+                self.ranks[to].early.push((exchange, step));
+                self.came(to, exchange, step, now);
             }
             What::Reaches { from, exchange, piece } => {
                 let Plan::Star(pieces) = &self.exchanges[exchange] else { return };

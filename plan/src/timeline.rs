@@ -1,14 +1,16 @@
 //! A step of a rank as the launches and exchanges of its plan, in order.
 //!
-//! *In*: a plan, seconds of each launch of its lists, micro-batches of a rank. *Out*: [`Work`],
-//! loops unrolled. *Promise*: exchanges are the collectives of the plan, where the executor begins
-//! them; the last micro-batch is [`LAST`] where sums of gradients overlap it.
+//! *In*: a plan, seconds of each launch of its lists, micro-batches of a rank, a mesh. *Out*:
+//! [`Work`], loops unrolled. *Promise*: exchanges are the collectives of the plan, where the
+//! executor begins them; the last micro-batch is [`LAST`] where gradients are summed beside it.
 
-use crate::exchange::{Exchange, What};
+use crate::exchange::{Exchange, Mesh, Rows, What};
+use crate::machine::Way;
 use dreamc_compiler::LAST;
+use dreamc_compiler::ahead::{self, Ahead, ahead};
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::program::kernel::{Pooled, Returned, Sent};
-use dreamc_compiler::program::{Affine, Kernel, Launch, Operand, Owners, Parts, Plan, Step};
+use dreamc_compiler::program::{Kernel, Launch, Operand, Owners, Parts, Plan, Step};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -24,6 +26,8 @@ pub enum Work {
     Begin(Arc<Exchange>),
     /// An exchange that is waited for.
     Wait(Arc<Exchange>),
+    /// An exchange that was begun is waited for: the last, or the one so many before it.
+    Until(usize),
     /// The end of a program: all exchanges that were begun are waited for.
     Join,
 }
@@ -31,29 +35,23 @@ pub enum Work {
 /// Seconds of one launch of each of the list of every program.
 pub type Prices = HashMap<String, Vec<f64>>;
 
-/// A step of `micro_batches` micro-batches of a rank. There are `ranks`, which bring `at_once`
-/// numbers together at once; `before` each micro-batch runs what a [`forward`] has. Experts that
-/// ranks share are chosen equally often.
-pub fn timeline(
-    plan: &Plan,
-    prices: &Prices,
-    before: &[Work],
-    micro_batches: u64,
-    (ranks, at_once): (u64, u64),
-) -> Vec<Work> {
+/// A step of so many micro-batches of a rank; `before` each micro-batch runs what a [`forward`]
+/// has. Experts that ranks share are as often chosen as one another.
+pub fn timeline(plan: &Plan, prices: &Prices, before: &[Work], micro_batches: u64, mesh: &Mesh) -> Vec<Work> {
+    let (ranks, mesh) = (mesh.ranks, Some(mesh));
     let last = if plan.programs.contains_key(LAST) { LAST } else { "backward" };
     let mut work = vec![];
     for _ in 1..micro_batches.max(1) {
         work.extend_from_slice(before);
-        program(plan, prices, at_once, "backward", &mut work);
+        program(plan, prices, mesh, "backward", &mut work);
     }
     work.extend_from_slice(before);
-    program(plan, prices, at_once, last, &mut work);
+    program(plan, prices, mesh, last, &mut work);
     if ranks > 1 {
         work.push(Work::Wait(Arc::new(Exchange { what: What::Pool { bytes: POOLED }, ranks })));
     }
-    program(plan, prices, at_once, "norm", &mut work);
-    program(plan, prices, at_once, "update", &mut work);
+    program(plan, prices, mesh, "norm", &mut work);
+    program(plan, prices, mesh, "update", &mut work);
     work
 }
 
@@ -61,7 +59,7 @@ pub fn timeline(
 /// part of their seconds, so that a step is the mean of all.
 pub fn forward(plan: &Plan, prices: &Prices, share: f64) -> Vec<Work> {
     let mut work = vec![];
-    program(plan, prices, 1, Entry::Whole.name(), &mut work);
+    program(plan, prices, None, Entry::Whole.name(), &mut work);
     for each in &mut work {
         if let Work::Launch(seconds) = each {
             *seconds *= share;
@@ -70,10 +68,31 @@ pub fn forward(plan: &Plan, prices: &Prices, share: f64) -> Vec<Work> {
     work
 }
 
-fn program(plan: &Plan, prices: &Prices, at_once: u64, name: &str, work: &mut Vec<Work>) {
+fn program(plan: &Plan, prices: &Prices, mesh: Option<&Mesh>, name: &str, work: &mut Vec<Work>) {
     let Some(program) = plan.programs.get(name) else { return };
     let prices = prices.get(name).map_or(&[][..], Vec::as_slice);
-    let mut walk = Walk { plan, prices, at_once, variables: vec![0; program.variables as usize], work };
+    // Where GPUs exchange by themselves, they do so where exchanges stand.
+    let by_host = mesh.is_some_and(|mesh| mesh.machine.way == Way::Star);
+    let ahead = if by_host { ahead(plan, program) } else { Ahead::default() };
+    let launches = if ahead.list.is_empty() { vec![] } else { listed(&program.steps) };
+    let jobs = vec![None; ahead.list.len()];
+    let (variables, copy) = (vec![0; program.variables as usize], mesh.map_or(f64::MAX, |m| m.machine.copy));
+    let mut walk = Walk {
+        plan,
+        prices,
+        copy,
+        variables,
+        work,
+        by_host,
+        ahead: &ahead,
+        launches,
+        come: 0,
+        jobs,
+        begun: 0,
+    };
+    for &number in &ahead.first {
+        walk.begin(number);
+    }
     walk.steps(&program.steps, &mut 0);
     work.push(Work::Join);
 }
@@ -81,10 +100,19 @@ fn program(plan: &Plan, prices: &Prices, at_once: u64, name: &str, work: &mut Ve
 struct Walk<'a> {
     plan: &'a Plan,
     prices: &'a [f64],
-    /// Numbers that ranks bring together at once.
-    at_once: u64,
+    /// Bytes a second between a card and its host.
+    copy: f64,
     variables: Vec<u64>,
     work: &'a mut Vec<Work>,
+    /// Whether hosts exchange, ahead of the use in this order.
+    by_host: bool,
+    ahead: &'a Ahead,
+    /// The launches of the list.
+    launches: Vec<&'a Launch>,
+    /// Exchanges that the program has come to, those that have begun, and how many have.
+    come: usize,
+    jobs: Vec<Option<usize>>,
+    begun: usize,
 }
 
 impl Walk<'_> {
@@ -98,7 +126,7 @@ impl Walk<'_> {
                 }
                 Step::Loop { variable, count, reverse, steps } => {
                     let first = *number;
-                    *number += launches(steps);
+                    *number += ahead::launches(steps);
                     for i in 0..*count {
                         self.variables[*variable as usize] = if *reverse { count - 1 - i } else { i };
                         self.steps(steps, &mut first.clone());
@@ -109,26 +137,87 @@ impl Walk<'_> {
     }
 
     fn launch(&mut self, launch: &Launch, number: usize) {
+        let Some((exchange, overlaps)) = self.exchange(launch, &self.variables) else {
+            self.work.push(Work::Launch(self.prices.get(number).copied().unwrap_or(0.0)));
+            return;
+        };
+        let far = matches!(
+            self.plan.kernel(launch.kernel),
+            Kernel::Gathered(_) | Kernel::Scattered(_) | Kernel::Sent(_) | Kernel::Returned(_)
+        );
+        if far && !self.ahead.list.is_empty() {
+            return self.come_to();
+        }
+        self.begun += 1;
+        let own = match (self.plan.kernel(launch.kernel), &exchange.what) {
+            // A rank adds the sum of its part by its host.
+            (Kernel::Scattered(scattered), What::Scatter { lengths }) if !self.by_host => {
+                lengths.get(scattered.parts.rank as usize).copied()
+            }
+            _ => None,
+        };
+        let exchange = Arc::new(exchange);
+        self.work.push(if overlaps { Work::Begin(exchange) } else { Work::Wait(exchange) });
+        if let Some(own) = own {
+            self.work.push(Work::Launch((3 * 4 * own) as f64 / self.copy));
+        }
+    }
+
+    /// Begins an exchange, of those that may be ahead of their place.
+    fn begin(&mut self, number: usize) {
+        let of = &self.ahead.list[number];
+        if let Some(job) = of.over.and_then(|before| self.jobs[before]) {
+            self.work.push(Work::Until(self.begun - 1 - job));
+        }
+        if let Some((exchange, _)) = self.exchange(self.launches[of.launch], &of.variables) {
+            self.work.push(Work::Begin(Arc::new(exchange)));
+            self.jobs[number] = Some(self.begun);
+            self.begun += 1;
+        }
+    }
+
+    /// Comes to the place of the next exchange of those.
+    fn come_to(&mut self) {
+        let number = self.come;
+        self.come += 1;
+        let Some(of) = self.ahead.list.get(number) else { return };
+        if self.jobs[number].is_none() {
+            self.begin(number);
+        }
+        if let (true, Some(job)) = (of.waits, self.jobs[number]) {
+            self.work.push(Work::Until(self.begun - 1 - job));
+        }
+        for &next in &of.then {
+            self.begin(next);
+        }
+    }
+
+    /// The exchange of a launch, and whether it overlaps with what follows.
+    fn exchange(&self, launch: &Launch, variables: &[u64]) -> Option<(Exchange, bool)> {
         let index = |operand: Option<&Operand>| match operand {
-            Some(Operand::Index(index)) => self.at(index),
+            Some(Operand::Index(index)) => index.at(variables),
             Some(Operand::Tensor { .. }) | None => 0,
         };
         let lengths = |parts: &Parts| (0..parts.ranks()).map(|rank| parts.of(rank).1).collect();
+        let rows = |owners: &Owners, (slots, width): (u64, u64), away: bool| {
+            let row = width * self.unit(&launch.operands);
+            let source = index(launch.operands.last());
+            let Owners { experts, team, ranks, .. } = *owners;
+            (
+                Exchange { what: What::Rows(Rows { experts, team, source, away, slots, width, row }), ranks },
+                false,
+            )
+        };
         let kernel = self.plan.kernel(launch.kernel);
-        let (exchange, overlaps) = if let Kernel::AllReduce(sum) = kernel {
+        Some(if let Kernel::AllReduce(sum) = kernel {
             let what = What::Sum { elements: sum.elements };
             (Exchange { what, ranks: sum.ranks }, sum.overlap)
         } else if let Kernel::ReduceScatter(scatter) = kernel {
             let parts = scatter.parts.within(index(launch.operands.get(1)), scatter.elements);
             (Exchange { what: What::Scatter { lengths: lengths(&parts) }, ranks: parts.ranks() }, true)
         } else if let Kernel::AllGather(gather) = kernel {
-            (
-                Exchange {
-                    what: What::Gather { lengths: lengths(&gather.parts) },
-                    ranks: gather.parts.ranks(),
-                },
-                false,
-            )
+            let what = What::Gather { lengths: lengths(&gather.parts) };
+            (Exchange { what, ranks: gather.parts.ranks() }, false)
         } else if let Kernel::Gathered(gathered) = kernel {
             let parts = gathered.parts.within(index(launch.operands.get(2)), gathered.elements);
             (Exchange { what: What::Gather { lengths: lengths(&parts) }, ranks: parts.ranks() }, false)
@@ -136,22 +225,15 @@ impl Walk<'_> {
             let parts = scattered.parts.within(index(launch.operands.get(2)), scattered.elements);
             (Exchange { what: What::Scatter { lengths: lengths(&parts) }, ranks: parts.ranks() }, false)
         } else if let Kernel::Sent(Sent { slots, width, owners }) = kernel {
-            let row = width * self.unit(&launch.operands);
-            self.turn(*owners, (*slots, *width, row), (index(launch.operands.last()), true));
-            return;
+            rows(owners, (*slots, *width), true)
         } else if let Kernel::Returned(Returned { slots, width, owners }) = kernel {
-            let row = width * self.unit(&launch.operands);
-            self.turn(*owners, (*slots, *width, row), (index(launch.operands.last()), false));
-            return;
+            rows(owners, (*slots, *width), false)
         } else if let Kernel::Pooled(Pooled { elements, owners }) = kernel {
-            self.pool(*elements, *owners);
-            return;
+            let what = What::Pooled { elements: *elements, team: owners.team };
+            (Exchange { what, ranks: owners.ranks }, false)
         } else {
-            self.work.push(Work::Launch(self.prices.get(number).copied().unwrap_or(0.0)));
-            return;
-        };
-        let exchange = Arc::new(exchange);
-        self.work.push(if overlaps { Work::Begin(exchange) } else { Work::Wait(exchange) });
+            return None;
+        })
     }
 
     /// Bytes of an element of a launch's first operand.
@@ -161,56 +243,13 @@ impl Walk<'_> {
             Some(Operand::Index(_)) | None => 0,
         }
     }
-
-    fn wait(&mut self, what: What, ranks: u64) {
-        self.work.push(Work::Wait(Arc::new(Exchange { what, ranks })));
-    }
-
-    /// A turn of a member of each team, whose slots are shared equally by the experts: its counts,
-    /// then rows, from it to the others or back.
-    fn turn(&mut self, owners: Owners, (slots, width, row): (u64, u64, u64), (source, away): (u64, bool)) {
-        let Owners { experts, team, ranks, .. } = owners;
-        let has = |rank: u64| rank % team == source;
-        let lengths = (0..ranks).map(|rank| if has(rank) { experts + 1 } else { 0 }).collect();
-        self.wait(What::Gather { lengths }, ranks);
-        let (own, each) = (slots / team, (self.at_once / (width * team).max(1)).max(1));
-        for first in (0..own).step_by(each as usize) {
-            let bytes = (own - first).min(each) * row;
-            let of_source = |rank| if has(rank) { bytes * (team - 1) } else { 0 };
-            let of_others = |rank| if has(rank) { 0 } else { bytes };
-            let (source, others) = ((0..ranks).map(of_source).collect(), (0..ranks).map(of_others).collect());
-            let (sent, received) = if away { (source, others) } else { (others, source) };
-            self.wait(What::ToAll { sent, received }, ranks);
-        }
-    }
-
-    /// Sums over the ranks that own the same experts: each adds its part, and hands it to all.
-    fn pool(&mut self, elements: u64, owners: Owners) {
-        let (alike, ranks) = (owners.ranks / owners.team, owners.ranks);
-        for first in (0..elements).step_by(self.at_once as usize) {
-            let count = (elements - first).min(self.at_once);
-            let each = count.div_ceil(alike);
-            let part = |rank: u64| {
-                let number = rank / owners.team;
-                4 * (((number + 1) * each).min(count) - (number * each).min(count))
-            };
-            let all = vec![4 * count; ranks as usize];
-            let parts: Vec<u64> = (0..ranks).map(|rank| part(rank) * alike).collect();
-            self.wait(What::ToAll { sent: all.clone(), received: parts.clone() }, ranks);
-            self.wait(What::ToAll { sent: parts, received: all }, ranks);
-        }
-    }
-
-    fn at(&self, index: &Affine) -> u64 {
-        index.at(&self.variables)
-    }
 }
 
-/// Launches of a list, loops once.
-fn launches(steps: &[Step]) -> usize {
-    let of = |step: &Step| match step {
-        Step::Launch(_) => 1,
-        Step::Loop { steps, .. } => launches(steps),
+/// The launches of a list, loops once.
+fn listed(steps: &[Step]) -> Vec<&Launch> {
+    let of = |step| match step {
+        &Step::Launch(ref launch) => vec![launch],
+        Step::Loop { steps, .. } => listed(steps),
     };
-    steps.iter().map(of).sum()
+    steps.iter().flat_map(of).collect()
 }

@@ -165,12 +165,8 @@ pub fn run(a: Arguments) -> Done {
     let ranks = a.ranks.unwrap_or(a.nodes * machine.cards);
     let sizes = sizes(&spec, &machine, (ranks, a.nodes))?;
     let (mut meshes, mut too_large) = (vec![], vec![]);
-    // Cut weights pass through the memory of a GPU's host, whose time is in no table.
-    let priced = |shard: &Shard| !shard.weights() || machine.device().is_none();
-    // So do the rows of experts.
-    let teams = if machine.device().is_none() { teams(&spec, &machine, ranks, sizes[0])? } else { vec![1] };
-    let forms =
-        Shard::ALL.into_iter().filter(priced).flat_map(|shard| teams.iter().map(move |&team| (shard, team)));
+    let teams = teams(&spec, &machine, ranks, sizes[0])?;
+    let forms = Shard::ALL.into_iter().flat_map(|shard| teams.iter().map(move |&team| (shard, team)));
     for (shard, experts) in forms {
         for &accumulate in sizes.iter().filter(|_| ranks > 1 || !shard.states()) {
             match offer(&spec, &machine, Asked { ranks, shard, experts, accumulate }, &a)? {
@@ -359,7 +355,7 @@ fn offer(
     let mesh = Mesh { machine, ranks, at_once: AT_ONCE };
     let micro_batches = accumulate / ranks;
     let lesson = lesson(&spec, &prepared, machine, ranks)?;
-    let work = timeline(plan, &priced(plan, machine, ranks)?, &lesson, micro_batches, (ranks, AT_ONCE));
+    let work = timeline(plan, &priced(plan, machine, ranks)?, &lesson, micro_batches, &mesh);
     let seconds = mesh.step(&work);
     let simulated = a.simulate.then(|| simulate(&work, &mesh, &|_| 1.0).step);
     let (checkpoint, failures) = failing(&prepared, &mesh, a.failure_hours);
@@ -474,11 +470,6 @@ fn text(r: &Report) -> String {
         details(&mut t, r, best);
     }
     let _ = writeln!(t, "\nnot built, and not offered: {}", r.not_built.join("; "));
-    if r.machine.device().is_some() {
-        t.push_str(
-            "not priced: weights cut over ranks (ZeRO-3) and experts over ranks, which pass through the memory of the host\n",
-        );
-    }
     let _ = writeln!(
         t,
         "Prices of kernels, links and failures: docs/plan.md; `--json` has the sources of {}.",
