@@ -30,12 +30,13 @@ pub struct Drawn {
 }
 
 /// Keys that are not drawn: they name files, other specifications or other components, concern
-/// files alone, or are about several sizes of a model. Definitions have a generator of their own,
-/// [`definition`].
-pub const UNDRAWN: [&str; 29] = [
+/// files alone, are about several sizes of a model, or say once more what another key says.
+/// Definitions have a generator of their own, [`definition`].
+pub const UNDRAWN: [&str; 30] = [
     "sequence.kv_from",
     "train.transfer",
     "train.dpo",
+    "train.ranks",
     "data.rejected",
     "source.rejected",
     "spec.let",
@@ -148,7 +149,7 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         ("optimizer", "matrix_rate") => &["1", "3"],
         ("train", "eps") => &["1e-8", "1e-5"],
         (_, "weight_decay") => &["0", "1e-3", "0.1", "1"],
-        ("parallel", "data" | "experts") | ("ranks", _) => &["1"],
+        ("parallel", "data" | "experts") => &["1"],
         ("train", "clip") => &["0.5", "100"],
         ("train", "spike") => &["6"],
         ("eval", "prompts") => &["ab", "\"a b\""],
