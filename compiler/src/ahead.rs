@@ -293,7 +293,7 @@ fn rows(visits: &[Visit], all: &mut Ahead) {
     }
 }
 
-/// Keeps exchanges of a kind that are not waited for inside so many bytes; gives the bytes.
+/// Keeps exchanges of a kind that are not waited for inside `room` bytes; gives the bytes.
 fn bounded(visits: &[Visit], list: &mut [Exchange], kind: Kind, room: u64) -> u64 {
     let mut under_way: std::collections::VecDeque<usize> = Default::default();
     let mut bytes = 0;

@@ -183,8 +183,7 @@ impl Machine {
         Ok(Comm::new(folder, (rank, ranks), context))
     }
 
-    /// The beginning of `ncclCommSplit`: which communicator, how often it was split, and of which
-    /// card the new one is.
+    /// The beginning of `ncclCommSplit`: the communicator, and how often it was split before.
     fn parts(&mut self, handle: u64) -> Status<(Arc<Comm>, u32)> {
         self.ask("ncclCommSplit")?;
         let comm = self.comm(handle)?;

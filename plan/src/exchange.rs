@@ -213,7 +213,7 @@ impl Mesh<'_> {
     pub fn sources(&self, rows: &Rows) -> impl Iterator<Item = u64> {
         let (team, source, cards) = (rows.team.max(1), rows.source, self.machine.cards.max(1));
         let teams = (self.ranks / team).max(1);
-        // Teams are placed alike again after so many of them.
+        // Teams are placed alike again after as many as a node has cards.
         let differ = if cards.is_multiple_of(team) || team.is_multiple_of(cards) { 1 } else { cards };
         (0..teams.min(differ)).map(move |number| number * team + source)
     }

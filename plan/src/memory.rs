@@ -20,7 +20,7 @@ pub struct Memory {
     pub inputs: u64,
     /// Values of one program at a time, which share memory; gaps between buffers.
     pub temporaries: u64,
-    /// Scratch of kernels beside the arena, and numbers of exchanges under way on a CPU.
+    /// Scratch of kernels, outside the arena, and numbers of exchanges under way on a CPU.
     pub scratch: u64,
     /// A teacher: its weights where they are not mapped, and its forward.
     #[serde(skip_serializing_if = "none")]

@@ -2,7 +2,7 @@
 //!
 //! A message of `b` bytes takes `α + b / β` (Hockney, 1994). A ring of `p` ranks takes `p - 1`
 //! messages of `1 / p` of the bytes for a reduce-scatter, and as many for an all-gather (Thakur,
-//! Rabenseifner, Gropp, 2005, section 4). Exchanges that are begun beside launches are a queue:
+//! Rabenseifner, Gropp, 2005, section 4). Exchanges that overlap launches are a queue:
 //! each ends its own seconds after the later of its beginning and the end of the one before it.
 
 use crate::exchange::{Bytes, Exchange, Mesh};
@@ -66,8 +66,8 @@ impl Mesh<'_> {
         }
     }
 
-    /// Seconds of a message of so many bytes between a rank and each other member of its team:
-    /// those of a link pass one after another, and links beside one another.
+    /// Seconds of a message of `bytes` bytes between a rank and each other member of its team:
+    /// those of a link pass one after another, and both links work at the same time.
     pub fn lap(&self, rank: u64, team: u64, bytes: u64) -> f64 {
         let (here, there) = self.members(rank, team);
         let of = |count: u64, link: &crate::machine::Link| match count {

@@ -2,7 +2,7 @@
 //!
 //! *In*: a plan, seconds of each launch of its lists, micro-batches of a rank, a mesh. *Out*:
 //! [`Work`], loops unrolled. *Promise*: exchanges are the collectives of the plan, where the
-//! executor begins them; the last micro-batch is [`LAST`] where gradients are summed beside it.
+//! executor begins them; the last micro-batch is [`LAST`] where gradients are summed during it.
 
 use crate::exchange::{Exchange, Mesh, Rows, What};
 use crate::machine::Way;
@@ -26,7 +26,7 @@ pub enum Work {
     Begin(Arc<Exchange>),
     /// An exchange that is waited for.
     Wait(Arc<Exchange>),
-    /// An exchange that was begun is waited for: the last, or the one so many before it.
+    /// An exchange that was begun is waited for: the last, or the one that many before it.
     Until(usize),
     /// The end of a program: all exchanges that were begun are waited for.
     Join,
@@ -35,7 +35,7 @@ pub enum Work {
 /// Seconds of one launch of each of the list of every program.
 pub type Prices = HashMap<String, Vec<f64>>;
 
-/// A step of so many micro-batches of a rank; `before` each micro-batch runs what a [`forward`]
+/// A step of `micro_batches` of a rank; `before` each micro-batch runs what a [`forward`]
 /// has. Experts that ranks share are as often chosen as one another.
 pub fn timeline(plan: &Plan, prices: &Prices, before: &[Work], micro_batches: u64, mesh: &Mesh) -> Vec<Work> {
     let (ranks, mesh) = (mesh.ranks, Some(mesh));

@@ -61,7 +61,7 @@ fn of_table(name: &str) -> Machine {
     machine::find(name).unwrap()
 }
 
-/// The work of a step of one of so many ranks, each launch of some microseconds.
+/// The work of a step of a rank, each launch of some microseconds.
 fn work(prepared: &Prepared, micro_batches: u64, mesh: &Mesh) -> Vec<Work> {
     let (rates, launch) = of_table("cpu").shared_rates(1).unwrap();
     let prices: Prices = prices_by_rates(&prepared.compiled.plan, rates, launch).unwrap();

@@ -1,4 +1,4 @@
-//! Exchanges of ranks: the collectives of a plan, and the thread that does them beside launches.
+//! Exchanges of ranks: the collectives of a plan, and the thread that does them during launches.
 //!
 //! *In*: numbers and rows of the arena. *Out*: what the exchange leaves there. *Promise*: a [`Job`]
 //! holds all that it needs, so that it runs on any thread; a [`Done`] is put into the arena where
@@ -266,7 +266,7 @@ impl<'p> Collective<'p> {
         Ok(())
     }
 
-    /// Takes what it needs out of the arena, for the group to work on beside later launches.
+    /// Takes what it needs out of the arena, for the group to work on during later launches.
     pub(crate) fn job<B: Backend>(self, backend: &B, at: u64) -> Result<Job, DeviceError> {
         let read = |at: u64, count: u64| -> Result<Vec<f32>, DeviceError> {
             let mut numbers = vec![0.0f32; count as usize];
@@ -316,7 +316,7 @@ impl<'p> Collective<'p> {
     }
 }
 
-/// Brings parts together, so many numbers of each at once: this rank's is read at `from`, and all
+/// Brings parts together, `each` numbers of each at once: this rank's is read at `from`, and all
 /// are written from `to` on.
 fn gather<B: Backend>(
     backend: &mut B,
@@ -378,7 +378,7 @@ pub(crate) enum Job {
         cut: Option<Parts>,
         to: To,
     },
-    /// This rank's part of numbers that go to all, so many of each part at once.
+    /// This rank's part of numbers that go to all, `each` of each part at once.
     Gather {
         own: Vec<f32>,
         parts: Parts,
