@@ -113,7 +113,7 @@ impl FromStr for Kind {
             #[cfg(feature = "rocm")]
             ("rocm", Some(Ok(number))) => Ok(Kind::Rocm(number)),
             #[cfg(feature = "metal")]
-            ("metal", None) => Ok(Kind::Metal(own())),
+            ("metal", None) => Ok(Kind::Metal(own(&[]))),
             #[cfg(feature = "metal")]
             ("metal", Some(Ok(number))) => Ok(Kind::Metal(number)),
             _ => {
