@@ -497,6 +497,8 @@ pub enum Owner {
 pub enum Part {
     /// The matrix of embedding or head.
     Table,
+    /// The vector that the head adds to its logits.
+    HeadBias,
     /// The norm before a component.
     Norm,
     /// The norm after a component.
@@ -961,7 +963,7 @@ impl Part {
             Part::LastLaneScale => "lanes.scale",
             Part::PassEmbedding => "embed.weight",
             Part::ExitGate => "weight",
-            Part::ExitBias => "bias",
+            Part::ExitBias | Part::HeadBias => "bias",
             Part::Left => "left",
             Part::Members => "members",
             Part::ChoiceTable => "weight",

@@ -503,6 +503,13 @@ pub static MODEL: Section = Section {
         key("context", SIZE, Required, "Longest sequence the model is built for."),
         key("tie", Type::Bool, FALSE, "Whether the head is the embedding matrix."),
         key(
+            "head_bias",
+            Type::Bool,
+            FALSE,
+            "Whether the head adds a learned vector to its logits, before their factor and their cap (GPT-J, Phi). Training then \
+             keeps the logits of a batch in memory.",
+        ),
+        key(
             "embed_scale",
             Type::Optional(&Type::Either(&[
                 Type::Word(&[("sqrt_hidden", "√h, rounded to the weights' dtype (Gemma 2)")]),

@@ -244,6 +244,10 @@ fn model(model: &Model) -> ValueKind {
     fields.put("hidden", int(model.hidden));
     fields.put("context", int(model.context));
     fields.put("tie", ValueKind::Bool(model.tie));
+    // Of few models, shown where it is written.
+    if model.head_bias {
+        fields.put("head_bias", ValueKind::Bool(true));
+    }
     let scale = |scale| match scale {
         EmbedScale::SqrtHidden => word("sqrt_hidden"),
         EmbedScale::Value(value) => real(value),

@@ -232,6 +232,8 @@ pub struct Model {
     pub context: u64,
     /// Whether the head is the embedding matrix.
     pub tie: bool,
+    /// Whether logits add a learned vector, before their factor and their cap (GPT-J, Phi).
+    pub head_bias: bool,
     /// Factor on the embedding (Gemma 2: `sqrt(h)`, rounded to the weights' dtype).
     pub embed_scale: Option<EmbedScale>,
     /// Factor on logits, before their cap (Granite).

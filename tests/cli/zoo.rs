@@ -58,9 +58,7 @@ The language does not say these:
 - depth for each sequence;
 - losses of a definition's own (entropy of routers, expected logits);
 - keys of depth from networks in the softmax of an attention;
-- one gain of two statements;
-- a bias of the head;
-- rules of Mixture-of-Recursions beyond those of `skip`;
+- temperatures, networks, z-losses and a warm-up of Mixture-of-Recursions' routers, and keys that passes replace;
 - a recurrent width other than `hidden`.
 ";
 

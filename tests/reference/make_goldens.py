@@ -310,6 +310,13 @@ CASES |= {
     "denseformer": zoo("denseformer", [sequence(), "mlp: {mlp: {intermediate: 9, activation: geglu}}"], [
         '{repeat: 2, layers: ["sa > mlp", "sa > mlp", "mix history weighted every 2"]}', '"sa > mlp"', "mix history weighted",
     ]),
+    "apart": zoo("apart", [sequence(), MLP], [
+        "mix history weighted apart 2", '"sa > mlp"', "mix history weighted apart 2",
+        '{repeat: 3, layers: ["sa", "mix history weighted apart 3"]}', '"sa > mlp"', "mix history weighted apart 1",
+    ], more="  tie: true\n  head_bias: true\n  logit_softcap: 9\n"),
+    "shared_gains": zoo("shared-gains", [LOOPED, MLP], [
+        "norm g", '{recur: 3, residual_norm: false, exit: mean, layers: ["sa > mlp", norm g, "mlp"]}', "norm g",
+    ], more="  norm: {unit_offset: true}\n  head_bias: true\n  logit_scale: 0.3\n"),
     "x0_scaled": zoo("x0-scaled", [sequence(), SQUARE], [
         "norm", "save x0", '{repeat: 3, layers: ["mix x0 scaled", "sa > mlp"]}',
     ], more="  logit_softcap: 15\n"),
@@ -334,7 +341,7 @@ CASES |= {
     "moeut": zoo("moeut", [LOOPED, "ea: {experts: {count: 6, active: 2, intermediate: 5, activation: relu, balance: 1e-3, "
                            "router: {form: linear, score: sigmoid, normalise: false}}}"], [
         '{recur: 2, residual_norm: false, layers: ["sa > ea", "sa > ea"]}',
-    ]),
+    ], more="  head_bias: true\n"),
     "attention_sink": zoo("attention-sink", [
         sequence(", window: 3, sink: true, bias: all, qk_norm: none", "near"), sequence(", sink: true, bias: qkv"), MLP,
     ], ['{repeat: 2, layers: ["near > mlp", "sa > mlp"]}']),

@@ -55,7 +55,7 @@ ROUTER_DEFAULTS = dict(
 )  # fmt: skip
 PROJECTION_DEFAULTS = dict(query=128, balance=1e-2)
 MODEL_DEFAULTS = dict(
-    name=None, vocab=None, hidden=None, context=None, components=None, body=None, tie=False, embed_scale=None,
+    name=None, vocab=None, hidden=None, context=None, components=None, body=None, tie=False, head_bias=False, embed_scale=None,
     logit_scale=None, logit_softcap=None, output_scale=None, norm={}, stream="sum", adapt=None,
 )  # fmt: skip
 TRAIN_DEFAULTS = dict(
@@ -262,6 +262,7 @@ class Model:
         self.vocab, self.hidden, self.tie = m["vocab"], m["hidden"], m["tie"]
         own = definitions.of_yaml(defined or {})
         self.components = {name: component(name, c, self.hidden, own) for name, c in m["components"].items()}
+        self.head_bias = m["head_bias"]
         assert m["embed_scale"] in (None, "sqrt_hidden")
         self.embed_scale = self.hidden**0.5 if m["embed_scale"] else 1.0
         self.logit_softcap = m["logit_softcap"]
@@ -350,6 +351,8 @@ class Model:
         shapes = {"embed.weight": (self.vocab, h)}
         if not self.tie:
             shapes["head.weight"] = (self.vocab, h)
+        if self.head_bias:
+            shapes["head.bias"] = (self.vocab,)
         if self.final_norm:
             shapes["norm.weight"] = (h,)
         if self.stream == "attend":
@@ -740,6 +743,8 @@ class Forward:
         if m.final_norm:
             x = self.norm(x, "norm.weight")
         logits = x @ self.w["embed.weight" if m.tie else "head.weight"].T
+        if m.head_bias:
+            logits = logits + self.w["head.bias"]
         logits = m.logit_scale * logits
         return m.logit_softcap * jnp.tanh(logits / m.logit_softcap) if m.logit_softcap else logits
 

@@ -687,6 +687,9 @@ impl<'a> Formulas<'a> {
         let last = if normed { x.to_vec() } else { self.norm(x, "norm.weight") };
         let head = self.w(if model.tie { "embed.weight" } else { "head.weight" });
         let mut logits = product(&last, head, model.hidden as usize);
+        if model.head_bias {
+            logits.chunks_mut(model.vocab as usize).for_each(|row| add(row, self.w("head.bias")));
+        }
         if let Some(scale) = model.logit_scale {
             logits.iter_mut().for_each(|z| *z *= scale);
         }

@@ -172,6 +172,7 @@ impl<'a> Code<'a> {
             hidden: _,
             context: _,
             tie,
+            head_bias,
             embed_scale,
             logit_scale,
             logit_softcap,
@@ -186,6 +187,7 @@ impl<'a> Code<'a> {
             return Err(HfError::Export(super::MERGE_FIRST.into()));
         }
         code.add("tie", *tie);
+        code.add("head_bias", *head_bias);
         code.add("embed_scale", embed_scale.is_some());
         code.add("logit_scale", logit_scale.is_some());
         code.add("logit_softcap", logit_softcap.is_some());
