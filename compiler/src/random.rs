@@ -133,6 +133,7 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         ("router", "topk_groups") => &["1", "2"],
         ("balance", "rate") => &["1e-3", "1e-2", "0.1"],
         (_, "load_balance_loss" | "z_loss") => &["0", "0.01", "0.1", "1"],
+        ("skip", "gate_scale") => &["0.1", "0.5", "2"],
         ("skip", "capacity") => &["0.125", "0.3", "0.5", "0.75", "1"],
         ("skip", "penalty") | ("causal", "bce" | "weight") => &["0.01", "0.1", "1", "3"],
         ("causal", "predictor") => &["1", "2", "4", "5"],

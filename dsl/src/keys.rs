@@ -1030,9 +1030,20 @@ pub static SKIP: Section = Section {
         ),
         key(
             "gate",
-            Type::Word(&[("score", "`r·f(x)`"), ("sigmoid", "`sigmoid(r)·f(x)`")]),
+            Type::Word(&[
+                ("score", "`r·f(x)`"),
+                ("sigmoid", "`sigmoid(r)·f(x)`"),
+                ("tanh", "`tanh(r)·f(x)`"),
+            ]),
             Value("score"),
             "Factor on the update of a token that top-k chose by its score `r`.",
+        ),
+        key("gate_scale", POSITIVE, Value("1"), "Factor on that factor."),
+        key(
+            "whole",
+            Type::Bool,
+            FALSE,
+            "Whether the factor is on the stream behind the part, `x + f(x)`, not on `f(x)` alone (Mixture-of-Recursions).",
         ),
         key(
             "nested",

@@ -539,6 +539,12 @@ fn skip_keys(skip: &Skip) -> Map {
     if !skip.gate.is_score() {
         fields.put("gate", name(skip.gate));
     }
+    if skip.gate_scale != 1.0 {
+        fields.put("gate_scale", real(skip.gate_scale));
+    }
+    if skip.whole {
+        fields.put("whole", ValueKind::Bool(true));
+    }
     if skip.nested {
         fields.put("nested", ValueKind::Bool(true));
     }

@@ -805,6 +805,12 @@ pub struct Skip {
     /// Factor on the update of a token that top-k chose.
     #[serde(skip_serializing_if = "SkipGate::is_score")]
     pub gate: SkipGate,
+    /// Factor on that factor.
+    #[serde(skip_serializing_if = "is_one")]
+    pub gate_scale: f64,
+    /// Whether it is on the stream behind the part, not on the update alone.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
     /// The capacity of each pass of the loop around, the rule's first; empty where all have the
     /// rule's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -845,6 +851,14 @@ pub enum SkipGate {
     Score,
     /// `sigmoid(r)`
     Sigmoid,
+    /// `tanh(r)`
+    Tanh,
+}
+
+// `skip_serializing_if` hands a reference.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_one(factor: &f64) -> bool {
+    *factor == 1.0
 }
 
 impl SkipGate {

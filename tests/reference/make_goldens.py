@@ -282,7 +282,7 @@ CASES |= {
     ]),
     "mixture_of_recursions": zoo("mixture-of-recursions", [LOOPED, MLP], [
         '"sa > mlp"',
-        '{recur: 3, residual_norm: false, kv: first, layers: ["skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], '
+        '{recur: 3, residual_norm: false, kv: first, layers: ["skip(router pass, gate sigmoid, gate_scale 0.3, whole, capacity [1, 2/3, 1/3], '
         'nested, causal bce 0.2) { sa > mlp }"]}',
         '"sa > mlp"',
     ]),

@@ -44,7 +44,7 @@ DEFAULTS = {
 LATENT_DEFAULTS = dict(query=None, kv=None, turned=None, value=None, norm="rms", keys=1, pairs="none", eps=None)
 SKIP_DEFAULTS = dict(
     capacity=None, threshold=False, causal=None, penalty=None, norm_only=False, kv=None, router=None, gate=None,
-    nested=False, depth_choice=False,
+    gate_scale=1.0, whole=False, nested=False, depth_choice=False,
 )  # fmt: skip
 RECUR_DEFAULTS = dict(
     recur=None, layers=None, residual_norm=True, backprop=None, depth="fixed", lora=None, embed=False, exit="last",
@@ -149,7 +149,7 @@ def parse(text):
                 fields[key] = values[0] if key in ("kv", "router", "gate") else fraction("".join(values))
         fields = fill(SKIP_DEFAULTS, fields, "skip")
         fields["kv"] = fields["kv"] or ("all" if fields["threshold"] else "processed")
-        assert fields["router"] in (None, "pass") and fields["gate"] in (None, "sigmoid"), text
+        assert fields["router"] in (None, "pass") and fields["gate"] in (None, "sigmoid", "tanh"), text
         assert tokens.pop(0) == "{", text
         inside = expression()
         assert tokens.pop(0) == "}", text
@@ -1039,8 +1039,11 @@ class Forward:
                 into_input = numbers[1:] == ["into_input"]
                 z, weight = score(x if into_input else self.stop(x)), float(numbers[0])
             self.auxiliary += weight * jnp.sum((jax.nn.softplus(z) - member * z) * asked) / jnp.sum(asked)
-        if fields["gate"] == "sigmoid":
-            r = jax.nn.sigmoid(r)
+        if fields["gate"]:
+            r = {"sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh}[fields["gate"]](r)
+        r = fields["gate_scale"] * r
+        if fields["whole"]:
+            f = x + f
         return jnp.where(member[..., None] > 0, self.gated(r, member, x, f), 0.0)
 
     # What public code gets wrong; the tests replace these one by one and must notice.

@@ -717,6 +717,12 @@ const RECURSIONS: &str = "
       layers: [\"skip(capacity [1, 0.7, 0.4], causal bce 0.3, router pass, gate sigmoid, nested) { sa > mlp }\"]
     - mlp";
 
+/// A part whose factor is on the stream behind it.
+const WHOLE: &str = "
+    sa: {sequence: {heads: 2, head_size: 4}}
+    mlp: {mlp: {intermediate: 7}}
+  body: [sa, \"skip(capacity 0.5, causal bce 0.3, gate tanh, gate_scale 0.5, whole) { sa > mlp }\"]";
+
 /// A loop whose tokens choose how many passes they make.
 const CHOICE: &str = "
     sa: {sequence: {heads: 2, head_size: 4, projection: none}}
@@ -2020,6 +2026,13 @@ fn faults() -> Vec<Fault> {
             caught: "gradients",
             place: ["", ""],
         },
+        lower("a factor on the update in the place of the stream", WHOLE, |_, f| {
+            let taken: Vec<Value> =
+                f.nodes.iter().filter(|n| matches!(n.op, Op::TakeTokens)).map(|n| n.first).collect();
+            let sums = nodes(f, |op| matches!(op, Op::Binary(Binary::Add)));
+            let whole = sums.into_iter().rfind(|&i| taken.contains(&f.nodes[i].inputs[1]));
+            whole.is_some_and(|whole| bypass(f, whole, 0))
+        }),
         lower("a gate that is the score itself", RECURSIONS, |_, f| {
             let gates = nodes(f, |op| matches!(op, Op::Unary(Unary::Sigmoid)));
             let skips = f.nodes.iter().any(|n| matches!(n.op, Op::TakeTokens));
@@ -2824,6 +2837,7 @@ fn main() -> ExitCode {
         sound("attended", ATTENDED),
         sound("passes", PASSES),
         sound("recursions", RECURSIONS),
+        sound("whole", WHOLE),
         sound("adapters", ADAPTERS),
         sound("magnitudes", MAGNITUDES),
         sound("choice", CHOICE),

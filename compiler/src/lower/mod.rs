@@ -48,8 +48,8 @@ use crate::op::{
 };
 use crate::wiring::{Wire, wiring};
 use dreamc_dsl::spec::{
-    self, Activation, Beginning, CausalRule, EmbedScale, Exit, Expr, Kind, Mixes, Mixing, QkNorm, Router,
-    RouterForm, Score, Select, Skip, SkipGate, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
+    self, Activation, Beginning, CausalRule, EmbedScale, Exit, Expr, Item, Kind, Mixes, Mixing, QkNorm,
+    Router, RouterForm, Score, Select, Skip, SkipGate, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
 };
 use dreamc_dsl::with_component;
 use indexmap::IndexMap;

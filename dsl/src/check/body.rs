@@ -610,6 +610,7 @@ impl Checker {
         };
         let each_pass = self.word(&group, "router").map(|router| router == "pass");
         let gate = self.word(&group, "gate");
+        let (gate_scale, whole) = (self.real(&group, "gate_scale"), self.bool(&group, "whole"));
         let nested = self.bool(&group, "nested");
         let recursion = self.recursion(walk, &group, (threshold_rule, capacities.as_deref()));
         let input = self.bool(&group, "norm_only");
@@ -619,6 +620,10 @@ impl Checker {
             false => Some(if threshold_rule { "all" } else { "processed" }),
         };
         let merge = self.bool(&group, "merge");
+        if whole == Some(true) && merge == Some(true) {
+            let help = "take one of them away";
+            self.error_at("skip", "skip.whole", "`merge` shares updates, which `whole` has none of", help);
+        }
         if !threshold_rule && level == Some("sequence") {
             let help = "take `level` away, or use `threshold`";
             self.error_at("skip", "skip.level", "top-k chooses tokens, not sequences", help);
@@ -635,7 +640,13 @@ impl Checker {
             kv: if kv? == "all" { SkipKv::All } else { SkipKv::Processed },
             merge: merge?,
             each_pass: each_pass?,
-            gate: if gate? == "sigmoid" { SkipGate::Sigmoid } else { SkipGate::Score },
+            gate: match gate? {
+                "sigmoid" => SkipGate::Sigmoid,
+                "tanh" => SkipGate::Tanh,
+                _ => SkipGate::Score,
+            },
+            gate_scale: gate_scale?,
+            whole: whole?,
             capacities: capacities?,
             nested: nested?,
         })
@@ -652,6 +663,8 @@ impl Checker {
             "causal",
             "router",
             "gate",
+            "gate_scale",
+            "whole",
             "nested",
             "penalty",
             "pooled",
@@ -696,6 +709,8 @@ impl Checker {
             merge: false,
             each_pass: false,
             gate: SkipGate::Score,
+            gate_scale: 1.0,
+            whole: false,
             capacities,
             nested: false,
         };
@@ -796,7 +811,8 @@ impl Checker {
             self.error_at("skip", &group.path("capacity"), message, "write one for each pass");
         }
         if threshold {
-            self.misplaced(group, &["gate"], "`threshold`, whose decision is the factor");
+            let keys = ["gate", "gate_scale", "whole"];
+            self.misplaced(group, &keys, "`threshold`, whose decision is the factor");
             if nested {
                 let message = "`nested` does not go with `threshold`: its loss is of the share of all tokens";
                 self.error_at("skip", &group.path("nested"), message, "take one of the two away");

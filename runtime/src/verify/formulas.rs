@@ -1746,9 +1746,17 @@ impl<'a> Formulas<'a> {
         match &skip.rule {
             SkipRule::TopK { capacity, causal } => {
                 let capacity = &own_share(skip, *capacity, self.pass);
-                let gate: Vec<f64> = match skip.gate {
-                    SkipGate::Score => r.clone(),
-                    SkipGate::Sigmoid => r.iter().copied().map(sigmoid).collect(),
+                let factor = |r: f64| match skip.gate {
+                    SkipGate::Score => r,
+                    SkipGate::Sigmoid => sigmoid(r),
+                    SkipGate::Tanh => r.tanh(),
+                };
+                let gate: Vec<f64> = r.iter().map(|&r| skip.gate_scale * factor(r)).collect();
+                let behind = |mut f: Vec<f64>| {
+                    if skip.whole {
+                        add(&mut f, x);
+                    }
+                    f
                 };
                 // Those of the pass before, among which it chooses.
                 let key = prefix.clone();
@@ -1762,7 +1770,7 @@ impl<'a> Formulas<'a> {
                     _ if *capacity >= 1.0 => {
                         self.members.insert(key, around.part.clone());
                         let f = self.expr(inner, x, around);
-                        return times(&f, &gate);
+                        return times(&behind(f), &gate);
                     }
                     None => None,
                     Some(CausalRule::Bce { .. }) => Some(r.clone()),
@@ -1793,7 +1801,7 @@ impl<'a> Formulas<'a> {
                     }
                 };
                 self.members.insert(key, inside.part.clone());
-                let f = self.wrapped(skip, inner, x, around, &inside);
+                let f = behind(self.wrapped(skip, inner, x, around, &inside));
                 let update = self.spread(skip, &times(&f, &gate), around, &inside.part);
                 if let (Some(rule), true) = (causal, self.training) {
                     let (weight, z) = match rule {

@@ -443,9 +443,13 @@ impl<'a> Code<'a> {
     }
 
     fn skip(&mut self, skip: &Skip) {
-        let Skip { rule, input, level, kv: _, merge, each_pass, gate, capacities, nested } = skip;
+        let Skip { rule, input, level, kv: _, merge, each_pass, gate, gate_scale, whole, capacities, nested } =
+            skip;
         self.add("pass_router", *each_pass);
-        self.add("sigmoid_gate", !gate.is_score());
+        self.add("sigmoid_gate", *gate == SkipGate::Sigmoid);
+        self.add("tanh_gate", *gate == SkipGate::Tanh);
+        self.add("gate_scale", *gate_scale != 1.0);
+        self.add("whole_gate", *whole);
         self.add("pass_shares", !capacities.is_empty());
         self.add("nested", *nested);
         self.add("skip", true);
