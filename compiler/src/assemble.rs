@@ -1210,6 +1210,7 @@ pub(crate) fn rows_of(part: Part) -> Option<Rows> {
         | Part::Norm
         | Part::PostNorm
         | Part::FinalNorm
+        | Part::NamedNorm
         | Part::ResidualNorm
         | Part::Qkv
         | Part::QkvShared

@@ -505,6 +505,8 @@ pub enum Part {
     PostNorm,
     /// The norm of the stream before the head.
     FinalNorm,
+    /// A norm of the stream whose gain has a name.
+    NamedNorm,
     /// The norm of the stream after each application.
     ResidualNorm,
     /// Queries, keys and values of an attention.
@@ -883,7 +885,7 @@ impl Part {
         match self {
             Part::Text(_) => "text",
             Part::Table | Part::Gain => "weight",
-            Part::Norm | Part::FinalNorm => "norm.weight",
+            Part::Norm | Part::FinalNorm | Part::NamedNorm => "norm.weight",
             Part::PostNorm => "post_norm.weight",
             Part::ResidualNorm => "residual_norm.weight",
             Part::Qkv => "qkv.weight",

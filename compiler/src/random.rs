@@ -490,7 +490,7 @@ impl Writer {
     /// A statement on the stream.
     fn statement(&mut self) -> String {
         match self.r.below(6) {
-            0 => "norm".into(),
+            0 => ["norm", "norm", "norm final", "norm g"][self.r.below(4) as usize].into(),
             // Not `start zeros`: a norm of zeros has a slope that differences do not see.
             5 => "start normal 0.5".into(),
             1 => ["linear", "linear normal", "linear identity"][self.r.below(3) as usize].into(),
@@ -513,7 +513,10 @@ impl Writer {
             let history = depth == 2 && !self.looped;
             return match self.statement() {
                 norm if norm == "norm" && history && self.r.once_in(2) => {
-                    format!("\"mix history weighted{}\"", ["", " every 2"][self.r.below(2) as usize])
+                    format!(
+                        "\"mix history weighted{}\"",
+                        ["", " every 2", " apart 2"][self.r.below(3) as usize]
+                    )
                 }
                 statement => format!("\"{statement}\""),
             };

@@ -485,12 +485,17 @@ fn statement(statement: &Statement) -> Layer {
             number = format!("{sigma:?}");
             vec!["start", "normal", &number]
         }
-        Statement::History { every: 1 } => vec!["mix", "history", "weighted"],
-        Statement::History { every } => {
-            number = every.to_string();
+        Statement::History(Steps::Every(1)) => vec!["mix", "history", "weighted"],
+        Statement::History(Steps::Every(step)) => {
+            number = step.to_string();
             vec!["mix", "history", "weighted", "every", &number]
         }
-        Statement::Norm => vec!["norm"],
+        Statement::History(Steps::Apart(step)) => {
+            number = step.to_string();
+            vec!["mix", "history", "weighted", "apart", &number]
+        }
+        Statement::Norm(None) => vec!["norm"],
+        Statement::Norm(Some(gain)) => vec!["norm", gain],
         Statement::Linear(b) => vec!["linear", beginning(*b)],
         Statement::Save(name) => vec!["save", name],
         Statement::Mix { name, how } => {

@@ -180,7 +180,9 @@ fn every_mistake_is_reported_at_its_token() {
         ("mix history", "mix history", "does not say how the history is mixed"),
         ("mix history added", "added", "is not a way to mix the history"),
         ("mix history weighted every 0", "0", "is no number of layers"),
-        ("mix history weighted each 2", "each", "does not belong here"),
+        ("mix history weighted each 2", "each", "is not a choice of streams"),
+        ("mix history weighted apart", "apart", "needs a number of layers"),
+        ("mix history weighted apart 0", "0", "is no number of layers"),
         ("mix history weighted every 2 3", "3", "does not belong here"),
     ];
     for (body, token, message) in cases {

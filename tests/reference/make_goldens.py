@@ -255,7 +255,7 @@ CASES |= {
     "huginn": zoo("huginn", [LOOPED, MLP], [
         SANDWICH, "save e", "start zeros",
         f'{{recur: 4, residual_norm: false, backprop: 2, layers: ["mix e linear", {SANDWICH}, {SANDWICH}]}}',
-        "norm", SANDWICH,
+        "norm final", SANDWICH,
     ]),
     "parcae": zoo("parcae", [LOOPED, MLP], [
         '"sa > mlp"', "norm", "save e", "start zeros",

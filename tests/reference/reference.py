@@ -334,16 +334,27 @@ class Model:
         if kind == "layer":
             return self.layers[what].residual_norm
         if kind == "statement":
-            return rest[0] == ["norm"] or rest[0][0] == "save" and self.normalises(program[:-1])
+            return rest[0][0] == "norm" or rest[0][0] == "save" and self.normalises(program[:-1])
         return self.normalises(rest[0])
 
     def history(self, statement):
-        """Depths whose streams `mix history weighted {every k}` reads, 0 for the embedding; the stream itself comes after them."""
+        """Depths whose streams `mix history weighted` reads, 0 for the embedding; the stream itself comes after them. `every k`
+        reads every k-th from the embedding on, `apart k` every k-th from here back (DenseFormer's dilation)."""
         words = self.statements[statement]
-        every = int(words[4]) if words[3:4] == ["every"] else 1
+        step = int(words[4]) if words[3:] else 1
         # Inside a loop every pass would have another number of weights.
         before = next(j for j, (kind, what, *_) in enumerate(self.program) if (kind, what) == ("statement", statement))
-        return [0, *range(every, len(self.unroll(self.program[:before])), every)]
+        depth = len(self.unroll(self.program[:before]))
+        if words[3:4] == ["apart"]:
+            return list(range(depth % step, max(depth, 1), step))
+        return [0, *range(step, depth, step)]
+
+    def gain(self, k):
+        """The name of the gain of a statement that is a norm: its own, or the one that all norms of a name have."""
+        words = self.statements[k]
+        if words[1:] == ["final"]:
+            return "norm.weight"
+        return f"norms.{words[1]}.weight" if words[1:] else f"body.{k}.norm.weight"
 
     def shapes(self):
         """{tensor name: shape}, which is also the list of tensors that exist."""
@@ -363,8 +374,8 @@ class Model:
 
         for k, words in enumerate(self.statements):
             prefix = f"body.{k}"
-            if words == ["norm"]:
-                shapes[f"{prefix}.norm.weight"] = (h,)
+            if words[0] == "norm":
+                shapes[self.gain(k)] = (h,)
             elif words[0] == "linear":
                 shapes[f"{prefix}.linear.weight"] = (h, h)
             elif words[:2] == ["mix", "history"]:
@@ -767,7 +778,7 @@ class Forward:
                 self.statement(what, rest[0])
             else:
                 after = program[index + 1 :]
-                assert what.exit == "last" or [r[2:] for r in after] in ([], [(["norm"],)]), "something behind an exit"
+                assert what.exit == "last" or [r[2][0] for r in after] in ([], ["norm"]), "something behind an exit"
                 self.loop(what, rest[0], after)
 
     def layer(self, i):
@@ -793,7 +804,7 @@ class Forward:
         weight = lambda name: self.w[f"{prefix}.{name}"]
         kind, *words = words
         if kind == "norm":
-            x = self.norm(x, f"{prefix}.norm.weight")
+            x = self.norm(x, self.model.gain(k))
         elif kind == "linear":
             x = x @ weight("linear.weight").T
         elif kind == "save":

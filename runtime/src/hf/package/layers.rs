@@ -465,16 +465,16 @@ fn grouped(order: &str) -> String {
 /// The call that makes a statement between layers, after the embedding and `depth` layers.
 pub fn statement((statement, depth): &(Statement, u64)) -> String {
     let (what, name) = match statement {
-        Statement::Norm => ("norm", None),
+        Statement::Norm(None) => ("norm", None),
+        Statement::Norm(Some(gain)) => ("norm of", Some(gain)),
         Statement::Linear(_) => ("linear", None),
         Statement::StartZeros => ("start zeros", None),
         Statement::StartNormal(deviation) => {
             return format!("Statement(config, \"start normal\", deviation={deviation:?})");
         }
         Statement::Save(name) => ("save", Some(name)),
-        Statement::History { every } => {
-            let sources = (*depth).max(1).div_ceil(*every) + 1;
-            return format!("Statement(config, \"mix history\", every={every}, sources={sources})");
+        Statement::History(steps) => {
+            return format!("Statement(config, \"mix history\", sources={:?})", steps.depths(*depth));
         }
         Statement::Mix { name, how } => {
             let what = match how {

@@ -156,6 +156,8 @@ struct Code<'a> {
     /// Count of the one outermost `recur`.
     recur: Option<u64>,
     notes: Vec<String>,
+    /// Names of gains that norms share, the last norm's not among them.
+    gains: Vec<String>,
 }
 
 impl<'a> Code<'a> {
@@ -164,7 +166,8 @@ impl<'a> Code<'a> {
     fn new(spec: &'a Spec, normed: bool) -> Result<Self, HfError> {
         let model = &spec.model;
         let layers = layers::Layers::new(model)?;
-        let mut code = Code { spec, model, parts: Parts::new(), layers, recur: None, notes: vec![] };
+        let mut code =
+            Code { spec, model, parts: Parts::new(), layers, recur: None, notes: vec![], gains: vec![] };
         // Every field stands here, so that a new one is generated and never forgotten.
         let dreamc_dsl::spec::Model {
             name: _,
@@ -239,6 +242,7 @@ impl<'a> Code<'a> {
         let handed = has("value_residual") || has("depth_keys") || has("kv_from");
         let fields = has("depth")
             || has("save")
+            || has("norm_of")
             || has("history")
             || has("leaving")
             || has("kv_first")
@@ -471,12 +475,18 @@ impl<'a> Code<'a> {
 
     fn statement(&mut self, statement: &Statement) {
         match statement {
-            Statement::Norm => self.add("norm_statement", true),
+            Statement::Norm(None) => self.add("norm_statement", true),
+            Statement::Norm(Some(gain)) => {
+                self.add("norm_of", true);
+                if gain != LAST_GAIN && !self.gains.contains(gain) {
+                    self.gains.push(gain.clone());
+                }
+            }
             Statement::Linear(_) => self.add("linear_statement", true),
             Statement::StartZeros => self.add("start_zeros", true),
             Statement::StartNormal(_) => self.add("noise", true),
             Statement::Save(_) => self.add("save", true),
-            Statement::History { .. } => self.add("history", true),
+            Statement::History(_) => self.add("history", true),
             Statement::Mix { name: _, how } => {
                 self.add("mix", true);
                 self.add(
@@ -534,6 +544,7 @@ impl<'a> Code<'a> {
             .replace("@LAYERS@", &layers.join("\n"))
             .replace("@STATEMENTS@", &statements.join("\n"))
             .replace("@LOOPS@", &loops.join("\n"))
+            .replace("@GAINS@", &format!("{:?}", self.gains))
             .replace("@BLOCK@", &block.to_string())
             .replace("@ORDER@", &self.layers.order(self.recur.is_some()))
             .replace("@EMBED_SCALE@", &scale)

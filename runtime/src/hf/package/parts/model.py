@@ -72,6 +72,8 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
             here=tokens[:, s - t :],  #? skip
             part=tokens[:, s - t :],  #? skip
             keys=tokens[:, s - t :],  #? skip
+            norms={"final": self.norm, **self.norms._modules},  #? norm_of&final_norm
+            norms=self.norms._modules,  #? norm_of&!final_norm
         )
         x = self.embed(input_ids)
         x = x * @EMBED_SCALE@  #? embed_scale
