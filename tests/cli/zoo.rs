@@ -39,6 +39,10 @@ its authors' formula. [Definitions](definitions.md) begins with the ideas.
 | GELU by the error function | `0.5 * (a + abs(a) * (1 - p * exp(-z * z)))`, `p` a polynomial | denseformer |
 | a norm without a gain | `rms(x, over hidden)` | x0-scaled |
 | one gain of two norms | `g = weight([hidden], one)`, read twice | |
+| one gain of two statements | `norm final`, `norm g` | huginn |
+| a dilation of the history | `mix history weighted apart 4` | |
+| a bias of the head | `head_bias true` | moeut |
+| the entropy of a router as a loss | `loss 0.01 * sum(p * log(p), over count)`, `p` an `average` | moeut |
 | free frequencies of a rotation | `cos(position * exp(-log(base) * places(half) / (size / 2 - 1)))` | |
 | embeddings of values, with a gate | `v = linear(n, [heads, value]) + gate * embedding([heads, value])` | x0-scaled |
 | the smear of the token before | `weight([], zero) * sigmoid(linear(few, [])) * shift(x)` | x0-scaled |

@@ -687,6 +687,12 @@ class Evaluation:
             total = total + self.weight("bias", value.dims, ("constant", 0.0), "own").array
         return Value(value.dims, total)
 
+    def of_average(self, call):
+        value = self.value(call.values[0])
+        assert self.score is None and value.array.shape[:2] == self.tokens, "a mean of what is the same for all"
+        axes = (0, 1) if "batch" in call.values else 1
+        return Value(value.dims, jnp.broadcast_to(jnp.mean(value.array, axis=axes, keepdims=True), value.array.shape))
+
     def of_running(self, call):
         value = self.value(call.values[0])
         array = self.each(value)

@@ -481,6 +481,19 @@ CASES |= {
         """) + define("reader", "{}", """
             return sigmoid(x) * embedding([hidden], normal 0.5) + linear(own.v, [hidden])
         """).removeprefix("define:\n"),
+    "define_losses": zoo("define-losses", ["own: {mixer: {heads: 2}}", sequence(", projection: none")], [
+        '"own > sa"', '{recur: 2, layers: ["own"]}',
+    ]) + define("mixer", "{heads: 2, count: 3}", """
+        z = linear(x, [heads, count])
+        p = softmax(z, over count)
+        seen = p + earlier(seen)
+        m = average(seen) / (1 + depth)
+        loss where(depth == depths - 1, 0.3 * sum(m * log(m), over heads count), 0)
+        loss 0.1 * sum(square(z - average(z, batch)), over heads count)
+        g = weight([heads], 0.7)
+        loss 0.05 * sum(square(g - 2), over heads)
+        return linear(p * g * linear(x, [heads, count]), [hidden])
+    """),
     "define_depths": zoo("define-depths", ["own: {mixer: {heads: 2}}", "two: {reader: {}}", sequence(", projection: none")], [
         '"own > two"', '{recur: 3, lora: 2, layers: ["sa > own", "(two | own) > sa"]}',
     ]) + define("mixer", "{heads: 2, size: 4}", """

@@ -1107,6 +1107,7 @@ class Forward:
         )  # fmt: skip
         evaluation = definitions.Evaluation(c["bound"], ask, context)
         y = evaluation.run(x_hat)
+        self.auxiliary += evaluation.loss
         self.defined[name] = evaluation.names
         return y
 

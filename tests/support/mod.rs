@@ -62,6 +62,7 @@ pub const WIRINGS: [&str; 38] = [
     "attention_sink",
     "biased_experts",
     "cross_layer_kv",
+    "define_losses",
     "denseformer",
     "dora",
     "exit_mean",
