@@ -1043,7 +1043,7 @@ pub static SKIP: Section = Section {
             "whole",
             Type::Bool,
             FALSE,
-            "Whether the factor is on the stream behind the part, `x + f(x)`, not on `f(x)` alone (Mixture-of-Recursions).",
+            "Whether the factor is on the stream after the part, `x + f(x)`, not on `f(x)` alone (Mixture-of-Recursions).",
         ),
         key(
             "nested",

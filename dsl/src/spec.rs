@@ -704,24 +704,24 @@ pub enum Statement {
         /// How.
         how: Mixing,
     },
-    /// `x ← Σ_j a_j x_j` over streams behind layer applications so far, this one last (DenseFormer,
+    /// `x ← Σ_j a_j x_j` over streams after layer applications so far, this one last (DenseFormer,
     /// 2402.02622, section 3).
     History(Steps),
 }
 
-/// Which streams of the past `mix history` reads, the embedding being the one behind none.
+/// Which streams of the past `mix history` reads, the embedding being the one after none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Steps {
-    /// Behind every so many applications, from the embedding on.
+    /// After every one of this many applications, from the embedding on.
     Every(u64),
-    /// So many applications apart, from this stream back.
+    /// This many applications apart, from this stream back.
     Apart(u64),
 }
 
 impl Steps {
-    /// How many applications before each of the streams that are read behind `depth` of them,
-    /// beside the stream that is there.
+    /// How many applications before each of the streams that are read after `depth` of them,
+    /// without the stream that is there.
     pub fn depths(self, depth: u64) -> Vec<u64> {
         let (first, step) = match self {
             Steps::Every(step) => (0, step.max(1)),
@@ -848,7 +848,7 @@ pub struct Skip {
     /// Factor on that factor.
     #[serde(skip_serializing_if = "is_one")]
     pub gate_scale: f64,
-    /// Whether it is on the stream behind the part, not on the update alone.
+    /// Whether it is on the stream after the part, not on the update alone.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub whole: bool,
     /// The capacity of each pass of the loop around, the rule's first; empty where all have the

@@ -59,7 +59,7 @@ The language does not say these:
 
 - fractions, views and embeddings of lanes;
 - depth for each sequence;
-- the loss of logits that a loop expects (Ouro), and losses of built-in components beside those of routers;
+- the loss of logits that a loop expects (Ouro), and losses of built-in components other than those of routers;
 - keys of depth from networks in the softmax of an attention;
 - temperatures, networks, z-losses and a warm-up of Mixture-of-Recursions' routers, and keys that passes replace;
 - a recurrent width other than `hidden`.

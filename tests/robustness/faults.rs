@@ -736,7 +736,7 @@ const RECURSIONS: &str = "
       layers: [\"skip(capacity [1, 0.7, 0.4], causal bce 0.3, router pass, gate sigmoid, nested) { sa > mlp }\"]
     - mlp";
 
-/// A part whose factor is on the stream behind it.
+/// A part whose factor is on the stream after it.
 const WHOLE: &str = "
     sa: {sequence: {heads: 2, head_size: 4}}
     mlp: {mlp: {intermediate: 7}}

@@ -296,7 +296,7 @@ fn normalised(items: &[Item], inside: bool) -> bool {
     }
 }
 
-/// Behind how many layers the streams are that `mix history` reads beside the one that is there.
+/// After how many layers the streams are that `mix history` reads, without the one that is there.
 fn past(steps: Steps, depth: usize) -> Vec<usize> {
     let read = |j: &usize| match steps {
         Steps::Every(step) => *j as u64 % step == 0,

@@ -295,7 +295,7 @@ impl<'a> Elaborator<'a> {
                 }
                 Statement::Loss(value) if outermost => self.add_loss(value),
                 Statement::Loss(value) => {
-                    let help = "name the value here, and write `loss` with it behind the braces";
+                    let help = "name the value here, and write `loss` with it after the braces";
                     self.error("nested", value.span, "a recurrence has no loss of its own", help);
                 }
                 Statement::Return(value) if outermost => self.give(value),

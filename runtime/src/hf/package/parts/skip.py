@@ -21,7 +21,7 @@ class Skip(nn.Module):
         self.sigmoid = sigmoid  #? sigmoid_gate
         self.tanh = tanh  #? tanh_gate
         self.gate_scale = gate_scale  #? gate_scale
-        self.of_stream = of_stream  # the factor is on the stream behind the part  #? whole_gate
+        self.of_stream = of_stream  # the factor is on the stream after the part  #? whole_gate
         if rule == "depth_choice":  # the loop has chosen  #? depth_choice&score
             return  #? depth_choice&score
         self.router = NormScore(**each) if norm_only else Score(h, **each)  #? norm_only
