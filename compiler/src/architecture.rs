@@ -12,7 +12,7 @@ use crate::program::Affine;
 use dreamc_dsl::define::graph::Function;
 use dreamc_dsl::spec::{
     Component, Exit, Expr, Item, Looping, Model, Skip, SkipKv, SkipLevel, SkipRule, Statement, Stream,
-    depth_choice, has_passes,
+    depth_choice, has_passes, normalised,
 };
 use indexmap::IndexMap;
 use std::collections::HashMap;
@@ -952,27 +952,10 @@ fn is_chosen(item: &Item) -> bool {
     matches!(item, Item::Recur { items, .. } if depth_choice(items).is_some())
 }
 
-/// Whether the last thing that is done to the stream is a norm, so that no final one follows.
-fn normalised(items: &[Item], inside: bool) -> bool {
-    match items.iter().rfind(|item| !matches!(item, Item::Statement(Statement::Save(_)))) {
-        None => false,
-        Some(Item::Layer(_)) => inside,
-        Some(Item::Statement(statement)) => matches!(statement, Statement::Norm),
-        Some(Item::Repeat { items, .. }) => normalised(items, inside),
-        Some(Item::Recur { residual_norm, items, .. }) => normalised(items, *residual_norm),
-    }
-}
-
 /// The name under which the stream after `depth` layer applications is saved. No stream of a
 /// specification has a dot in its name.
 pub(crate) fn remembered_as(depth: u64) -> String {
     format!("history.{depth}")
-}
-
-/// Depths of the streams that `mix history` reads after `depth` layer applications, in addition to
-/// the current stream.
-fn history(every: u64, depth: u64) -> Vec<u64> {
-    (0..depth.max(1)).step_by(every.max(1) as usize).collect()
 }
 
 /// Adds the depths of streams that are read later; the depth of the last statement that reads any.
@@ -981,9 +964,9 @@ fn remember(items: &[Item], depth: &mut u64, found: &mut Vec<u64>) -> u64 {
     for item in items {
         match item {
             Item::Layer(_) => *depth += 1,
-            Item::Statement(Statement::History { every }) => {
+            Item::Statement(Statement::History(steps)) => {
                 last = *depth;
-                found.extend(history(*every, *depth));
+                found.extend(steps.depths(*depth));
                 found.sort_unstable();
                 found.dedup();
             }
@@ -1007,10 +990,10 @@ fn saved(items: &[Item]) -> Vec<String> {
         let found = match item {
             Item::Statement(Statement::Save(name)) => vec![name.clone()],
             Item::Statement(
-                Statement::Norm
+                Statement::Norm(_)
                 | Statement::Linear(_)
                 | Statement::Mix { .. }
-                | Statement::History { .. }
+                | Statement::History(_)
                 | Statement::StartZeros
                 | Statement::StartNormal(_),
             ) => vec![],
@@ -1097,7 +1080,7 @@ impl Walk<'_> {
                 }
                 Item::Statement(s) => {
                     let work = match s {
-                        Statement::History { every } => Work::History(history(*every, self.now.depth)),
+                        Statement::History(steps) => Work::History(steps.depths(self.now.depth)),
                         s => Work::Statement(s.clone()),
                     };
                     blocks.push(Block::Apply(self.apply(work, around)));
@@ -1235,7 +1218,7 @@ impl Walk<'_> {
     /// How the passes of a loop leave whose loss sees all of them: the last one leaves to the head.
     fn leaving(&mut self, passes: Loop, number: u64) -> Result<Leaving, CompileError> {
         // A `norm` after the loop is the next statement.
-        let norm = matches!(self.model.body.last(), Some(Item::Statement(Statement::Norm)));
+        let norm = matches!(self.model.body.last(), Some(Item::Statement(Statement::Norm(_))));
         let statements = |now: &Counters, bodies: &[Body]| {
             let own = bodies
                 .iter()

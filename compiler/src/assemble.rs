@@ -1206,9 +1206,11 @@ pub(crate) fn rows_of(part: Part) -> Option<Rows> {
         // Weights, and states that no application hands to a later one of its part: an error where
         // a gradient ends there, never a guess.
         Part::Table
+        | Part::HeadBias
         | Part::Norm
         | Part::PostNorm
         | Part::FinalNorm
+        | Part::NamedNorm
         | Part::ResidualNorm
         | Part::Qkv
         | Part::QkvShared

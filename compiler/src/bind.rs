@@ -497,12 +497,16 @@ pub enum Owner {
 pub enum Part {
     /// The matrix of embedding or head.
     Table,
+    /// The vector that the head adds to its logits.
+    HeadBias,
     /// The norm before a component.
     Norm,
     /// The norm after a component.
     PostNorm,
     /// The norm of the stream before the head.
     FinalNorm,
+    /// A norm of the stream whose gain has a name.
+    NamedNorm,
     /// The norm of the stream after each application.
     ResidualNorm,
     /// Queries, keys and values of an attention.
@@ -881,7 +885,7 @@ impl Part {
         match self {
             Part::Text(_) => "text",
             Part::Table | Part::Gain => "weight",
-            Part::Norm | Part::FinalNorm => "norm.weight",
+            Part::Norm | Part::FinalNorm | Part::NamedNorm => "norm.weight",
             Part::PostNorm => "post_norm.weight",
             Part::ResidualNorm => "residual_norm.weight",
             Part::Qkv => "qkv.weight",
@@ -961,7 +965,7 @@ impl Part {
             Part::LastLaneScale => "lanes.scale",
             Part::PassEmbedding => "embed.weight",
             Part::ExitGate => "weight",
-            Part::ExitBias => "bias",
+            Part::ExitBias | Part::HeadBias => "bias",
             Part::Left => "left",
             Part::Members => "members",
             Part::ChoiceTable => "weight",

@@ -134,6 +134,7 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         ("router", "topk_groups") => &["1", "2"],
         ("balance", "rate") => &["1e-3", "1e-2", "0.1"],
         (_, "load_balance_loss" | "z_loss") => &["0", "0.01", "0.1", "1"],
+        ("skip", "gate_scale") => &["0.1", "0.5", "2"],
         ("skip", "capacity") => &["0.125", "0.3", "0.5", "0.75", "1"],
         ("skip", "penalty") | ("causal", "bce" | "weight") => &["0.01", "0.1", "1", "3"],
         ("causal", "predictor") => &["1", "2", "4", "5"],
@@ -490,7 +491,7 @@ impl Writer {
     /// A statement on the stream.
     fn statement(&mut self) -> String {
         match self.r.below(6) {
-            0 => "norm".into(),
+            0 => ["norm", "norm", "norm final", "norm g"][self.r.below(4) as usize].into(),
             // Not `start zeros`: a norm of zeros has a slope that differences do not see.
             5 => "start normal 0.5".into(),
             1 => ["linear", "linear normal", "linear identity"][self.r.below(3) as usize].into(),
@@ -513,7 +514,10 @@ impl Writer {
             let history = depth == 2 && !self.looped;
             return match self.statement() {
                 norm if norm == "norm" && history && self.r.once_in(2) => {
-                    format!("\"mix history weighted{}\"", ["", " every 2"][self.r.below(2) as usize])
+                    format!(
+                        "\"mix history weighted{}\"",
+                        ["", " every 2", " apart 2"][self.r.below(3) as usize]
+                    )
                 }
                 statement => format!("\"{statement}\""),
             };

@@ -503,6 +503,13 @@ pub static MODEL: Section = Section {
         key("context", SIZE, Required, "Longest sequence the model is built for."),
         key("tie", Type::Bool, FALSE, "Whether the head is the embedding matrix."),
         key(
+            "head_bias",
+            Type::Bool,
+            FALSE,
+            "Whether the head adds a learned vector to its logits, before their factor and their cap (GPT-J, Phi). Training then \
+             keeps the logits of a batch in memory.",
+        ),
+        key(
             "embed_scale",
             Type::Optional(&Type::Either(&[
                 Type::Word(&[("sqrt_hidden", "√h, rounded to the weights' dtype (Gemma 2)")]),
@@ -1023,9 +1030,20 @@ pub static SKIP: Section = Section {
         ),
         key(
             "gate",
-            Type::Word(&[("score", "`r·f(x)`"), ("sigmoid", "`sigmoid(r)·f(x)`")]),
+            Type::Word(&[
+                ("score", "`r·f(x)`"),
+                ("sigmoid", "`sigmoid(r)·f(x)`"),
+                ("tanh", "`tanh(r)·f(x)`"),
+            ]),
             Value("score"),
             "Factor on the update of a token that top-k chose by its score `r`.",
+        ),
+        key("gate_scale", POSITIVE, Value("1"), "Factor on that factor."),
+        key(
+            "whole",
+            Type::Bool,
+            FALSE,
+            "Whether the factor is on the stream after the part, `x + f(x)`, not on `f(x)` alone (Mixture-of-Recursions).",
         ),
         key(
             "nested",

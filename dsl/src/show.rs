@@ -244,6 +244,10 @@ fn model(model: &Model) -> ValueKind {
     fields.put("hidden", int(model.hidden));
     fields.put("context", int(model.context));
     fields.put("tie", ValueKind::Bool(model.tie));
+    // Of few models, shown where it is written.
+    if model.head_bias {
+        fields.put("head_bias", ValueKind::Bool(true));
+    }
     let scale = |scale| match scale {
         EmbedScale::SqrtHidden => word("sqrt_hidden"),
         EmbedScale::Value(value) => real(value),
@@ -481,12 +485,17 @@ fn statement(statement: &Statement) -> Layer {
             number = format!("{sigma:?}");
             vec!["start", "normal", &number]
         }
-        Statement::History { every: 1 } => vec!["mix", "history", "weighted"],
-        Statement::History { every } => {
-            number = every.to_string();
+        Statement::History(Steps::Every(1)) => vec!["mix", "history", "weighted"],
+        Statement::History(Steps::Every(step)) => {
+            number = step.to_string();
             vec!["mix", "history", "weighted", "every", &number]
         }
-        Statement::Norm => vec!["norm"],
+        Statement::History(Steps::Apart(step)) => {
+            number = step.to_string();
+            vec!["mix", "history", "weighted", "apart", &number]
+        }
+        Statement::Norm(None) => vec!["norm"],
+        Statement::Norm(Some(gain)) => vec!["norm", gain],
         Statement::Linear(b) => vec!["linear", beginning(*b)],
         Statement::Save(name) => vec!["save", name],
         Statement::Mix { name, how } => {
@@ -534,6 +543,12 @@ fn skip_keys(skip: &Skip) -> Map {
     }
     if !skip.gate.is_score() {
         fields.put("gate", name(skip.gate));
+    }
+    if skip.gate_scale != 1.0 {
+        fields.put("gate_scale", real(skip.gate_scale));
+    }
+    if skip.whole {
+        fields.put("whole", ValueKind::Bool(true));
     }
     if skip.nested {
         fields.put("nested", ValueKind::Bool(true));

@@ -232,6 +232,8 @@ pub struct Model {
     pub context: u64,
     /// Whether the head is the embedding matrix.
     pub tie: bool,
+    /// Whether logits add a learned vector, before their factor and their cap (GPT-J, Phi).
+    pub head_bias: bool,
     /// Factor on the embedding (Gemma 2: `sqrt(h)`, rounded to the weights' dtype).
     pub embed_scale: Option<EmbedScale>,
     /// Factor on logits, before their cap (Granite).
@@ -683,8 +685,9 @@ pub enum DepthLaw {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Statement {
-    /// `x ← RMSNorm(x)`
-    Norm,
+    /// `x ← RMSNorm(x)`, with a gain of its own or the one of that name, which all norms of the
+    /// name have ([`gain`]).
+    Norm(Option<String>),
     /// `x ← W x`
     Linear(Beginning),
     /// `x ← 0`
@@ -701,12 +704,51 @@ pub enum Statement {
         /// How.
         how: Mixing,
     },
-    /// `x ← Σ_j a_j x_j` over the embedding and the stream after every `every` layer applications
-    /// so far, this one last (DenseFormer, 2402.02622, section 3).
-    History {
-        /// Layer applications from one of these streams to the next.
-        every: u64,
-    },
+    /// `x ← Σ_j a_j x_j` over streams after layer applications so far, this one last (DenseFormer,
+    /// 2402.02622, section 3).
+    History(Steps),
+}
+
+/// Which streams of the past `mix history` reads, the embedding being the one after none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Steps {
+    /// After every one of this many applications, from the embedding on.
+    Every(u64),
+    /// This many applications apart, from this stream back.
+    Apart(u64),
+}
+
+impl Steps {
+    /// How many applications before each of the streams that are read after `depth` of them,
+    /// without the stream that is there.
+    pub fn depths(self, depth: u64) -> Vec<u64> {
+        let (first, step) = match self {
+            Steps::Every(step) => (0, step.max(1)),
+            Steps::Apart(step) => (depth % step.max(1), step.max(1)),
+        };
+        (first..depth.max(1)).step_by(usize::try_from(step).unwrap_or(usize::MAX)).collect()
+    }
+}
+
+/// The name of the gain of a model's last norm.
+pub const LAST_GAIN: &str = "final";
+
+/// The tensor that is the gain of this name.
+pub fn gain(name: &str) -> String {
+    if name == LAST_GAIN { "norm.weight".into() } else { format!("norms.{name}.weight") }
+}
+
+/// Whether the last thing that items do to the stream is a norm. `inside` says whether one ends
+/// each layer.
+pub fn normalised(items: &[Item], inside: bool) -> bool {
+    match items.iter().rfind(|item| !matches!(item, Item::Statement(Statement::Save(_)))) {
+        None => false,
+        Some(Item::Layer(_)) => inside,
+        Some(Item::Statement(statement)) => matches!(statement, Statement::Norm(_)),
+        Some(Item::Repeat { items, .. }) => normalised(items, inside),
+        Some(Item::Recur { residual_norm, items, .. }) => normalised(items, *residual_norm),
+    }
 }
 
 /// How a matrix of a statement begins.
@@ -803,6 +845,12 @@ pub struct Skip {
     /// Factor on the update of a token that top-k chose.
     #[serde(skip_serializing_if = "SkipGate::is_score")]
     pub gate: SkipGate,
+    /// Factor on that factor.
+    #[serde(skip_serializing_if = "is_one")]
+    pub gate_scale: f64,
+    /// Whether it is on the stream after the part, not on the update alone.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
     /// The capacity of each pass of the loop around, the rule's first; empty where all have the
     /// rule's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -843,6 +891,14 @@ pub enum SkipGate {
     Score,
     /// `sigmoid(r)`
     Sigmoid,
+    /// `tanh(r)`
+    Tanh,
+}
+
+// `skip_serializing_if` hands a reference.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_one(factor: &f64) -> bool {
+    *factor == 1.0
 }
 
 impl SkipGate {

@@ -111,6 +111,17 @@ fn every_mistake_is_reported_at_its_token() {
             "sigmoid",
             "`gate` does not",
         ),
+        (
+            "recur 2 { skip(threshold, capacity 0.5, penalty 1, gate_scale 0.5) { a } }",
+            "0.5",
+            "`gate_scale` does not",
+        ),
+        (
+            "recur 2 { skip(capacity 0.5, causal bce 0.1, whole, merge) { a } }",
+            "whole",
+            "`merge` shares updates",
+        ),
+        ("recur 2 { skip(capacity 0.5, causal bce 0.1, gate_scale 0) { a } }", "0", "`gate_scale`"),
         ("recur 2 { skip(threshold, capacity [1, 0.5], penalty 1, pooled) { a } }", "[1", "one target"),
         (
             "recur 2 { skip(capacity 0.5, causal bce 0.1, nested, merge) { a } }",
@@ -169,7 +180,9 @@ fn every_mistake_is_reported_at_its_token() {
         ("mix history", "mix history", "does not say how the history is mixed"),
         ("mix history added", "added", "is not a way to mix the history"),
         ("mix history weighted every 0", "0", "is no number of layers"),
-        ("mix history weighted each 2", "each", "does not belong here"),
+        ("mix history weighted each 2", "each", "is not a choice of streams"),
+        ("mix history weighted apart", "apart", "needs a number of layers"),
+        ("mix history weighted apart 0", "0", "is no number of layers"),
         ("mix history weighted every 2 3", "3", "does not belong here"),
     ];
     for (body, token, message) in cases {
@@ -186,7 +199,7 @@ fn every_mistake_is_reported_at_its_token() {
 
 #[test]
 fn a_skip_says_what_passes_do() {
-    let skip = "skip(capacity [1, 2/3, 1/3], causal bce 0.1, router pass, gate sigmoid, nested)";
+    let skip = "skip(capacity [1, 2/3, 1/3], causal bce 0.1, router pass, gate sigmoid, gate_scale 0.1, whole, nested)";
     let (body, other) = (
         format!("recur 3 kv first {{ {skip} {{ s > a }} }}"),
         format!("{{recur: 3, kv: first, layers: [\"{skip} {{ s > a }}\"]}}"),
@@ -199,6 +212,7 @@ fn a_skip_says_what_passes_do() {
     let Some(Item::Layer(layer)) = items.first() else { panic!("{body}") };
     let (found, _) = layer.skips()[0];
     assert!(found.each_pass && found.nested && found.gate == SkipGate::Sigmoid);
+    assert!(found.gate_scale == 0.1 && found.whole);
     assert_eq!(found.capacities, [1.0, 2.0 / 3.0, 1.0 / 3.0]);
     let SkipRule::TopK { capacity, .. } = found.in_pass(2).rule else { panic!("{body}") };
     assert_eq!(capacity, 1.0 / 3.0);

@@ -16,10 +16,12 @@ const DREAM: &str = "model m {
   recur 2 {
     mix x0 linear identity
     a | b
-    norm
+    norm g
     save e
   }
   repeat 2 { mix e diagonal, layer { a } }
+  norm g
+  norm final
   mix x0 scaled
   start normal 0.02
   linear normal
@@ -43,10 +45,12 @@ const YAML: &str = "model:
       layers:
         - mix x0 linear identity
         - a | b
-        - norm
+        - norm g
         - save e
     - repeat: 2
       layers: [mix e diagonal, a]
+    - norm g
+    - norm final
     - mix x0 scaled
     - start normal 0.02
     - linear normal
@@ -81,6 +85,8 @@ fn every_mistake_is_reported_at_its_word() {
         ("save 3x", "3x", "cannot name a stream"),
         ("save history", "history", "cannot name a stream"),
         ("save x extra", "extra", "does not belong here"),
+        ("norm g-x", "g-x", "cannot name a gain"),
+        ("norm g extra", "extra", "does not belong here"),
         ("mix e add", "e", "no stream is saved as `e` before this"),
         ("save e, mix e", "mix e", "does not say how"),
         ("save e, mix e ad", "ad", "is not a way to mix"),
@@ -114,7 +120,26 @@ fn a_norm_with_a_value_is_the_key_of_the_model() {
     for written in ["norm 1e-5", "norm { eps 1e-5 }", "norm\n    1e-5"] {
         let text = DREAM.replacen("  norm\n", &format!("  {written}\n"), 1);
         let spec = read(&text, Spelling::Dream).unwrap_or_else(|e| panic!("{text}\n{e}"));
-        assert_eq!((spec.model.norm.eps, spec.model.body.len()), (1e-5, 8), "{written}");
+        assert_eq!((spec.model.norm.eps, spec.model.body.len()), (1e-5, 10), "{written}");
+    }
+}
+
+/// A gain of the last norm needs one, and a name that one norm alone has is a slip.
+#[test]
+fn gains_are_of_norms_that_are_there() {
+    let text = |body: &str| {
+        format!("model m {{\n  vocab 7  hidden 4  context 4\n  a = mlp {{ intermediate 4 }}\n  {body}\n}}\n")
+    };
+    let last = text("norm final\n  layer { a }\n  norm");
+    let found = read(&last, Spelling::Dream).expect_err(&last);
+    assert!(found.list.iter().any(|d| d.message.contains("none has the gain `final`")), "{found}");
+    let wired = text("stream lanes 2\n  norm final\n  layer { a }\n  norm");
+    assert!(read(&wired, Spelling::Dream).is_ok());
+    let lonely = text("norm g\n  layer { a }\n  norm h\n  layer { a }\n  norm h");
+    let found = read(&lonely, Spelling::Dream).expect_err(&lonely);
+    assert!(found.list.iter().all(|d| d.message == "no other norm has the gain `g`"), "{found}");
+    for body in ["repeat 2 { norm g, layer { a } }", "norm final\n  layer { a }"] {
+        assert!(read(&text(body), Spelling::Dream).is_ok(), "{body}");
     }
 }
 

@@ -5,6 +5,7 @@ const FLAGS = [
   "tie", "unit_offset", "pre_norm", "post_norm", "half_reversed", "normalise", "shared", "document_mask", "begin",
   "decay_embeddings", "best", "into_input", "threshold", "norm_only", "pooled", "merge",
   "sink", "shared_gate", "biased", "truncate", "value_residual", "depth_keys", "nested", "depth_choice", "recheck", "dora",
+  "head_bias", "whole",
 ];
 
 // Words of formulas before operands without commas.
@@ -55,8 +56,9 @@ module.exports = grammar({
       seq("define", field("name", $.identifier), optional($.settings), "{", repeat($._statement), "}"),
     settings: ($) => seq("(", repeat(choice($.setting, ",")), ")"),
     setting: ($) => prec.right(seq(field("name", $.identifier), optional("="), optional($._sum))),
-    _statement: ($) => choice($.assignment, $.recurrence, $.return),
+    _statement: ($) => choice($.assignment, $.recurrence, $.loss, $.return),
     assignment: ($) => seq(field("name", $.identifier), "=", $._formula),
+    loss: ($) => seq("loss", $._formula),
     return: ($) => seq("return", $._formula),
     recurrence: ($) => seq("recurrence", $.state, repeat(seq(",", $.state)), "{", repeat($._statement), "}"),
     state: ($) => seq(field("name", $.identifier), optional($.dimensions), optional(seq("from", $._beginning))),

@@ -539,7 +539,7 @@ impl Document {
         for entry in functions::FUNCTIONS {
             add(entry.name, 3, entry.call.to_string(), pages::function(entry));
         }
-        for word in ["recurrence", "return", "over"] {
+        for word in ["recurrence", "loss", "return", "over"] {
             add(word, 14, "definitions".into(), String::new());
         }
     }

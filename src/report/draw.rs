@@ -11,7 +11,8 @@ use super::page::Figure;
 use super::plot::{escape, open, text_width};
 use dreamc_dsl::Diagnostic;
 use dreamc_dsl::spec::{
-    Component, Exit, Expr, Item, LaneKind, Looping, Mixes, Mixing, Model, Skip, SkipLevel, Statement, Stream,
+    Component, Exit, Expr, Item, LaneKind, Looping, Mixes, Mixing, Model, Skip, SkipLevel, Statement, Steps,
+    Stream, normalised,
 };
 use std::fmt::Write;
 
@@ -119,7 +120,7 @@ pub fn svg(model: &Model, loops: Loops) -> String {
         Stream::Lanes { count, .. } => format!("n × {count} × {}", model.hidden),
     }));
     chain.extend(wiring.items(&model.body, false, None));
-    if model.stream != Stream::Sum || !normalised(&model.body) {
+    if model.stream != Stream::Sum || !normalised(&model.body, false) {
         chain.push(Piece::Mark("norm".into(), String::new()));
     }
     let tied = if model.tie { "the embedding's matrix" } else { "" };
@@ -235,20 +236,6 @@ fn carried(stream: Stream) -> String {
     }
 }
 
-/// Whether the last application has normalised the stream, so that there is no final norm.
-fn normalised(body: &[Item]) -> bool {
-    fn last(items: &[Item], inside: bool) -> bool {
-        match items.iter().rfind(|item| !matches!(item, Item::Statement(Statement::Save(_)))) {
-            None => false,
-            Some(Item::Statement(statement)) => matches!(statement, Statement::Norm),
-            Some(Item::Layer(_)) => inside,
-            Some(Item::Repeat { items, .. }) => last(items, inside),
-            Some(Item::Recur { residual_norm, items, .. }) => last(items, *residual_norm),
-        }
-    }
-    last(body, false)
-}
-
 /// Items become pieces.
 struct Wiring<'a> {
     model: &'a Model,
@@ -353,13 +340,19 @@ fn about_loop(count: u64, looping: &Looping) -> String {
 /// A statement on the stream.
 fn mark(statement: &Statement) -> Piece {
     let (on, beside) = match statement {
-        Statement::Norm => ("norm".into(), String::new()),
+        Statement::Norm(None) => ("norm".into(), String::new()),
+        Statement::Norm(Some(gain)) => ("norm".into(), format!("the gain `{gain}`")),
         Statement::Linear(_) => ("linear".into(), String::new()),
         Statement::StartZeros => ("start".into(), "zeros".into()),
         Statement::StartNormal(deviation) => ("start".into(), format!("normal, {deviation}")),
         Statement::Save(name) => (format!("save {name}"), String::new()),
-        Statement::History { every: 1 } => ("mix history".into(), "a factor each".into()),
-        Statement::History { every } => ("mix history".into(), format!("of every {every}, a factor each")),
+        Statement::History(Steps::Every(1)) => ("mix history".into(), "a factor each".into()),
+        Statement::History(Steps::Every(step)) => {
+            ("mix history".into(), format!("of every {step}, a factor each"))
+        }
+        Statement::History(Steps::Apart(step)) => {
+            ("mix history".into(), format!("{step} apart, a factor each"))
+        }
         Statement::Mix { name, how } => {
             let how = match how {
                 Mixing::Add => "added",

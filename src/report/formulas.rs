@@ -236,6 +236,8 @@ fn about(graph: &Graph, region: &Region, id: ValueId) -> String {
         Function::Conv(width) => format!("conv {}", graph.size(*width)),
         Function::Running(None) => "running".into(),
         Function::Running(Some(block)) => format!("running in blocks of {block}"),
+        Function::Average { all: false } => "average".into(),
+        Function::Average { all: true } => "average of the batch".into(),
         Function::Choose(c) => format!("choose {} blocks of {}", graph.size(c.choices), c.block),
         Function::Attend(a) => match (a.every, a.among) {
             (Some(every), _) => format!("attend every {every}"),

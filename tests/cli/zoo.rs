@@ -39,6 +39,10 @@ its authors' formula. [Definitions](definitions.md) begins with the ideas.
 | GELU by the error function | `0.5 * (a + abs(a) * (1 - p * exp(-z * z)))`, `p` a polynomial | denseformer |
 | a norm without a gain | `rms(x, over hidden)` | x0-scaled |
 | one gain of two norms | `g = weight([hidden], one)`, read twice | |
+| one gain of two statements | `norm final`, `norm g` | huginn |
+| a dilation of the history | `mix history weighted apart 4` | |
+| a bias of the head | `head_bias true` | moeut |
+| the entropy of a router as a loss | `loss 0.01 * sum(p * log(p), over count)`, `p` an `average` | moeut |
 | free frequencies of a rotation | `cos(position * exp(-log(base) * places(half) / (size / 2 - 1)))` | |
 | embeddings of values, with a gate | `v = linear(n, [heads, value]) + gate * embedding([heads, value])` | x0-scaled |
 | the smear of the token before | `weight([], zero) * sigmoid(linear(few, [])) * shift(x)` | x0-scaled |
@@ -54,13 +58,10 @@ its authors' formula. [Definitions](definitions.md) begins with the ideas.
 The language does not say these:
 
 - fractions, views and embeddings of lanes;
-- a dilation of the history other than its period;
 - depth for each sequence;
-- losses of a definition's own (entropy of routers, expected logits);
+- the loss of logits that a loop expects (Ouro), and losses of built-in components other than those of routers;
 - keys of depth from networks in the softmax of an attention;
-- one gain of two statements;
-- a bias of the head;
-- rules of Mixture-of-Recursions beyond those of `skip`;
+- temperatures, networks, z-losses and a warm-up of Mixture-of-Recursions' routers, and keys that passes replace;
 - a recurrent width other than `hidden`.
 ";
 
@@ -122,11 +123,7 @@ const MODELS: [Published; 22] = [
     exact("gpt-oss-120b.dream", 116_829_156_672),
     exact("gpt-oss-20b.dream", 20_914_757_184),
     exact("granite-4.0-h-tiny.dream", 6_939_037_248),
-    Published {
-        file: "huginn-3.5b.dream",
-        theirs: 3_564_976_800,
-        parts: &[(5280, "one gain serves two norms there")],
-    },
+    exact("huginn-3.5b.dream", 3_564_976_800),
     exact("kimi-linear-48b-a3b.dream", 49_122_675_072),
     exact("llama-3.2-1b.yaml", 1_235_814_400),
     exact("mixtral-8x7b.yaml", 46_702_792_704),

@@ -173,6 +173,9 @@ class Reader:
             if self.peek() == "return":
                 self.take()
                 found.append(("return", self.expression()))
+            elif self.peek() == "loss" and self.peek(1) != "=":
+                self.take()
+                found.append(("loss", self.expression()))
             elif self.peek() == "recurrence":
                 self.take()
                 states = []
@@ -338,6 +341,7 @@ class Evaluation:
         self.axes = 2  # before the dimensions of a value
         self.score = None  # words of the score that is computed
         self.depth_attends = 0
+        self.loss = 0.0  # of its own
 
     def run(self, x):
         self.names["x"] = Value(("hidden",), x)
@@ -352,7 +356,12 @@ class Evaluation:
             if kind == "return":
                 self.label = "out"
                 return self.value(what)
-            if kind == "assign":
+            if kind == "loss":
+                self.label = "loss"
+                loss = self.value(what)
+                assert loss.dims == (), loss.dims
+                self.loss += jnp.mean(loss.array)
+            elif kind == "assign":
                 self.label = what
                 self.names[what] = self.value(rest[0])
             else:
@@ -677,6 +686,12 @@ class Evaluation:
         if "bias" in call.values:
             total = total + self.weight("bias", value.dims, ("constant", 0.0), "own").array
         return Value(value.dims, total)
+
+    def of_average(self, call):
+        value = self.value(call.values[0])
+        assert self.score is None and value.array.shape[:2] == self.tokens, "a mean of what is the same for all"
+        axes = (0, 1) if "batch" in call.values else 1
+        return Value(value.dims, jnp.broadcast_to(jnp.mean(value.array, axis=axes, keepdims=True), value.array.shape))
 
     def of_running(self, call):
         value = self.value(call.values[0])

@@ -255,7 +255,7 @@ CASES |= {
     "huginn": zoo("huginn", [LOOPED, MLP], [
         SANDWICH, "save e", "start zeros",
         f'{{recur: 4, residual_norm: false, backprop: 2, layers: ["mix e linear", {SANDWICH}, {SANDWICH}]}}',
-        "norm", SANDWICH,
+        "norm final", SANDWICH,
     ]),
     "parcae": zoo("parcae", [LOOPED, MLP], [
         '"sa > mlp"', "norm", "save e", "start zeros",
@@ -282,7 +282,7 @@ CASES |= {
     ]),
     "mixture_of_recursions": zoo("mixture-of-recursions", [LOOPED, MLP], [
         '"sa > mlp"',
-        '{recur: 3, residual_norm: false, kv: first, layers: ["skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], '
+        '{recur: 3, residual_norm: false, kv: first, layers: ["skip(router pass, gate sigmoid, gate_scale 0.3, whole, capacity [1, 2/3, 1/3], '
         'nested, causal bce 0.2) { sa > mlp }"]}',
         '"sa > mlp"',
     ]),
@@ -310,6 +310,13 @@ CASES |= {
     "denseformer": zoo("denseformer", [sequence(), "mlp: {mlp: {intermediate: 9, activation: geglu}}"], [
         '{repeat: 2, layers: ["sa > mlp", "sa > mlp", "mix history weighted every 2"]}', '"sa > mlp"', "mix history weighted",
     ]),
+    "apart": zoo("apart", [sequence(), MLP], [
+        "mix history weighted apart 2", '"sa > mlp"', "mix history weighted apart 2",
+        '{repeat: 3, layers: ["sa", "mix history weighted apart 3"]}', '"sa > mlp"', "mix history weighted apart 1",
+    ], more="  tie: true\n  head_bias: true\n  logit_softcap: 9\n"),
+    "shared_gains": zoo("shared-gains", [LOOPED, MLP], [
+        "norm g", '{recur: 3, residual_norm: false, exit: mean, layers: ["sa > mlp", norm g, "mlp"]}', "norm g",
+    ], more="  norm: {unit_offset: true}\n  head_bias: true\n  logit_scale: 0.3\n"),
     "x0_scaled": zoo("x0-scaled", [sequence(), SQUARE], [
         "norm", "save x0", '{repeat: 3, layers: ["mix x0 scaled", "sa > mlp"]}',
     ], more="  logit_softcap: 15\n"),
@@ -334,7 +341,7 @@ CASES |= {
     "moeut": zoo("moeut", [LOOPED, "ea: {experts: {count: 6, active: 2, intermediate: 5, activation: relu, balance: 1e-3, "
                            "router: {form: linear, score: sigmoid, normalise: false}}}"], [
         '{recur: 2, residual_norm: false, layers: ["sa > ea", "sa > ea"]}',
-    ]),
+    ], more="  head_bias: true\n"),
     "attention_sink": zoo("attention-sink", [
         sequence(", window: 3, sink: true, bias: all, qk_norm: none", "near"), sequence(", sink: true, bias: qkv"), MLP,
     ], ['{repeat: 2, layers: ["near > mlp", "sa > mlp"]}']),
@@ -474,6 +481,19 @@ CASES |= {
         """) + define("reader", "{}", """
             return sigmoid(x) * embedding([hidden], normal 0.5) + linear(own.v, [hidden])
         """).removeprefix("define:\n"),
+    "define_losses": zoo("define-losses", ["own: {mixer: {heads: 2}}", sequence(", projection: none")], [
+        '"own > sa"', '{recur: 2, layers: ["own"]}',
+    ]) + define("mixer", "{heads: 2, count: 3}", """
+        z = linear(x, [heads, count])
+        p = softmax(z, over count)
+        seen = p + earlier(seen)
+        m = average(seen) / (1 + depth)
+        loss where(depth == depths - 1, 0.3 * sum(m * log(m), over heads count), 0)
+        loss 0.1 * sum(square(z - average(z, batch)), over heads count)
+        g = weight([heads], 0.7)
+        loss 0.05 * sum(square(g - 2), over heads)
+        return linear(p * g * linear(x, [heads, count]), [hidden])
+    """),
     "define_depths": zoo("define-depths", ["own: {mixer: {heads: 2}}", "two: {reader: {}}", sequence(", projection: none")], [
         '"own > two"', '{recur: 3, lora: 2, layers: ["sa > own", "(two | own) > sa"]}',
     ]) + define("mixer", "{heads: 2, size: 4}", """

@@ -44,7 +44,7 @@ DEFAULTS = {
 LATENT_DEFAULTS = dict(query=None, kv=None, turned=None, value=None, norm="rms", keys=1, pairs="none", eps=None)
 SKIP_DEFAULTS = dict(
     capacity=None, threshold=False, causal=None, penalty=None, norm_only=False, kv=None, router=None, gate=None,
-    nested=False, depth_choice=False,
+    gate_scale=1.0, whole=False, nested=False, depth_choice=False,
 )  # fmt: skip
 RECUR_DEFAULTS = dict(
     recur=None, layers=None, residual_norm=True, backprop=None, depth="fixed", lora=None, embed=False, exit="last",
@@ -55,7 +55,7 @@ ROUTER_DEFAULTS = dict(
 )  # fmt: skip
 PROJECTION_DEFAULTS = dict(query=128, balance=1e-2)
 MODEL_DEFAULTS = dict(
-    name=None, vocab=None, hidden=None, context=None, components=None, body=None, tie=False, embed_scale=None,
+    name=None, vocab=None, hidden=None, context=None, components=None, body=None, tie=False, head_bias=False, embed_scale=None,
     logit_scale=None, logit_softcap=None, output_scale=None, norm={}, stream="sum", adapt=None,
 )  # fmt: skip
 TRAIN_DEFAULTS = dict(
@@ -149,7 +149,7 @@ def parse(text):
                 fields[key] = values[0] if key in ("kv", "router", "gate") else fraction("".join(values))
         fields = fill(SKIP_DEFAULTS, fields, "skip")
         fields["kv"] = fields["kv"] or ("all" if fields["threshold"] else "processed")
-        assert fields["router"] in (None, "pass") and fields["gate"] in (None, "sigmoid"), text
+        assert fields["router"] in (None, "pass") and fields["gate"] in (None, "sigmoid", "tanh"), text
         assert tokens.pop(0) == "{", text
         inside = expression()
         assert tokens.pop(0) == "}", text
@@ -262,6 +262,7 @@ class Model:
         self.vocab, self.hidden, self.tie = m["vocab"], m["hidden"], m["tie"]
         own = definitions.of_yaml(defined or {})
         self.components = {name: component(name, c, self.hidden, own) for name, c in m["components"].items()}
+        self.head_bias = m["head_bias"]
         assert m["embed_scale"] in (None, "sqrt_hidden")
         self.embed_scale = self.hidden**0.5 if m["embed_scale"] else 1.0
         self.logit_softcap = m["logit_softcap"]
@@ -333,16 +334,27 @@ class Model:
         if kind == "layer":
             return self.layers[what].residual_norm
         if kind == "statement":
-            return rest[0] == ["norm"] or rest[0][0] == "save" and self.normalises(program[:-1])
+            return rest[0][0] == "norm" or rest[0][0] == "save" and self.normalises(program[:-1])
         return self.normalises(rest[0])
 
     def history(self, statement):
-        """Depths whose streams `mix history weighted {every k}` reads, 0 for the embedding; the stream itself comes after them."""
+        """Depths whose streams `mix history weighted` reads, 0 for the embedding; the stream itself comes after them. `every k`
+        reads every k-th from the embedding on, `apart k` every k-th from here back (DenseFormer's dilation)."""
         words = self.statements[statement]
-        every = int(words[4]) if words[3:4] == ["every"] else 1
+        step = int(words[4]) if words[3:] else 1
         # Inside a loop every pass would have another number of weights.
         before = next(j for j, (kind, what, *_) in enumerate(self.program) if (kind, what) == ("statement", statement))
-        return [0, *range(every, len(self.unroll(self.program[:before])), every)]
+        depth = len(self.unroll(self.program[:before]))
+        if words[3:4] == ["apart"]:
+            return list(range(depth % step, max(depth, 1), step))
+        return [0, *range(step, depth, step)]
+
+    def gain(self, k):
+        """The name of the gain of a statement that is a norm: its own, or the one that all norms of a name have."""
+        words = self.statements[k]
+        if words[1:] == ["final"]:
+            return "norm.weight"
+        return f"norms.{words[1]}.weight" if words[1:] else f"body.{k}.norm.weight"
 
     def shapes(self):
         """{tensor name: shape}, which is also the list of tensors that exist."""
@@ -350,6 +362,8 @@ class Model:
         shapes = {"embed.weight": (self.vocab, h)}
         if not self.tie:
             shapes["head.weight"] = (self.vocab, h)
+        if self.head_bias:
+            shapes["head.bias"] = (self.vocab,)
         if self.final_norm:
             shapes["norm.weight"] = (h,)
         if self.stream == "attend":
@@ -360,8 +374,8 @@ class Model:
 
         for k, words in enumerate(self.statements):
             prefix = f"body.{k}"
-            if words == ["norm"]:
-                shapes[f"{prefix}.norm.weight"] = (h,)
+            if words[0] == "norm":
+                shapes[self.gain(k)] = (h,)
             elif words[0] == "linear":
                 shapes[f"{prefix}.linear.weight"] = (h, h)
             elif words[:2] == ["mix", "history"]:
@@ -740,6 +754,8 @@ class Forward:
         if m.final_norm:
             x = self.norm(x, "norm.weight")
         logits = x @ self.w["embed.weight" if m.tie else "head.weight"].T
+        if m.head_bias:
+            logits = logits + self.w["head.bias"]
         logits = m.logit_scale * logits
         return m.logit_softcap * jnp.tanh(logits / m.logit_softcap) if m.logit_softcap else logits
 
@@ -762,7 +778,7 @@ class Forward:
                 self.statement(what, rest[0])
             else:
                 after = program[index + 1 :]
-                assert what.exit == "last" or [r[2:] for r in after] in ([], [(["norm"],)]), "something behind an exit"
+                assert what.exit == "last" or [r[2][0] for r in after] in ([], ["norm"]), "something behind an exit"
                 self.loop(what, rest[0], after)
 
     def layer(self, i):
@@ -788,7 +804,7 @@ class Forward:
         weight = lambda name: self.w[f"{prefix}.{name}"]
         kind, *words = words
         if kind == "norm":
-            x = self.norm(x, f"{prefix}.norm.weight")
+            x = self.norm(x, self.model.gain(k))
         elif kind == "linear":
             x = x @ weight("linear.weight").T
         elif kind == "save":
@@ -1034,8 +1050,11 @@ class Forward:
                 into_input = numbers[1:] == ["into_input"]
                 z, weight = score(x if into_input else self.stop(x)), float(numbers[0])
             self.auxiliary += weight * jnp.sum((jax.nn.softplus(z) - member * z) * asked) / jnp.sum(asked)
-        if fields["gate"] == "sigmoid":
-            r = jax.nn.sigmoid(r)
+        if fields["gate"]:
+            r = {"sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh}[fields["gate"]](r)
+        r = fields["gate_scale"] * r
+        if fields["whole"]:
+            f = x + f
         return jnp.where(member[..., None] > 0, self.gated(r, member, x, f), 0.0)
 
     # What public code gets wrong; the tests replace these one by one and must notice.
@@ -1088,6 +1107,7 @@ class Forward:
         )  # fmt: skip
         evaluation = definitions.Evaluation(c["bound"], ask, context)
         y = evaluation.run(x_hat)
+        self.auxiliary += evaluation.loss
         self.defined[name] = evaluation.names
         return y
 

@@ -631,6 +631,25 @@ const STATEMENTS: &str = "
     mlp: {mlp: {intermediate: 7}}
   body: [save e, sa > norm > mlp, {recur: 2, layers: [mix e linear, mlp, save e]}, mix e diagonal, linear]";
 
+/// Gains that several norms have, streams of the past, a bias of the head, and losses of a
+/// definition's own.
+const NAMED: &str = "
+    sa: {sequence: {heads: 2, head_size: 4}}
+    own: {mixer: {heads: 2}}
+  head_bias: true
+  body: [norm g, sa > own, norm final, {repeat: 4, layers: [own, mix history weighted apart 2]}, norm g, sa]
+define:
+  mixer:
+    settings: {heads: 2, count: 3}
+    code: |
+      z = linear(x, [heads, count])
+      p = softmax(z, over count)
+      m = average(p)
+      loss 0.5 * sum(m * log(m), over heads count)
+      loss 0.1 * sum(square(z - average(z, batch)), over heads count)
+      return linear(p * linear(x, [heads, count]), [hidden])
+";
+
 /// A loop whose gradients flow through its last two passes.
 const TRUNCATED: &str = "
     sa: {sequence: {heads: 2, head_size: 4, projection: none}}
@@ -716,6 +735,12 @@ const RECURSIONS: &str = "
     - recur: 3
       layers: [\"skip(capacity [1, 0.7, 0.4], causal bce 0.3, router pass, gate sigmoid, nested) { sa > mlp }\"]
     - mlp";
+
+/// A part whose factor is on the stream after it.
+const WHOLE: &str = "
+    sa: {sequence: {heads: 2, head_size: 4}}
+    mlp: {mlp: {intermediate: 7}}
+  body: [sa, \"skip(capacity 0.5, causal bce 0.3, gate tanh, gate_scale 0.5, whole) { sa > mlp }\"]";
 
 /// A loop whose tokens choose how many passes they make.
 const CHOICE: &str = "
@@ -1856,6 +1881,30 @@ fn faults() -> Vec<Fault> {
             caught: "gradients",
             place: ["", ""],
         },
+        // Names of gains, the past, the head, and losses of definitions.
+        lower("a head without its bias", NAMED, |_, f| {
+            let add = reader(f, "head.bias");
+            add.is_some_and(|add| bypass(f, add, 0))
+        }),
+        lower("a norm without the gain of its name", NAMED, |_, f| {
+            let gain = reader(f, "norms.g.weight");
+            gain.is_some_and(|gain| bypass(f, gain, 0))
+        }),
+        lower("a mean over tokens that is their sum", NAMED, |module, f| {
+            nodes(f, |op| matches!(op, Op::Reduce(_))).into_iter().fold(false, |done, i| {
+                let Op::Reduce(r) = &mut f.nodes[i].op else { return done };
+                let tokens = r.over.len() == 1 && module.name(r.over[0]) == "seq";
+                if tokens && r.how == dreamc_compiler::ir::Reduce::Mean {
+                    r.how = dreamc_compiler::ir::Reduce::Sum;
+                }
+                done || tokens
+            })
+        }),
+        lower("a loss of a definition that is left out", NAMED, |_, f| {
+            let results = f.results.len();
+            f.results.retain(|(port, _)| port.binding != Binding::Output(dreamc_compiler::ir::Output::Aux));
+            f.results.len() < results
+        }),
         // Passes without a gradient.
         Fault {
             name: "cotangents that go on into passes without a gradient",
@@ -2020,6 +2069,13 @@ fn faults() -> Vec<Fault> {
             caught: "gradients",
             place: ["", ""],
         },
+        lower("a factor on the update in the place of the stream", WHOLE, |_, f| {
+            let taken: Vec<Value> =
+                f.nodes.iter().filter(|n| matches!(n.op, Op::TakeTokens)).map(|n| n.first).collect();
+            let sums = nodes(f, |op| matches!(op, Op::Binary(Binary::Add)));
+            let whole = sums.into_iter().rfind(|&i| taken.contains(&f.nodes[i].inputs[1]));
+            whole.is_some_and(|whole| bypass(f, whole, 0))
+        }),
         lower("a gate that is the score itself", RECURSIONS, |_, f| {
             let gates = nodes(f, |op| matches!(op, Op::Unary(Unary::Sigmoid)));
             let skips = f.nodes.iter().any(|n| matches!(n.op, Op::TakeTokens));
@@ -2819,11 +2875,13 @@ fn main() -> ExitCode {
         sound("deep", DEEP),
         sound("handed", HANDED),
         sound("again", AGAIN),
+        sound("named", NAMED),
         sound("lanes", LANES),
         sound("manifold", MANIFOLD),
         sound("attended", ATTENDED),
         sound("passes", PASSES),
         sound("recursions", RECURSIONS),
+        sound("whole", WHOLE),
         sound("adapters", ADAPTERS),
         sound("magnitudes", MAGNITUDES),
         sound("choice", CHOICE),

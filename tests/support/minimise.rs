@@ -246,7 +246,13 @@ fn exprs(e: &Expr) -> Vec<Expr> {
                 Skip { input: SkipInput::Hidden, level: SkipLevel::Token, ..(**skip).clone() },
                 Skip { merge: false, ..(**skip).clone() },
                 Skip { kv: SkipKv::Processed, ..(**skip).clone() },
-                Skip { each_pass: false, gate: SkipGate::Score, ..(**skip).clone() },
+                Skip {
+                    each_pass: false,
+                    gate: SkipGate::Score,
+                    gate_scale: 1.0,
+                    whole: false,
+                    ..(**skip).clone()
+                },
                 Skip { nested: false, capacities: vec![], ..(**skip).clone() },
             ];
             let plainer = plainer.into_iter().filter(|plainer| *plainer != **skip);

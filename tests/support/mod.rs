@@ -50,7 +50,8 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth; most stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 35] = [
+pub const WIRINGS: [&str; 38] = [
+    "apart",
     "factors",
     "latent",
     "lora",
@@ -61,6 +62,7 @@ pub const WIRINGS: [&str; 35] = [
     "attention_sink",
     "biased_experts",
     "cross_layer_kv",
+    "define_losses",
     "denseformer",
     "dora",
     "exit_mean",
@@ -82,6 +84,7 @@ pub const WIRINGS: [&str; 35] = [
     "relaxed_recursive",
     "rounded_experts",
     "shared_experts",
+    "shared_gains",
     "universal_transformer",
     "value_residual",
     "x0_scaled",

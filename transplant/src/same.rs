@@ -312,6 +312,7 @@ fn sees_depth(component: &Component, mixes: bool) -> bool {
 fn ends((new, old): (&Side, &Side), moves: &BTreeMap<&str, &Move>) -> Result<(), String> {
     let (a, b) = (&new.model, &old.model);
     let scales = a.embed_scale == b.embed_scale
+        && a.head_bias == b.head_bias
         && a.logit_scale == b.logit_scale
         && a.logit_softcap == b.logit_softcap
         && a.output_scale == b.output_scale

@@ -146,7 +146,12 @@ impl Lower<'_> {
         };
         let vocab = self.dim("vocab", model.vocab);
         let w = self.weight(owner, Part::Table, &[vocab, hidden], kind, None);
-        let logits = self.b.contract(x, w, &[hidden]);
+        let mut logits = self.b.contract(x, w, &[hidden]);
+        if model.head_bias {
+            let zero = Some(Init::Constant(0.0));
+            let bias = self.weight(Owner::Head, Part::HeadBias, &[vocab], TensorKind::Gain, zero);
+            logits = self.b.add(logits, bias);
+        }
         let logits = self.b.scaled(logits, model.logit_scale);
         let logits = self.b.softcap(logits, model.logit_softcap);
         self.b.point("logits".into(), logits);

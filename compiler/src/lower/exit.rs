@@ -127,7 +127,10 @@ impl Lower<'_> {
         let through = match leaving.norm {
             None => read,
             Some(k) => {
-                let normed = self.norm_called(&format!("body.{k}.norm.weight"), x);
+                let normed = match self.architecture.model.body.last() {
+                    Some(Item::Statement(Statement::Norm(Some(name)))) => self.norm_of_gain(name, x),
+                    _ => self.norm_called(format!("body.{k}.norm.weight"), Part::FinalNorm, x),
+                };
                 wiring(&self.architecture.model).end(self, normed)
             }
         };
@@ -203,24 +206,21 @@ impl Lower<'_> {
         }
     }
 
-    /// A norm whose gain another body has.
-    fn norm_called(&mut self, name: &str, x: Value) -> Value {
+    /// A norm whose gain is the one of that name.
+    pub(super) fn norm_of_gain(&mut self, name: &str, x: Value) -> Value {
+        let part = if name == spec::LAST_GAIN { Part::FinalNorm } else { Part::NamedNorm };
+        self.norm_called(spec::gain(name), part, x)
+    }
+
+    /// A norm whose gain has this whole name: no body has it alone.
+    fn norm_called(&mut self, name: String, part: Part, x: Value) -> Value {
         let (norm, hidden) = (self.architecture.model.norm, self.hidden());
         let n = self.b.op(Rms { inner: 1, eps: norm.eps }, &[x]);
         let init = Init::Constant(if norm.unit_offset { 0.0 } else { 1.0 });
-        let (owner, part, kind) = (Owner::Stream, Part::FinalNorm, TensorKind::Gain);
-        let (dims, name) = (vec![hidden], name.to_string());
+        let dims = vec![hidden];
         let gain = self.b.param(&name, Binding::Weight, Type::f32(&dims));
-        self.weights.push(Weight {
-            name,
-            dims: dims.into(),
-            kind,
-            init,
-            passes: None,
-            owner,
-            part,
-            balancing: None,
-        });
+        let (owner, kind, dims) = (Owner::Stream, TensorKind::Gain, dims.into());
+        self.weights.push(Weight { name, dims, kind, init, passes: None, owner, part, balancing: None });
         let gain = match norm.unit_offset {
             true => {
                 let one = self.b.constant(1.0);

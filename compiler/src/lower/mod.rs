@@ -48,8 +48,8 @@ use crate::op::{
 };
 use crate::wiring::{Wire, wiring};
 use dreamc_dsl::spec::{
-    self, Activation, Beginning, CausalRule, EmbedScale, Exit, Expr, Kind, Mixes, Mixing, QkNorm, Router,
-    RouterForm, Score, Select, Skip, SkipGate, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
+    self, Activation, Beginning, CausalRule, EmbedScale, Exit, Expr, Item, Kind, Mixes, Mixing, QkNorm,
+    Router, RouterForm, Score, Select, Skip, SkipGate, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
 };
 use dreamc_dsl::with_component;
 use indexmap::IndexMap;
@@ -315,9 +315,11 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
         }
         let (function, read, known) = lower.finish()?;
         functions.push(function);
-        // An exit reads weights of the head's, and of the norm before it.
+        // An exit reads weights of the head's, and of the norm before it; a norm of a named gain
+        // one that is the model's.
         let (own, others): (Vec<Weight>, Vec<Weight>) = read.into_iter().partition(|w| match body.work {
             Work::Exit(_) => w.owner == Owner::Exit,
+            Work::Statement(Statement::Norm(Some(_))) => false,
             Work::Layer(_)
             | Work::Statement(_)
             | Work::Embed
@@ -334,6 +336,11 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
         for weight in own {
             if set.iter().all(|w| w.name != weight.name) {
                 set.push(weight);
+            }
+        }
+        for weight in others.iter().filter(|w| w.part == Part::NamedNorm) {
+            if globals.iter().all(|w: &Weight| w.name != weight.name) {
+                globals.push(weight.clone());
             }
         }
         foreign.push(others);

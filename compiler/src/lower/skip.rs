@@ -55,6 +55,7 @@ impl Lower<'_> {
                         lower.taking_part(all)
                     });
                     let f = self.expr(inner, x)?;
+                    let f = self.behind_part(skip, f, x);
                     return Ok(self.b.mul(f, gate));
                 }
                 let among = self.members_before(owner, skip);
@@ -79,6 +80,7 @@ impl Lower<'_> {
                     let inside = self.masked(places, *capacity, false);
                     let merged = if skip.merge { self.merged(x, places)? } else { x };
                     let f = self.within(inside, inner, merged)?;
+                    let f = self.behind_part(skip, f, x);
                     let update = self.b.mul(f, gate);
                     let update = self.b.op(Op::Keep, &[update, places]);
                     return if skip.merge { self.spread(update, places) } else { Ok(update) };
@@ -103,6 +105,7 @@ impl Lower<'_> {
                     lower.b.op(PutTokens { tokens: rows[1] }, &[taken, index])
                 });
                 let f = self.within(Inside::Gathered { index, of: rows[1], ints: vec![] }, inner, taken)?;
+                let f = self.behind_part(skip, f, taken);
                 let gate = self.b.op(Op::TakeTokens, &[gate, index]);
                 let update = self.b.mul(f, gate);
                 let update = self.b.op(PutTokens { tokens: rows[1] }, &[update, index]);
@@ -205,10 +208,17 @@ impl Lower<'_> {
 
     /// Factor on the updates of chosen tokens, from their scores.
     fn skip_gate(&mut self, skip: &Skip, r: Value) -> Value {
-        match skip.gate {
+        let gate = match skip.gate {
             SkipGate::Score => r,
             SkipGate::Sigmoid => self.b.unary(Unary::Sigmoid, r),
-        }
+            SkipGate::Tanh => self.b.unary(Unary::Tanh, r),
+        };
+        self.b.scaled(gate, Some(skip.gate_scale).filter(|scale| *scale != 1.0))
+    }
+
+    /// The value that the gate multiplies: the update `f`, or the stream `x` with it.
+    fn behind_part(&mut self, skip: &Skip, f: Value, x: Value) -> Value {
+        if skip.whole { self.b.add(f, x) } else { f }
     }
 
     /// Scores that are below all others where a token is not asked: `asked` is 1 or 0.

@@ -10,7 +10,8 @@ impl Lower<'_> {
     pub(super) fn statement(&mut self, statement: &Statement) {
         let x = self.stream();
         let y = match statement {
-            Statement::Norm => self.norm(x, Owner::Stream, Part::FinalNorm, 1),
+            Statement::Norm(None) => self.norm(x, Owner::Stream, Part::FinalNorm, 1),
+            Statement::Norm(Some(name)) => self.norm_of_gain(name, x),
             Statement::Linear(beginning) => self.square(x, Part::Linear, *beginning, TensorKind::Matrix),
             Statement::StartZeros => {
                 let ty = self.b.ty(x).clone();
@@ -31,7 +32,7 @@ impl Lower<'_> {
                 self.mix(*how, x, e)
             }
             // It is a work of its own.
-            Statement::History { .. } => x,
+            Statement::History(_) => x,
         };
         let y = self.of_staying(x, y);
         self.b.result(Port::new("y", Binding::Stream), y);

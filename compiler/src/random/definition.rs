@@ -43,7 +43,7 @@ pub fn spec(seed: u64) -> Spec {
 pub fn within(seed: u64) -> Option<Spec> {
     let Drawn { text, spec, .. } = drawn(seed);
     let mut w = Writer::new(seed);
-    w.definition();
+    w.definition(seed);
     let code: String =
         w.lines.iter().flat_map(|line| line.lines()).map(|line| format!("    {line}\n")).collect();
     let settings: Vec<String> = SIZES.iter().map(|(name, size)| format!("{name}: {size}")).collect();
@@ -65,7 +65,7 @@ pub fn within(seed: u64) -> Option<Spec> {
 /// A random specification with a definition.
 pub fn specification(seed: u64) -> String {
     let mut w = Writer::new(seed);
-    let text = w.definition();
+    let text = w.definition(seed);
     let second = if w.r.once_in(2) {
         "  b = drawn { value 4 }\n  body { a > b  repeat 2 { a } }\n"
     } else {
@@ -85,12 +85,13 @@ impl Writer {
         of[self.r.below(of.len() as u64) as usize]
     }
 
-    fn definition(&mut self) -> String {
+    fn definition(&mut self, seed: u64) -> String {
         let first = self.dims();
         self.push(format!("linear(x, [{}])", first.join(", ")), first);
         for _ in 0..2 + self.r.below(7) {
             self.statement();
         }
+        self.losses(seed);
         let unread: Vec<Value> = self.values.iter().filter(|value| !value.read).cloned().collect();
         let terms: Vec<String> = unread
             .iter()
@@ -116,6 +117,28 @@ impl Writer {
             if !dims.is_empty() {
                 return dims;
             }
+        }
+    }
+
+    /// Losses of one definition in three, of draws of their own: what else a seed says stays.
+    fn losses(&mut self, seed: u64) {
+        let mut r = Rng::new(seed ^ 0x6c6f_7373_6573);
+        if !r.once_in(3) {
+            return;
+        }
+        for _ in 0..=r.below(2) {
+            let Some(value) = self.values.get(r.below(self.values.len() as u64) as usize) else { continue };
+            let bounded = match r.below(3) {
+                0 => format!("average(tanh({}))", value.name),
+                1 => format!("average(tanh({}), batch)", value.name),
+                _ => format!("sigmoid({0}) - average(sigmoid({0}))", value.name),
+            };
+            let over = value.dims.join(" ");
+            let line = match value.dims.is_empty() {
+                true => format!("  loss 0.3 * square({bounded} - 0.2)"),
+                false => format!("  loss 0.1 * sum(square({bounded} - 0.2), over {over})"),
+            };
+            self.lines.push(line);
         }
     }
 

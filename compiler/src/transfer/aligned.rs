@@ -235,6 +235,7 @@ impl Walk<'_> {
             Function::Linear(_)
             | Function::Conv(_)
             | Function::Running(_)
+            | Function::Average { .. }
             | Function::Shift(_)
             | Function::Stop
             | Function::Rope { .. }

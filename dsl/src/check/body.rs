@@ -31,6 +31,11 @@ pub(super) struct Walk<'a> {
     /// Streams that are named so far, with the token of the first `save` and whether any `mix`
     /// reads them.
     pub(super) saved: IndexMap<String, (Span, bool)>,
+    /// Names of gains, with the token of the first norm that has each and how many have it: of one
+    /// in a `repeat`, two.
+    pub(super) gains: IndexMap<String, (Span, u64)>,
+    /// `repeat`s around.
+    pub(super) copies: usize,
     /// Whether a `recur` came before.
     pub(super) looped: bool,
     used: HashSet<String>,
@@ -128,6 +133,8 @@ impl Checker {
         let mut walk = Walk {
             components,
             saved: IndexMap::new(),
+            gains: IndexMap::new(),
+            copies: 0,
             looped: false,
             used: HashSet::new(),
             recurrent: HashSet::new(),
@@ -152,6 +159,10 @@ impl Checker {
             self.error("empty", value.span, "`body` applies no layer", help);
         }
         self.unread_streams(&walk);
+        let wired = self.known.attends || self.known.lanes;
+        if let Some(all) = items.iter().cloned().collect::<Option<Vec<Item>>>() {
+            self.lonely_gains(&walk, wired || !normalised(&all, false));
+        }
         self.unused_components(&walk);
         if applications == Some(1) {
             self.lonely_depth(&walk);
@@ -169,7 +180,8 @@ impl Checker {
         for (index, item) in items.iter().enumerate() {
             let Some(Item::Recur { looping, .. }) = item else { continue };
             let behind = &items[index + 1..];
-            let through = |item: &Option<Item>| matches!(item, None | Some(Item::Statement(Statement::Norm)));
+            let through =
+                |item: &Option<Item>| matches!(item, None | Some(Item::Statement(Statement::Norm(_))));
             if !(looping.exit.is_last() || behind.len() < 2 && behind.iter().all(through)) {
                 let message =
                     "every pass goes through what is behind this loop, and that may be a `norm` alone";
@@ -324,12 +336,14 @@ impl Checker {
         if recur {
             walk.loops.push((count, !path.contains(".layers")));
         }
+        walk.copies += usize::from(!recur);
         let inner = inner.and_then(|value| {
             self.items(walk, &value, "layers", &format!("{path}.layers"), recurrent || recur)
         });
         if recur {
             walk.loops.pop();
         }
+        walk.copies -= usize::from(!recur);
         if let Some((_, Some(0))) = &inner {
             let message = format!("`{}` applies no layer", section.name);
             let help = "write at least one layer in it, such as `sa > mlp`";
@@ -610,6 +624,7 @@ impl Checker {
         };
         let each_pass = self.word(&group, "router").map(|router| router == "pass");
         let gate = self.word(&group, "gate");
+        let (gate_scale, whole) = (self.real(&group, "gate_scale"), self.bool(&group, "whole"));
         let nested = self.bool(&group, "nested");
         let recursion = self.recursion(walk, &group, (threshold_rule, capacities.as_deref()));
         let input = self.bool(&group, "norm_only");
@@ -619,6 +634,10 @@ impl Checker {
             false => Some(if threshold_rule { "all" } else { "processed" }),
         };
         let merge = self.bool(&group, "merge");
+        if whole == Some(true) && merge == Some(true) {
+            let help = "take one of them away";
+            self.error_at("skip", "skip.whole", "`merge` shares updates, which `whole` has none of", help);
+        }
         if !threshold_rule && level == Some("sequence") {
             let help = "take `level` away, or use `threshold`";
             self.error_at("skip", "skip.level", "top-k chooses tokens, not sequences", help);
@@ -635,7 +654,13 @@ impl Checker {
             kv: if kv? == "all" { SkipKv::All } else { SkipKv::Processed },
             merge: merge?,
             each_pass: each_pass?,
-            gate: if gate? == "sigmoid" { SkipGate::Sigmoid } else { SkipGate::Score },
+            gate: match gate? {
+                "sigmoid" => SkipGate::Sigmoid,
+                "tanh" => SkipGate::Tanh,
+                _ => SkipGate::Score,
+            },
+            gate_scale: gate_scale?,
+            whole: whole?,
             capacities: capacities?,
             nested: nested?,
         })
@@ -652,6 +677,8 @@ impl Checker {
             "causal",
             "router",
             "gate",
+            "gate_scale",
+            "whole",
             "nested",
             "penalty",
             "pooled",
@@ -696,6 +723,8 @@ impl Checker {
             merge: false,
             each_pass: false,
             gate: SkipGate::Score,
+            gate_scale: 1.0,
+            whole: false,
             capacities,
             nested: false,
         };
@@ -796,7 +825,8 @@ impl Checker {
             self.error_at("skip", &group.path("capacity"), message, "write one for each pass");
         }
         if threshold {
-            self.misplaced(group, &["gate"], "`threshold`, whose decision is the factor");
+            let keys = ["gate", "gate_scale", "whole"];
+            self.misplaced(group, &keys, "`threshold`, whose decision is the factor");
             if nested {
                 let message = "`nested` does not go with `threshold`: its loss is of the share of all tokens";
                 self.error_at("skip", &group.path("nested"), message, "take one of the two away");

@@ -18,6 +18,7 @@ impl Checker {
             (self.int(group, "vocab"), self.int(group, "hidden"), self.int(group, "context"));
         (self.known.vocab, self.known.context) = (vocab, context);
         let tie = self.bool(group, "tie");
+        let head_bias = self.bool(group, "head_bias");
         let embed_scale = self.embed_scale(group);
         let logit_softcap = self.real_or_none(group, "logit_softcap");
         let logit_scale = self.real_or_none(group, "logit_scale");
@@ -39,6 +40,7 @@ impl Checker {
             hidden: hidden?,
             context: context?,
             tie: tie?,
+            head_bias: head_bias?,
             embed_scale: embed_scale?,
             logit_scale: logit_scale?,
             logit_softcap: logit_softcap?,

@@ -8,13 +8,19 @@ use super::body::Walk;
 use crate::ast::Word;
 use crate::number::{self, Number};
 use crate::source::Span;
-use crate::spec::{Beginning, Mixing, Statement};
+use crate::spec::{Beginning, LAST_GAIN, Mixing, Statement, Steps};
 use crate::suggest::{closest, listing};
 
 /// The forms, for help.
-const FORMS: &str = "the statements are `norm`, `linear`, `start zeros|normal σ`, `save NAME`, `mix NAME add|linear|scaled|diagonal` and `mix history weighted`";
+const FORMS: &str = "the statements are `norm`, `norm GAIN`, `linear`, `start zeros|normal σ`, `save NAME`, `mix NAME add|linear|scaled|diagonal` and `mix history weighted`";
 const MIXINGS: [&str; 4] = ["add", "linear", "scaled", "diagonal"];
 const BEGINNINGS: [&str; 2] = ["identity", "normal"];
+
+/// Whether a stream or a gain may be called so.
+fn is_name(text: &str) -> bool {
+    let letters = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && text.bytes().all(letters)
+}
 
 impl Checker {
     /// `recurrent` says whether a `recur` is around it.
@@ -27,7 +33,7 @@ impl Checker {
     ) -> Option<Statement> {
         let texts: Vec<&str> = words.iter().map(|word| word.text.as_str()).collect();
         let (statement, used) = match texts.first().copied() {
-            Some("norm") => (Some(Statement::Norm), 1),
+            Some("norm") => (self.norm(walk, words), 2),
             Some("linear") => {
                 let (beginning, used) = self.beginning(words, 1, Beginning::Identity);
                 (beginning.map(Statement::Linear), used)
@@ -48,6 +54,40 @@ impl Checker {
             return None;
         }
         statement
+    }
+
+    /// A norm, which shares a gain where it names one.
+    fn norm(&mut self, walk: &mut Walk, words: &[Word]) -> Option<Statement> {
+        let Some(name) = words.get(1) else { return Some(Statement::Norm(None)) };
+        if !is_name(&name.text) || matches!(name.text.as_str(), "rms" | "none") {
+            let help = "a name has letters, digits and `_`, begins with a letter, and is not `rms` or `none`; `final` is the gain of the last norm";
+            self.error("bad-name", name.span, format!("`{}` cannot name a gain", name.text), help);
+            return None;
+        }
+        let own = walk.gains.entry(name.text.clone()).or_insert((name.span, 0));
+        own.1 += if walk.copies > 0 { 2 } else { 1 };
+        Some(Statement::Norm(Some(name.text.clone())))
+    }
+
+    /// Refuses a gain of a last norm that is not there, and a name that one norm alone has.
+    pub(super) fn lonely_gains(&mut self, walk: &Walk, last: bool) {
+        for (name, (span, times)) in &walk.gains {
+            if name == LAST_GAIN {
+                if !last {
+                    let message = "no norm follows this body, so that none has the gain `final`";
+                    let help = "the last thing done to the stream is a norm already: give both another name, such as `norm g`";
+                    self.error("unknown-gain", *span, message, help);
+                }
+            } else if *times < 2 {
+                let others = walk.gains.keys().map(String::as_str).chain([LAST_GAIN]);
+                let near = closest(name, others.filter(|other| other != name));
+                let help = match near {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => "every norm is an RMS norm: write `norm` alone, or name the gain where it is meant, too".into(),
+                };
+                self.error("unused-gain", *span, format!("no other norm has the gain `{name}`"), help);
+            }
+        }
     }
 
     /// How a matrix begins, where the word at `at` says it; and how many words there are then.
@@ -76,9 +116,7 @@ impl Checker {
             self.error("statement", span, "`save` needs a name for the stream", "write `save e`");
             return None;
         };
-        let letters = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-        let first = name.text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
-        if !first || !name.text.bytes().all(letters) || name.text == "history" {
+        if !is_name(&name.text) || name.text == "history" {
             let help = "a name has letters, digits and `_`, begins with a letter, and is not `history`";
             self.error("bad-name", name.span, format!("`{}` cannot name a stream", name.text), help);
             return None;
@@ -128,7 +166,8 @@ impl Checker {
         span: Span,
         recurrent: bool,
     ) -> (Option<Statement>, usize) {
-        let help = "write `mix history weighted` or `mix history weighted every 4`";
+        let help =
+            "write `mix history weighted`, `mix history weighted every 4` or `mix history weighted apart 4`";
         match words.get(2) {
             Some(word) if word.text == "weighted" => {}
             Some(word) => {
@@ -146,29 +185,37 @@ impl Checker {
             self.error("history", span, message, help);
             return (None, words.len());
         }
-        let every = match (words.get(3), words.get(4)) {
+        let apart = words.get(3).is_some_and(|word| word.text == "apart");
+        let step = match (words.get(3), words.get(4)) {
             (None, _) => Some(1),
-            (Some(every), Some(number)) if every.text == "every" => {
+            (Some(every), Some(number)) if apart || every.text == "every" => {
                 let found = match number::literal(&number.text) {
                     Some(found) => Some(found),
                     None => number::named(&number.text, number.span, &self.lets, &mut self.found),
                 };
-                let whole = |found: &Number| matches!(found, Number::Int(every) if *every > 0);
+                let whole = |found: &Number| matches!(found, Number::Int(step) if *step > 0);
                 if found.as_ref().is_some_and(|found| !whole(found)) {
                     let message = format!("`{}` is no number of layers", number.text);
                     self.error("out-of-range", number.span, message, help);
                 }
                 found.and_then(|found| match found {
-                    Number::Int(every) => u64::try_from(every).ok().filter(|every| *every > 0),
+                    Number::Int(step) => u64::try_from(step).ok().filter(|step| *step > 0),
                     _ => None,
                 })
             }
+            (Some(word), None) if apart || word.text == "every" => {
+                let message = format!("`{}` needs a number of layers", word.text);
+                self.error("statement", word.span, message, help);
+                None
+            }
             (Some(word), _) => {
-                self.error("statement", word.span, format!("`{}` does not belong here", word.text), help);
+                self.unknown_word(word, &word.text, &["every", "apart"], "a choice of streams");
                 None
             }
         };
-        (every.map(|every| Statement::History { every }), 5.min(words.len()))
+        // Every stream is read either way.
+        let steps = if apart && step != Some(1) { Steps::Apart } else { Steps::Every };
+        (step.map(|step| Statement::History(steps(step))), 5.min(words.len()))
     }
 
     /// The statement, and how many words it has.

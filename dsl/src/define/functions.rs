@@ -88,6 +88,8 @@ pub enum Form {
     Conv,
     /// `running(v, block = n)`
     Running,
+    /// `average(v, batch)`
+    Average,
     /// `choose(q, k, n, block = b, …)`
     ChooseKeys,
     /// `attend(q, k, v, …)`
@@ -266,6 +268,13 @@ pub static FUNCTIONS: &[Entry] = &[
         "The sum over all tokens up to this one, or over those of its own block of `n`.",
         Group::Tokens,
         Form::Running,
+    ),
+    entry(
+        "average",
+        "average(v, batch)",
+        "The mean over the tokens of its sequence, or with `batch` of all sequences: for `loss` alone.",
+        Group::Tokens,
+        Form::Average,
     ),
     entry(
         "choose",

@@ -16,6 +16,8 @@ pub struct Graph {
     pub weights: Vec<Weight>,
     /// The values. Its one result is what the component returns: per token, `[hidden]`.
     pub region: Region,
+    /// Values whose means over the tokens are added to the loss in training: one number each.
+    pub losses: Vec<ValueId>,
 }
 
 /// Values that are computed together.
@@ -227,6 +229,12 @@ pub enum Function {
     Conv(DimId),
     /// The sum over all tokens up to this one, or over those in its own block of that size.
     Running(Option<u64>),
+    /// The mean over the tokens of the token's sequence, or of all sequences; losses alone depend
+    /// on it.
+    Average {
+        /// Of all sequences.
+        all: bool,
+    },
     /// The blocks of keys that a token reads: queries, keys, and weights of heads.
     Choose(Choice),
     /// Attention over the tokens up to this one: queries, keys, values, and what its score and its
@@ -283,6 +291,8 @@ pub enum Reads {
     Token,
     /// The same, turned by the place of the token or of the application; or by which token it is.
     Place,
+    /// Those of all tokens, for losses alone.
+    Mean,
     /// Those of several tokens.
     Tokens,
     /// Those of other applications.
@@ -320,6 +330,7 @@ impl Function {
             | Function::Stop
             | Function::Emitted(_) => Reads::Token,
             Function::Rope { .. } | Function::Embedding => Reads::Place,
+            Function::Average { .. } => Reads::Mean,
             Function::Shift(_)
             | Function::Conv(_)
             | Function::Running(_)

@@ -66,7 +66,7 @@ impl Finder {
                     self.add(Of::Value, name, true);
                     self.expr(value);
                 }
-                Statement::Return(value) => self.expr(value),
+                Statement::Loss(value) | Statement::Return(value) => self.expr(value),
                 Statement::Recurrence(recurrence) => {
                     for state in &recurrence.states {
                         self.add(Of::Value, &state.name, true);

@@ -26,7 +26,8 @@ const SIGNS: [&str; 20] =
 const WORDS: [&str; 3] = ["over", "along", "at"];
 
 /// Help where no statement begins.
-const STATEMENT: &str = "a statement is `name = value`, `recurrence S [dims] { … }` or `return value`";
+const STATEMENT: &str =
+    "a statement is `name = value`, `recurrence S [dims] { … }`, `loss value` or `return value`";
 
 /// The statements of a definition. `at` turns an offset of the text into one of the source.
 pub(crate) fn body(text: &str, at: &dyn Fn(usize) -> usize, found: &mut Vec<Diagnostic>) -> Vec<Statement> {
@@ -264,7 +265,7 @@ impl<'a> Parser<'a> {
     fn begins_statement(&self) -> bool {
         let (token, next) = (self.peek(), self.after());
         let assigns = next.kind == Kind::Sign && next.text == "=";
-        token.kind == Kind::Name && (matches!(token.text, "return" | "recurrence") || assigns)
+        token.kind == Kind::Name && (matches!(token.text, "return" | "recurrence" | "loss") || assigns)
     }
 
     /// Goes on at the next line that begins a statement, or where a group ends.
@@ -300,6 +301,10 @@ impl<'a> Parser<'a> {
             (Kind::Name, "return") => {
                 self.take();
                 Ok(Statement::Return(self.expression()?))
+            }
+            (Kind::Name, "loss") => {
+                self.take();
+                Ok(Statement::Loss(self.expression()?))
             }
             (Kind::Name, "recurrence") => self.recurrence().map(Statement::Recurrence),
             (Kind::Name, _) if next.text == ":" => {

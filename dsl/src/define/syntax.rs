@@ -72,6 +72,8 @@ pub enum Statement {
     Assign(Name, Expr),
     /// `recurrence S [dims] from 0 { … }`
     Recurrence(Recurrence),
+    /// `loss value`
+    Loss(Expr),
     /// `return value`
     Return(Expr),
 }
@@ -261,7 +263,7 @@ impl Statement {
         match self {
             Statement::Assign(name, _) => name.span,
             Statement::Recurrence(recurrence) => recurrence.span,
-            Statement::Return(value) => value.span,
+            Statement::Loss(value) | Statement::Return(value) => value.span,
         }
     }
 }
@@ -276,7 +278,7 @@ impl Definition {
                     let state = r.states.iter().find(|state| state.name.text == name);
                     state.map(|state| state.name.span).or_else(|| find(&r.body, name))
                 }
-                Statement::Return(_) => None,
+                Statement::Loss(_) | Statement::Return(_) => None,
             })
         }
         find(&self.body, name)
@@ -380,7 +382,9 @@ impl Definition {
         fn statements<'d>(body: &'d [Statement], with: &mut dyn FnMut(&'d Expr)) {
             for statement in body {
                 match statement {
-                    Statement::Assign(_, value) | Statement::Return(value) => value.each(with),
+                    Statement::Assign(_, value) | Statement::Loss(value) | Statement::Return(value) => {
+                        value.each(with);
+                    }
                     Statement::Recurrence(r) => {
                         for state in &r.states {
                             state.from.iter().for_each(|from| from.each(with));

@@ -8,7 +8,7 @@ const MARKER: &str = "//";
 const KEYWORDS: [&str; 7] = ["let", "model", "repeat", "recur", "layer", "body", "skip"];
 /// The grammar's `flag_name`: keys that are read as true where a word follows them in the same
 /// line.
-const FLAGS: [&str; 20] = [
+const FLAGS: [&str; 21] = [
     "tie",
     "unit_offset",
     "pre_norm",
@@ -29,6 +29,7 @@ const FLAGS: [&str; 20] = [
     "best",
     "into_input",
     "dora",
+    "head_bias",
 ];
 
 pub(super) fn print(root: &Map) -> String {

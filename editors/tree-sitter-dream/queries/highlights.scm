@@ -3,7 +3,7 @@
 (path) @string.special.path
 (number) @number
 (boolean) @boolean
-["let" "model" "define" "include" "recurrence" "return" "from"] @keyword
+["let" "model" "define" "include" "recurrence" "loss" "return" "from"] @keyword
 ["and" "or" "not"] @keyword.operator
 ["repeat" "recur" "layer" "body" "skip"] @keyword.repeat
 ["=" ">" "|" "+" "-" "*" "/"] @operator

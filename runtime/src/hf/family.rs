@@ -1586,10 +1586,7 @@ pub static FAMILIES: [Family; 26] = [
         ends: ["transformer.wte.weight", "lm_head.weight", "transformer.ln_f.weight", "transformer"],
         computed: &["freqs_cis"],
         // One gain, used twice.
-        beside: &[
-            ("body.2.mix.weight", "transformer.adapter.weight", false),
-            ("body.3.norm.weight", "transformer.ln_f.weight", false),
-        ],
+        beside: &[("body.2.mix.weight", "transformer.adapter.weight", false)],
         tensors: &[&[
             (Role::Attention, "norm", Source::One("norm_1")),
             (Role::Attention, "qkv.weight", Source::Pairs("attn.Wqkv.weight")),

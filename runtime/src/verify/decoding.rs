@@ -10,6 +10,7 @@ use dreamc_compiler::architecture::components;
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::lower::Form;
 use dreamc_compiler::rewrite::Rewriting;
+use dreamc_dsl::define::graph::{Function, Node};
 use dreamc_dsl::spec::{Component, Expr, Item, Skip, SkipLevel, SkipRule};
 
 const AHEAD: &str = "a `skip` looks at later tokens, and the model is never sampled";
@@ -250,7 +251,13 @@ fn rounds(s: &Subject) -> bool {
 
 /// Whether rows have a part in one another's losses, by means or by experts' numbers of tokens.
 fn means_of_routers(s: &Subject) -> bool {
-    let component = |c: &Component| c.router().is_some_and(|r| r.load_balance_loss != 0.0);
+    let averages = |c: &Component| {
+        let Component::Defined(defined) = c else { return false };
+        let all = |node: &Node| matches!(node.function, Function::Average { all: true });
+        defined.graph(&s.spec.model).is_ok_and(|graph| graph.region.nodes.iter().any(all))
+    };
+    let balanced = |c: &Component| c.router().is_some_and(|r| r.load_balance_loss != 0.0);
+    let component = |c: &Component| balanced(c) || averages(c);
     rounds(s)
         || any_skip(s, &|skip, _| matches!(skip.rule, SkipRule::Threshold { .. }))
         || components(&s.spec.model).values().any(component)

@@ -192,8 +192,9 @@ fn whole(skip: &Skip) -> Option<Skip> {
         SkipRule::DepthChoice { .. } => return None,
     };
     let (each_pass, gate, nested) = (false, SkipGate::Score, false);
+    let (gate_scale, whole) = (1.0, false);
     let input = SkipInput::NormOnly;
-    Some(Skip { rule, input, capacities: vec![], each_pass, gate, nested, ..skip.clone() })
+    Some(Skip { rule, input, capacities: vec![], each_pass, gate, gate_scale, whole, nested, ..skip.clone() })
 }
 
 /// Replaces every `skip`, the inner ones first.

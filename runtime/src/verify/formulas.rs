@@ -289,11 +289,21 @@ fn expand<'a>(
 fn normalised(items: &[Item], inside: bool) -> bool {
     match items.iter().rev().find(|item| !matches!(item, Item::Statement(Statement::Save(_)))) {
         Some(Item::Layer(_)) => inside,
-        Some(Item::Statement(s)) => *s == Statement::Norm,
+        Some(Item::Statement(s)) => matches!(s, Statement::Norm(_)),
         Some(Item::Repeat { items, .. }) => normalised(items, inside),
         Some(Item::Recur { residual_norm, items, .. }) => normalised(items, *residual_norm),
         None => false,
     }
+}
+
+/// After how many layers the streams are that `mix history` reads, without the one that is there.
+fn past(steps: Steps, depth: usize) -> Vec<usize> {
+    let read = |j: &usize| match steps {
+        Steps::Every(step) => *j as u64 % step == 0,
+        Steps::Apart(step) => (depth - j) as u64 % step == 0,
+    };
+    // Before any layer the embedding is the past and the present.
+    if depth == 0 { vec![0] } else { (0..depth).filter(read).collect() }
 }
 
 /// How many `recur`s there are, those of every copy.
@@ -477,9 +487,7 @@ impl<'a> Formulas<'a> {
         for a in &applications {
             match a.step {
                 Step::Layer(_) => depth += 1,
-                Step::Statement(Statement::History { every }) => {
-                    read.extend((0..depth.max(1)).step_by(*every as usize));
-                }
+                Step::Statement(Statement::History(steps)) => read.extend(past(*steps, depth)),
                 Step::Statement(_)
                 | Step::Embed(_)
                 | Step::Enter
@@ -523,8 +531,8 @@ impl<'a> Formulas<'a> {
                     let read = self.last(&stream);
                     self.leave(&read, &mut rest);
                     let through = match self.model.body.last() {
-                        Some(Item::Statement(Statement::Norm)) => {
-                            let x = self.norm(&before, &self.last_statement());
+                        Some(Item::Statement(Statement::Norm(_))) => {
+                            let x = self.norm(&before, &self.last_gain());
                             self.last(&self.wired(x))
                         }
                         _ => read.clone(),
@@ -548,13 +556,13 @@ impl<'a> Formulas<'a> {
                     self.prefix = format!("body.{}", a.set);
                     // A norm after the loop is of all tokens.
                     let last = matches!(model.body.last(), Some(Item::Statement(_)));
-                    if last && self.last_statement() == format!("{}.norm.weight", self.prefix) {
+                    if last && self.last_statement() == self.prefix {
                         self.gone.fill(false);
                     }
                     let x = self.flat(&stream);
                     let x = match s {
-                        Statement::History { every } => {
-                            let kept = history[..self.depth.max(1)].iter().step_by(*every as usize);
+                        Statement::History(steps) => {
+                            let kept = past(*steps, self.depth).into_iter().map(|j| &history[j]);
                             let mut sum = vec![0.0; x.len()];
                             for (source, factor) in kept.chain([&x]).zip(self.own("mix.weight")) {
                                 sum.iter_mut().zip(source).for_each(|(s, x)| *s += factor * x);
@@ -687,6 +695,9 @@ impl<'a> Formulas<'a> {
         let last = if normed { x.to_vec() } else { self.norm(x, "norm.weight") };
         let head = self.w(if model.tie { "embed.weight" } else { "head.weight" });
         let mut logits = product(&last, head, model.hidden as usize);
+        if model.head_bias {
+            logits.chunks_mut(model.vocab as usize).for_each(|row| add(row, self.w("head.bias")));
+        }
         if let Some(scale) = model.logit_scale {
             logits.iter_mut().for_each(|z| *z *= scale);
         }
@@ -737,7 +748,15 @@ impl<'a> Formulas<'a> {
     fn last_statement(&self) -> String {
         let mut sets = [0; 3];
         expand(&self.model.body, None, &mut sets, &mut vec![]);
-        format!("body.{}.norm.weight", sets[1] - 1)
+        format!("body.{}", sets[1] - 1)
+    }
+
+    /// The gain of the norm that is the last item of the body.
+    fn last_gain(&self) -> String {
+        match self.model.body.last() {
+            Some(Item::Statement(Statement::Norm(Some(name)))) => format!("norms.{name}.weight"),
+            _ => format!("{}.norm.weight", self.last_statement()),
+        }
     }
 
     /// Detaches what a layer left apart from the stream: losses, means and first values beyond
@@ -967,14 +986,16 @@ impl<'a> Formulas<'a> {
                 let token = |z: &[f64]| z.iter().map(|z| sigma * z).collect::<Vec<_>>().repeat(each);
                 self.noise.chunks(h).flat_map(token).collect()
             }
-            Statement::Norm => self.norm(&x, &format!("{}.norm.weight", self.prefix)),
+            Statement::Norm(None) => self.norm(&x, &format!("{}.norm.weight", self.prefix)),
+            Statement::Norm(Some(name)) if name == "final" => self.norm(&x, "norm.weight"),
+            Statement::Norm(Some(name)) => self.norm(&x, &format!("norms.{name}.weight")),
             Statement::Linear(_) => product(&x, self.own("linear.weight"), h),
             Statement::Save(name) => {
                 self.saved.insert(name.clone(), x.clone());
                 x
             }
             // It reads more than the stream.
-            Statement::History { .. } => x,
+            Statement::History(_) => x,
             Statement::Mix { name, how } => {
                 let e = &self.saved[name];
                 let rows = x.chunks(h).zip(e.chunks(h));
@@ -1743,9 +1764,17 @@ impl<'a> Formulas<'a> {
         match &skip.rule {
             SkipRule::TopK { capacity, causal } => {
                 let capacity = &own_share(skip, *capacity, self.pass);
-                let gate: Vec<f64> = match skip.gate {
-                    SkipGate::Score => r.clone(),
-                    SkipGate::Sigmoid => r.iter().copied().map(sigmoid).collect(),
+                let factor = |r: f64| match skip.gate {
+                    SkipGate::Score => r,
+                    SkipGate::Sigmoid => sigmoid(r),
+                    SkipGate::Tanh => r.tanh(),
+                };
+                let gate: Vec<f64> = r.iter().map(|&r| skip.gate_scale * factor(r)).collect();
+                let behind = |mut f: Vec<f64>| {
+                    if skip.whole {
+                        add(&mut f, x);
+                    }
+                    f
                 };
                 // Those of the pass before, among which it chooses.
                 let key = prefix.clone();
@@ -1759,7 +1788,7 @@ impl<'a> Formulas<'a> {
                     _ if *capacity >= 1.0 => {
                         self.members.insert(key, around.part.clone());
                         let f = self.expr(inner, x, around);
-                        return times(&f, &gate);
+                        return times(&behind(f), &gate);
                     }
                     None => None,
                     Some(CausalRule::Bce { .. }) => Some(r.clone()),
@@ -1790,7 +1819,7 @@ impl<'a> Formulas<'a> {
                     }
                 };
                 self.members.insert(key, inside.part.clone());
-                let f = self.wrapped(skip, inner, x, around, &inside);
+                let f = behind(self.wrapped(skip, inner, x, around, &inside));
                 let update = self.spread(skip, &times(&f, &gate), around, &inside.part);
                 if let (Some(rule), true) = (causal, self.training) {
                     let (weight, z) = match rule {

@@ -186,6 +186,7 @@ impl Scoring<'_, '_> {
             | Of::Shift(_)
             | Of::Conv(_)
             | Of::Running(_)
+            | Of::Average { .. }
             | Of::Choose(_)
             | Of::Attend(_)
             | Of::Recurrence(_)

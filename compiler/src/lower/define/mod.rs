@@ -123,7 +123,7 @@ impl Lower<'_> {
         let left = !self.read_values(&self.architecture.label(c)).is_empty();
         let mixes = |node: &&Node| match node.function.reads() {
             Reads::Tokens | Reads::Depths => true,
-            Reads::Nothing | Reads::Token | Reads::Place | Reads::Region => false,
+            Reads::Nothing | Reads::Token | Reads::Place | Reads::Mean | Reads::Region => false,
         };
         self.ahead |= left || graph.region.nodes.iter().filter(mixes).count() > 1;
         let rows = self.b.rows(n);
@@ -153,6 +153,11 @@ impl Lower<'_> {
         self.ahead = behind;
         self.remember_values(&mut d)?;
         self.leave_values(&d)?;
+        for loss in &graph.losses {
+            let loss = self.each_token(&d, d.value(*loss));
+            let mean = self.b.reduce(Reduce::Mean, loss, &d.rows);
+            self.auxiliary.push(mean);
+        }
         let result = graph.region.results.first().ok_or(MALFORMED)?;
         let hidden = self.hidden();
         let result = d.value(*result);
@@ -195,6 +200,11 @@ impl Lower<'_> {
                 let v = arg(0)?;
                 Ok(self.summed(d, v, *block))
             }
+            Of::Average { all } => {
+                let v = arg(0)?;
+                let v = self.each_token(d, v);
+                Ok(self.averaged(d, v, *all))
+            }
             Of::Choose(choice) => self.chosen_blocks(d, node, at, choice),
             Of::Attend(attend) => self.attended(d, node, attend),
             Of::Recurrence(recurrence) => {
@@ -227,7 +237,7 @@ impl Lower<'_> {
                     let mut values = self.formulas(&d.rows);
                     values.node(node, &args, &d.graph.region, &d.dims)
                 }
-                Reads::Place | Reads::Tokens | Reads::Depths => Err(MALFORMED),
+                Reads::Place | Reads::Mean | Reads::Tokens | Reads::Depths => Err(MALFORMED),
                 Reads::Region => Err(CompileError::Unsupported("a value of a region outside it")),
             },
         }

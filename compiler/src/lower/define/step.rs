@@ -195,6 +195,7 @@ impl Lower<'_> {
                 | Of::Shift(_)
                 | Of::Conv(_)
                 | Of::Running(_)
+                | Of::Average { .. }
                 | Of::Choose(_)
                 | Of::Attend(_)
                 | Of::Recurrence(_)
@@ -326,6 +327,7 @@ impl Lower<'_> {
                 | Of::Shift(_)
                 | Of::Conv(_)
                 | Of::Running(_)
+                | Of::Average { .. }
                 | Of::Choose(_)
                 | Of::Attend(_)
                 | Of::Recurrence(_)
@@ -426,7 +428,7 @@ impl Values<'_, '_> {
                     let args: Vec<Value> = n.args.iter().map(|v| made[v.0 as usize]).collect();
                     self.node(n, &args, inside.body, inside.dims)
                 }
-                Reads::Place | Reads::Tokens | Reads::Depths => {
+                Reads::Place | Reads::Mean | Reads::Tokens | Reads::Depths => {
                     Err(CompileError::Unsupported("a function of other tokens, or of depth, in a recurrence"))
                 }
                 Reads::Region => Err(MALFORMED),

@@ -101,6 +101,23 @@ impl Lower<'_> {
         }
     }
 
+    /// The mean over the tokens here, of each sequence or of all, for every token.
+    pub(super) fn averaged(&mut self, d: &Defining, v: Value, all: bool) -> Value {
+        let each = self.b.dims(v);
+        let own = &each[d.rows.len()..];
+        // A mean of each sequence is over its last dimensions, so that its gradient is a sum over
+        // neighbours.
+        let (over, order) = match d.rows.split_first() {
+            Some((batch, tokens)) if !all => (tokens, [&[*batch], own, tokens].concat()),
+            _ => (&d.rows[..], each.to_vec()),
+        };
+        let v = self.b.arrange(v, &order);
+        let mean = self.b.reduce(Reduce::Mean, v, over);
+        let zeros = self.b.zeros(&Type::f32(&order));
+        let mean = self.b.add(zeros, mean);
+        self.b.arrange(mean, &each)
+    }
+
     /// The places of queries and keys in their documents, where they are not their numbers among
     /// the tokens here; negative where there is none.
     fn positions_seen(&mut self) -> Option<(Value, Value)> {

@@ -533,6 +533,7 @@ impl Values<'_, '_> {
             | Of::Shift(_)
             | Of::Conv(_)
             | Of::Running(_)
+            | Of::Average { .. }
             | Of::Choose(_)
             | Of::Attend(_)
             | Of::Recurrence(_)

@@ -136,6 +136,7 @@ impl<'a> Elaborator<'a> {
             Form::Shift => self.only_outside(args).and_then(|()| self.shift(args)),
             Form::Conv => self.only_outside(args).and_then(|()| self.conv(args)),
             Form::Running => self.only_outside(args).and_then(|()| self.running(args)),
+            Form::Average => self.only_outside(args).and_then(|()| self.average(args)),
             Form::ChooseKeys => self.only_outside(args).and_then(|()| self.choose_keys(args)),
             Form::Attend => self.only_outside(args).and_then(|()| self.attend(args)),
             Form::DepthAttend => self.only_outside(args).and_then(|()| self.depth_attend(args)),

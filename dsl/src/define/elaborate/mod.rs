@@ -237,6 +237,7 @@ impl<'a> Elaborator<'a> {
                 Got::Number(_) => None,
             })
             .collect();
+        self.means_in_losses(&kept);
         prune::prune(&mut self.graph, &kept);
         Elaborated { graph: self.graph, types: self.types, found: self.found }
     }
@@ -291,6 +292,11 @@ impl<'a> Elaborator<'a> {
                     let help =
                         "write one recurrence with several states: `recurrence S [dims], z [dims] { … }`";
                     self.error("nested", recurrence.span, "a recurrence stands in another", help);
+                }
+                Statement::Loss(value) if outermost => self.add_loss(value),
+                Statement::Loss(value) => {
+                    let help = "name the value here, and write `loss` with it after the braces";
+                    self.error("nested", value.span, "a recurrence has no loss of its own", help);
                 }
                 Statement::Return(value) if outermost => self.give(value),
                 Statement::Return(value) => {
@@ -361,6 +367,52 @@ impl<'a> Elaborator<'a> {
             return false;
         }
         true
+    }
+
+    /// `loss value`
+    fn add_loss(&mut self, value: &'a Expr) {
+        self.label = "loss".into();
+        let Some(got) = self.expr(value) else { return };
+        let id = self.id(got, value.span);
+        let ty = self.ty(id).clone();
+        if !ty.dims.is_empty() {
+            let message = format!("a loss is one number, not `{}`", self.shown(&ty.dims));
+            let names: Vec<&str> = ty.dims.iter().map(|dim| self.graph.name(*dim)).collect();
+            let help = format!("sum it: `loss sum({}, over {})`", short(value), names.join(" "));
+            let origin = self.origin(value, id);
+            let error = Diagnostic::error("dimensions", message).on(value.span);
+            self.found.push(error.related(origin.0, origin.1).help(help));
+            return;
+        }
+        if let Function::Number(_) = self.region().node(id).function {
+            let help = "make it of `x` or of a `weight`";
+            self.error("constant", value.span, "nothing that is trained changes this loss", help);
+            return;
+        }
+        self.graph.losses.push(id);
+    }
+
+    /// Refuses means over tokens that anything but a loss depends on: they are made of tokens to
+    /// come.
+    fn means_in_losses(&mut self, kept: &[ValueId]) {
+        let nodes = &self.graph.region.nodes;
+        let mut needed = vec![false; nodes.len()];
+        for root in self.graph.region.results.iter().chain(kept) {
+            needed[root.0 as usize] = true;
+        }
+        for place in (0..nodes.len()).rev() {
+            if needed[place] {
+                nodes[place].args.iter().for_each(|arg| needed[arg.0 as usize] = true);
+            }
+        }
+        let means = nodes.iter().zip(needed);
+        let means = means.filter(|(node, needed)| *needed && node.function.reads() == Reads::Mean);
+        let spans: Vec<Span> = means.map(|(node, _)| node.span).collect();
+        for span in spans {
+            let message = "tokens to come are in this mean, and more than a loss depends on it";
+            let help = "read it by `loss` alone; `running(v)` is the sum over the tokens so far";
+            self.error("ahead", span, message, help);
+        }
     }
 
     /// `return value`

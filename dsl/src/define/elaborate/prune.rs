@@ -4,7 +4,9 @@ use super::*;
 
 /// Leaves what the result and some other values depend on.
 pub(super) fn prune(graph: &mut Graph, kept: &[ValueId]) {
-    leave(&mut graph.region, kept);
+    let roots: Vec<ValueId> = kept.iter().chain(&graph.losses).copied().collect();
+    let moved = leave(&mut graph.region, &roots);
+    graph.losses.iter_mut().for_each(|id| *id = ValueId(moved[id.0 as usize]));
     let mut used = vec![false; graph.weights.len()];
     for node in &graph.region.nodes {
         if let Function::Weight(id) = node.function {
@@ -21,8 +23,8 @@ pub(super) fn prune(graph: &mut Graph, kept: &[ValueId]) {
     graph.weights.retain(|_| used.next().unwrap_or(false));
 }
 
-/// Leaves the values of a region that its results and some others depend on.
-fn leave(region: &mut Region, roots: &[ValueId]) {
+/// Leaves the values of a region that its results and some others depend on; their new places.
+fn leave(region: &mut Region, roots: &[ValueId]) -> Vec<u32> {
     let mut used = vec![false; region.nodes.len()];
     for root in region.results.iter().chain(roots) {
         used[root.0 as usize] = true;
@@ -39,13 +41,16 @@ fn leave(region: &mut Region, roots: &[ValueId]) {
     for node in &mut region.nodes {
         node.args.iter_mut().for_each(moved);
         if let Function::Recurrence(recurrence) = &mut node.function {
-            leave(&mut recurrence.body, &[]);
+            let _ = leave(&mut recurrence.body, &[]);
         }
         if let Function::Attend(attend) = &mut node.function {
-            attend.score.iter_mut().chain(&mut attend.mask).for_each(|region| leave(region, &[]));
+            for region in attend.score.iter_mut().chain(&mut attend.mask) {
+                let _ = leave(region, &[]);
+            }
         }
     }
     region.results.iter_mut().for_each(moved);
+    places
 }
 
 /// The new place of each thing that is used.

@@ -45,6 +45,13 @@ impl<'a> Elaborator<'a> {
         Some(Got::Value(self.push(Function::Running(block), vec![value], ty, args.span)))
     }
 
+    pub(super) fn average(&mut self, args: &mut Args) -> Option<Got> {
+        let all = args.flag("batch").is_some();
+        let value = self.tokens(args)?;
+        let ty = Type { places_of: None, ..self.ty(value).clone() };
+        Some(Got::Value(self.push(Function::Average { all }, vec![value], ty, args.span)))
+    }
+
     pub(super) fn conv(&mut self, args: &mut Args) -> Option<Got> {
         let bias = args.flag("bias");
         let value = self.tokens(args)?;

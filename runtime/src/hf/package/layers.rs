@@ -7,8 +7,8 @@
 use crate::hf::{HfError, composition};
 use dreamc_compiler::architecture::{readers, units};
 use dreamc_dsl::spec::{
-    CausalRule, Exit, Expr, Item, Kind, Known, Mixing, Model, Skip, SkipInput, SkipKv, SkipLevel, SkipRule,
-    Statement, Stream, depth_choice, has_passes,
+    CausalRule, Exit, Expr, Item, Kind, Known, Mixing, Model, Skip, SkipGate, SkipInput, SkipKv, SkipLevel,
+    SkipRule, Statement, Stream, depth_choice, has_passes,
 };
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -346,7 +346,15 @@ fn arguments(skip: &Skip) -> String {
     if !skip.capacities.is_empty() {
         let _ = write!(text, ", shares={:?}", skip.capacities);
     }
-    for (name, on) in [("nested", skip.nested), ("sigmoid", !skip.gate.is_score())] {
+    if skip.gate_scale != 1.0 {
+        let _ = write!(text, ", gate_scale={:?}", skip.gate_scale);
+    }
+    for (name, on) in [
+        ("nested", skip.nested),
+        ("sigmoid", skip.gate == SkipGate::Sigmoid),
+        ("tanh", skip.gate == SkipGate::Tanh),
+        ("of_stream", skip.whole),
+    ] {
         if on {
             let _ = write!(text, ", {name}=True");
         }
@@ -457,16 +465,16 @@ fn grouped(order: &str) -> String {
 /// The call that makes a statement between layers, after the embedding and `depth` layers.
 pub fn statement((statement, depth): &(Statement, u64)) -> String {
     let (what, name) = match statement {
-        Statement::Norm => ("norm", None),
+        Statement::Norm(None) => ("norm", None),
+        Statement::Norm(Some(gain)) => ("norm of", Some(gain)),
         Statement::Linear(_) => ("linear", None),
         Statement::StartZeros => ("start zeros", None),
         Statement::StartNormal(deviation) => {
             return format!("Statement(config, \"start normal\", deviation={deviation:?})");
         }
         Statement::Save(name) => ("save", Some(name)),
-        Statement::History { every } => {
-            let sources = (*depth).max(1).div_ceil(*every) + 1;
-            return format!("Statement(config, \"mix history\", every={every}, sources={sources})");
+        Statement::History(steps) => {
+            return format!("Statement(config, \"mix history\", sources={:?})", steps.depths(*depth));
         }
         Statement::Mix { name, how } => {
             let what = match how {

@@ -156,6 +156,8 @@ struct Code<'a> {
     /// Count of the one outermost `recur`.
     recur: Option<u64>,
     notes: Vec<String>,
+    /// Names of gains that norms share, the last norm's not among them.
+    gains: Vec<String>,
 }
 
 impl<'a> Code<'a> {
@@ -164,7 +166,8 @@ impl<'a> Code<'a> {
     fn new(spec: &'a Spec, normed: bool) -> Result<Self, HfError> {
         let model = &spec.model;
         let layers = layers::Layers::new(model)?;
-        let mut code = Code { spec, model, parts: Parts::new(), layers, recur: None, notes: vec![] };
+        let mut code =
+            Code { spec, model, parts: Parts::new(), layers, recur: None, notes: vec![], gains: vec![] };
         // Every field stands here, so that a new one is generated and never forgotten.
         let dreamc_dsl::spec::Model {
             name: _,
@@ -172,6 +175,7 @@ impl<'a> Code<'a> {
             hidden: _,
             context: _,
             tie,
+            head_bias,
             embed_scale,
             logit_scale,
             logit_softcap,
@@ -186,6 +190,7 @@ impl<'a> Code<'a> {
             return Err(HfError::Export(super::MERGE_FIRST.into()));
         }
         code.add("tie", *tie);
+        code.add("head_bias", *head_bias);
         code.add("embed_scale", embed_scale.is_some());
         code.add("logit_scale", logit_scale.is_some());
         code.add("logit_softcap", logit_softcap.is_some());
@@ -237,6 +242,7 @@ impl<'a> Code<'a> {
         let handed = has("value_residual") || has("depth_keys") || has("kv_from");
         let fields = has("depth")
             || has("save")
+            || has("norm_of")
             || has("history")
             || has("leaving")
             || has("kv_first")
@@ -441,9 +447,13 @@ impl<'a> Code<'a> {
     }
 
     fn skip(&mut self, skip: &Skip) {
-        let Skip { rule, input, level, kv: _, merge, each_pass, gate, capacities, nested } = skip;
+        let Skip { rule, input, level, kv: _, merge, each_pass, gate, gate_scale, whole, capacities, nested } =
+            skip;
         self.add("pass_router", *each_pass);
-        self.add("sigmoid_gate", !gate.is_score());
+        self.add("sigmoid_gate", *gate == SkipGate::Sigmoid);
+        self.add("tanh_gate", *gate == SkipGate::Tanh);
+        self.add("gate_scale", *gate_scale != 1.0);
+        self.add("whole_gate", *whole);
         self.add("pass_shares", !capacities.is_empty());
         self.add("nested", *nested);
         self.add("skip", true);
@@ -465,12 +475,18 @@ impl<'a> Code<'a> {
 
     fn statement(&mut self, statement: &Statement) {
         match statement {
-            Statement::Norm => self.add("norm_statement", true),
+            Statement::Norm(None) => self.add("norm_statement", true),
+            Statement::Norm(Some(gain)) => {
+                self.add("norm_of", true);
+                if gain != LAST_GAIN && !self.gains.contains(gain) {
+                    self.gains.push(gain.clone());
+                }
+            }
             Statement::Linear(_) => self.add("linear_statement", true),
             Statement::StartZeros => self.add("start_zeros", true),
             Statement::StartNormal(_) => self.add("noise", true),
             Statement::Save(_) => self.add("save", true),
-            Statement::History { .. } => self.add("history", true),
+            Statement::History(_) => self.add("history", true),
             Statement::Mix { name: _, how } => {
                 self.add("mix", true);
                 self.add(
@@ -528,6 +544,7 @@ impl<'a> Code<'a> {
             .replace("@LAYERS@", &layers.join("\n"))
             .replace("@STATEMENTS@", &statements.join("\n"))
             .replace("@LOOPS@", &loops.join("\n"))
+            .replace("@GAINS@", &format!("{:?}", self.gains))
             .replace("@BLOCK@", &block.to_string())
             .replace("@ORDER@", &self.layers.order(self.recur.is_some()))
             .replace("@EMBED_SCALE@", &scale)

@@ -323,6 +323,7 @@ fn function(g: &Sizes, node: &Node, x: &[Numbers], places_of: Option<DimId>, hol
         | Of::Shift(_)
         | Of::Conv(_)
         | Of::Running(_)
+        | Of::Average { .. }
         | Of::Choose(_)
         | Of::Attend(_)
         | Of::Recurrence(_)
@@ -384,6 +385,11 @@ impl Formulas<'_> {
             self.named.insert(key, value);
         }
         let (tokens, h) = (self.tokens(), self.model.hidden as usize);
+        for loss in graph.losses.iter().filter(|_| self.training) {
+            let here: Vec<usize> = (0..tokens).filter(|&i| inside.here[i]).collect();
+            let value = &d.values[loss.0 as usize];
+            self.auxiliary += here.iter().map(|&i| value.at(i)[0]).sum::<f64>() / here.len() as f64;
+        }
         match graph.region.results.first() {
             Some(result) => d.values[result.0 as usize].spread(tokens).each.concat(),
             None => vec![f64::NAN; tokens * h],
@@ -481,6 +487,18 @@ impl Formulas<'_> {
                     out
                 });
                 each(rows.collect())
+            }
+            Of::Average { all } => {
+                let x = d.arg(node, 0).spread(tokens);
+                let mut rows: Vec<Vec<f64>> = vec![];
+                for i in 0..tokens {
+                    let (own, _) = self.place(i);
+                    let same = |j: &usize| d.inside.here[*j] && (*all || self.place(*j).0 == own);
+                    let those: Vec<usize> = (0..tokens).filter(same).collect();
+                    let mean = |k| those.iter().map(|&j| x.at(j)[k]).sum::<f64>() / those.len() as f64;
+                    rows.push((0..g.elements(&dims)).map(mean).collect());
+                }
+                each(rows)
             }
             Of::Running(block) => {
                 let x = self.of_last(d.arg(node, 0));

@@ -20,7 +20,12 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
         self.output = nn.ModuleDict({"lanes": LaneHead(config)})  #? mhc
         self.output = nn.ModuleDict({"read": Read(config.hidden_size)})  #? attend
         self.norm = Norm(config.hidden_size)  #? final_norm
-        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)  #? !tie
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)  #? !tie&!head_bias
+        self.head = nn.Linear(config.hidden_size, config.vocab_size)  #? !tie&head_bias
+        self.head = nn.ParameterDict({"bias": torch.zeros(config.vocab_size)})  #? tie&head_bias
+        self.norms = nn.Module()  #? norm_of
+        for name in @GAINS@:  #? norm_of
+            self.norms._modules[name] = Norm(config.hidden_size)  #? norm_of
         # Layers in the order in which they are applied, by number; one number stands for one set of weights.
         # `~k` is the statement of number `k`.  #? stated
         # `"k"` begins a pass of loop `k`.  #? turns
@@ -67,6 +72,8 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
             here=tokens[:, s - t :],  #? skip
             part=tokens[:, s - t :],  #? skip
             keys=tokens[:, s - t :],  #? skip
+            norms={"final": self.norm, **self.norms._modules},  #? norm_of&final_norm
+            norms=self.norms._modules,  #? norm_of&!final_norm
         )
         x = self.embed(input_ids)
         x = x * @EMBED_SCALE@  #? embed_scale
@@ -99,7 +106,8 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
         if logits_to_keep:
             x = x[:, -logits_to_keep:]
         logits = self.head(x)  #? !tie
-        logits = F.linear(x, self.embed.weight)  #? tie
+        logits = F.linear(x, self.embed.weight)  #? tie&!head_bias
+        logits = F.linear(x, self.embed.weight, self.head["bias"])  #? tie&head_bias
         logits = @LOGIT_SCALE@ * logits  #? logit_scale
         logits = @LOGIT_SOFTCAP@ * torch.tanh(logits / @LOGIT_SOFTCAP@)  #? logit_softcap
         loss = None

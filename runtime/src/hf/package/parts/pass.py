@@ -9,6 +9,7 @@ class Pass:
     depths: int  # applications of layers in all  #? depth_position
     depth: int = 0  # the application that is computed  #? depth_position
     slot: int = 0  # the next place of the cache
+    norms: dict = field(default_factory=dict)  # norms by the names of their gains  #? norm_of
     saved: dict = field(default_factory=dict)  # streams by the names they were saved under  #? save
     applied: dict = field(default_factory=dict)  # how often what stands between lanes was applied  #? lanes
     earlier: dict = field(default_factory=dict)  # keys and values of earlier applications  #? depth

@@ -7,6 +7,9 @@ class Skip(nn.Module):
         shares=None,  #? pass_shares
         nested=False,  #? nested
         sigmoid=False,  #? sigmoid_gate
+        tanh=False,  #? tanh_gate
+        gate_scale=1.0,  #? gate_scale
+        of_stream=False,  #? whole_gate
     ):
         super().__init__()
         h = config.hidden_size
@@ -16,6 +19,9 @@ class Skip(nn.Module):
         self.shares = shares  # of each pass of the loop around  #? pass_shares
         self.nested = nested  # a pass chooses among the tokens of the one before  #? nested
         self.sigmoid = sigmoid  #? sigmoid_gate
+        self.tanh = tanh  #? tanh_gate
+        self.gate_scale = gate_scale  #? gate_scale
+        self.of_stream = of_stream  # the factor is on the stream after the part  #? whole_gate
         if rule == "depth_choice":  # the loop has chosen  #? depth_choice&score
             return  #? depth_choice&score
         self.router = NormScore(**each) if norm_only else Score(h, **each)  #? norm_only
@@ -37,6 +43,9 @@ class Skip(nn.Module):
         gate = r  #? score
         if self.sigmoid:  #? sigmoid_gate
             gate = r.sigmoid()  #? sigmoid_gate
+        if self.tanh:  #? tanh_gate
+            gate = r.tanh()  #? tanh_gate
+        gate = self.gate_scale * gate  #? gate_scale
         part = self.part(x, r, at)  #? score
         if self.nested:  #? nested
             at.members[self] = part  #? nested
@@ -81,6 +90,8 @@ class Skip(nn.Module):
             at.keys, at.seen = part, at.remember(part[..., None].to(x.dtype))[..., 0] > 0
         y = inside(self.merged(x, part, around[1], at) if self.merge else x, at)  #? merge
         y = inside(x, at)  #? !merge
+        if self.of_stream:  #? whole_gate
+            y = x + y  #? whole_gate
         at.here, at.part, at.keys, at.seen = around
         y = torch.where(part[..., None], y * gate[..., None], 0.0)
         if self.merge:  #? merge

@@ -1,7 +1,7 @@
 class Statement(nn.Module):
     """A map from the stream to a stream, between layers."""
 
-    def __init__(self, config, what, name=None, deviation=0.0, every=1, sources=0):  #? history
+    def __init__(self, config, what, name=None, deviation=0.0, sources=()):  #? history
     def __init__(self, config, what, name=None, deviation=0.0):  #? !history
         super().__init__()
         h = config.hidden_size
@@ -13,7 +13,7 @@ class Statement(nn.Module):
         if what == "mix linear":  #? mix_linear
             self.mix = Matrix(h, 2 * h)  #? mix_linear
         if what == "mix history":  #? history
-            self.every, self.mix = every, Matrix(sources)  #? history
+            self.sources, self.mix = sources, Matrix(len(sources) + 1)  #? history
         if what == "mix scaled":  #? mix_scaled
             self.mix = nn.ParameterDict({"lambda": torch.ones(1), "mu": torch.zeros(1)})  #? mix_scaled
         if what == "mix diagonal":  #? mix_diagonal
@@ -22,6 +22,8 @@ class Statement(nn.Module):
     def forward(self, x, at):
         if self.what == "norm":  #? norm_statement
             return self.norm(x)  #? norm_statement
+        if self.what == "norm of":  #? norm_of
+            return at.norms[self.name](x)  #? norm_of
         if self.what == "linear":  #? linear_statement
             return F.linear(x, self.linear.weight)  #? linear_statement
         if self.what == "start zeros":  #? start_zeros
@@ -34,8 +36,8 @@ class Statement(nn.Module):
             at.saved[self.name] = x  #? save
             return x  #? save
         if self.what == "mix history":  #? history
-            # Streams after every `every` layers, less the one that is here.  #? history
-            sources = at.history[: max(len(at.history) - 1, 1) : self.every] + [x]  #? history
+            # Streams after these numbers of layers, and the one that is here.  #? history
+            sources = [at.history[behind] for behind in self.sources] + [x]  #? history
             return sum(share * source for share, source in zip(self.mix.weight, sources))  #? history
         e = at.saved[self.name]  #? mix
         if self.what == "mix add":  #? mix_add
