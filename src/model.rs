@@ -36,7 +36,7 @@ pub struct PassArguments {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..1 << 20))]
     pub depth: Option<u64>,
 
-    /// A token leaves a loop with `exit gate` behind the first pass by which more than this share
+    /// A token leaves a loop with `exit gate` after the first pass by which more than this share
     /// of it has left, from 0 to below 1; all passes by default
     #[arg(long, value_name = "Q", value_parser = share)]
     pub exit: Option<f64>,

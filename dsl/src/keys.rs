@@ -384,14 +384,14 @@ pub static HEAL: Section = Section {
 /// Some steps of training.
 pub static STAGE: Section = Section {
     name: "stage",
-    doc: "Some steps of training, and what of the teacher is matched in them. Steps behind the last stage have no teacher.",
+    doc: "Some steps of training, and what of the teacher is matched in them. Steps after the last stage have no teacher.",
     short: None,
     keys: &[
         key(
             "match",
             Type::Either(&[Type::Text, Type::List(&Type::Text)]),
             Required,
-            "`logits` by their divergence `KL(teacher, model)`, times the temperature's square; `layers`, the stream behind every layer; or values by \
+            "`logits` by their divergence `KL(teacher, model)`, times the temperature's square; `layers`, the stream after every layer; or values by \
              their names, as `dreamc probe --list` has them, `*` for any word: `layers.*.sa.out`. Values are matched by the mean of the squares of their differences.",
         ),
         key(
@@ -450,7 +450,7 @@ pub static MOVE: Section = Section {
                 ("slice", "the first rows and columns"),
                 (
                     "pad",
-                    "the donor's numbers first, behind them those of the recipe; zeros in what writes the stream",
+                    "the donor's numbers first, then those of the recipe; zeros in what writes the stream",
                 ),
                 ("group", "means of neighbouring key heads, or experts"),
                 ("tile", "again and again: key heads of a group, or one network for every expert"),
@@ -524,7 +524,7 @@ pub static MODEL: Section = Section {
             "output_scale",
             Type::Optional(&POSITIVE),
             NONE,
-            "Factor on the output of every component, behind its norm, before it is written to the stream (Granite).",
+            "Factor on the output of every component, after its norm, before it is written to the stream (Granite).",
         ),
         key(
             "norm",
@@ -548,7 +548,7 @@ pub static MODEL: Section = Section {
             "adapt",
             Type::Optional(&Type::Section(&ADAPT)),
             NONE,
-            "Matrices of low rank beside those of components, which alone are trained: the rest is frozen.",
+            "Matrices of low rank added to those of components; they alone are trained, and the rest is frozen.",
         ),
         key(
             "components",
@@ -625,7 +625,7 @@ pub static STREAM: Section = Section {
                 ("mhc", "functions of the lanes, `M` doubly stochastic (DeepSeek V4)"),
             ]),
             Rule("`static`, with `lanes`"),
-            "Where `α`, `β` and `M` come from. In `.dream` it stands behind the number of lanes.",
+            "Where `α`, `β` and `M` come from. In `.dream` it stands after the number of lanes.",
         ),
     ],
 };
@@ -868,7 +868,7 @@ pub static RECUR: Section = Section {
             "residual_norm",
             Type::Bool,
             Value("true"),
-            "Whether the residual stream, or each of its lanes, is normalised after every application inside. With `stream attend` there is none: it is `false`. In `.dream` it stands behind the count.",
+            "Whether the residual stream, or each of its lanes, is normalised after every application inside. With `stream attend` there is none: it is `false`. In `.dream` it stands after the count.",
         ),
         key(
             "backprop",
@@ -998,7 +998,7 @@ pub static SKIP: Section = Section {
             Type::Bool,
             FALSE,
             "Where the `recur` around begins, a token chooses how many of its passes it makes: `p = softmax(W x)`, passes 0 to `d = argmax(p + bias)`. Behind the loop \
-             its stream is `x + p_d·y`, `x` that before the loop and `y` that behind pass `d` (Mixture-of-Recursions, token choice). The `skip` is the whole body of a \
+             its stream is `x + p_d·y`, `x` that before the loop and `y` that after pass `d` (Mixture-of-Recursions, token choice). The `skip` is the whole body of a \
              `recur` with `residual_norm false`.",
         ),
         key(
@@ -1692,7 +1692,7 @@ pub static EVAL: Section = Section {
             "depths",
             Type::List(&SIZE),
             Value("[]"),
-            "Depths to evaluate recurrent models at, besides their own.",
+            "Depths to evaluate recurrent models at, apart from their own.",
         ),
         key(
             "stride",
@@ -1804,7 +1804,7 @@ pub static LADDER: Section = Section {
             "gate",
             Type::Bool,
             FALSE,
-            "Whether an arm stops that is behind the baseline by more than the noise at both of the two smallest cells. Needs two seeds.",
+            "Whether an arm stops whose loss is above the baseline's by more than the noise at both of the two smallest cells. Needs two seeds.",
         ),
         key(
             "cooldown",
@@ -1831,7 +1831,7 @@ pub static LADDER: Section = Section {
             "halving",
             Type::Optional(&Type::Int { min: 2 }),
             NONE,
-            "Successive halving: the smallest cell tries all values of the sweep, and of those one in so many, the best, goes on to the next cell, \
+            "Successive halving: the smallest cell tries all values of the sweep, and one in this number of them, the best, goes on to the next cell, \
              until one is left. Without `transfer` the cells are those of the smallest size.",
         ),
         key(

@@ -25,7 +25,7 @@ use tokio::time::{sleep, timeout};
 /// Time between two looks at whether to stop.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Takes connections until `stop`, at most so many at once; gives those that are not over. To drop
+/// Takes connections until `stop`, at most `most` at once; gives those that are not over. To drop
 /// them ends them.
 pub async fn accept<F>(
     listener: std::net::TcpListener,
@@ -91,7 +91,7 @@ impl BodyError {
     }
 }
 
-/// The body of a request that says that it is JSON: at most so many bytes, within so much time.
+/// The body of a request that says that it is JSON: bounded in bytes and in time.
 ///
 /// # Errors
 /// Where it is no such body.
@@ -116,7 +116,7 @@ pub async fn body(request: Request<Incoming>, most: usize, patience: Duration) -
 #[error("the request could not be worked on")]
 pub struct Failed;
 
-/// Does what takes long beside the connections.
+/// Does what takes long while connections go on.
 ///
 /// # Errors
 /// Those of the work, and [`Failed`] where it ended without any.

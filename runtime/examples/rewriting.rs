@@ -20,7 +20,7 @@ use std::time::Duration;
 const LARGEST: u64 = 3 << 29;
 /// Runs of each program.
 const RUNS: usize = 9;
-/// Texts are decoded with so many places.
+/// The places with which texts are decoded.
 const PLACES: u64 = 256;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -159,7 +159,7 @@ impl Arm {
         Ok(())
     }
 
-    /// A text of some tokens, timed behind its prompt.
+    /// A text of some tokens, timed after its prompt.
     fn decode(&mut self) -> Result<(), Box<dyn Error>> {
         let text: Vec<u32> = self.tokens(PROMPT + DECODED).into_iter().map(|t| t as u32).collect();
         let cached = &mut self.cached;

@@ -60,7 +60,7 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["batch", "sequence", "steps", "ranks", "decode"])]
     blocks: bool,
 
-    /// Also train by this many ranks, in threads, and say how much of their sums is hidden behind
+    /// Also train by this many ranks, in threads, and say how much of their sums is hidden by
     /// the backward
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = value_parser!(u64).range(1..=64))]
     ranks: u64,
@@ -278,7 +278,7 @@ fn trained(r: &Report, t: &Training) -> Vec<Vec<String>> {
     rows.extend(by_library(&t.launches).map(|text| vec!["cuBLASLt".into(), text]));
     rows.extend(r.ranks.as_ref().map(|ranks| {
         let text = format!(
-            "{} in threads, {:.1} ms a step; sums over them {:.1} ms, {:.0} % of it hidden behind the backward",
+            "{} in threads, {:.1} ms a step; sums over them {:.1} ms, {:.0} % of it hidden by the backward",
             ranks.ranks,
             ranks.step_seconds * 1e3,
             ranks.exchanged_seconds * 1e3,

@@ -61,7 +61,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..1 << 24))]
     sequence: Option<u64>,
 
-    /// With `--emit kernels`: compile the kernels by NVRTC and count their registers, of which the
+    /// With `--emit kernels`: compile the kernels by NVRTC and count their registers; the
     /// table otherwise states how many kernels of each kind have
     #[arg(long)]
     registers: bool,

@@ -25,7 +25,7 @@ use std::path::Path;
 Examples:
   dreamc doctor
   dreamc doctor --json | jq .missing
-  dreamc doctor --gpu             prove each kernel on the GPU beside the naive one, a minute or two
+  dreamc doctor --gpu             prove each kernel on the GPU against the naive one, a minute or two
 
 Nothing is changed. Exit code 0, whatever is found: dreamc trains on the CPU with nothing installed.
 With --gpu: exit code 1 where a kernel is wrong, faults, does not end or does not compile.")]

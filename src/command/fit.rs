@@ -37,7 +37,7 @@ pub struct Arguments {
     #[arg(long, value_name = "ARM")]
     baseline: Option<String>,
 
-    /// Resamples behind each interval
+    /// Resamples for each interval
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = value_parser!(u64).range(..=1_000_000))]
     resamples: u64,
 

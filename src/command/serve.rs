@@ -66,7 +66,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(2..1 << 48))]
     cache_tokens: Option<u64>,
 
-    /// Tokens of prompts that are kept behind their texts, for prompts that begin alike; four times
+    /// Tokens of prompts that are kept after their texts, for prompts that begin alike; four times
     /// the context by default
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..1 << 48))]
     keep: Option<u64>,

@@ -95,7 +95,7 @@ with, and what it leaves out. Theirs are the parameters that the authors' class 
 
 `BLESS=1 cargo test --test cli zoo` writes this page. The test holds both columns.
 
-| file | parameters, ours | theirs | ours less theirs | of which |
+| file | parameters, ours | theirs | ours less theirs | namely |
 |---|--:|--:|--:|---|
 ";
 

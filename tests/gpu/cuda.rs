@@ -160,8 +160,8 @@ fn count(sandbox: &Sandbox, what: &str) -> u64 {
 }
 
 /// With graphs and without, waiting for each launch, with work that is done late or at once, on
-/// either card: the same bits as on the interpreter, every call within the rules, and nothing left
-/// behind.
+/// either card: the same bits as on the interpreter, every call within the rules, and nothing
+/// left.
 #[test]
 fn a_model_trains_as_on_the_interpreter_bit_for_bit() {
     let Some(card) = Card::new() else { return };

@@ -79,10 +79,8 @@ fn random_specifications_train_over_ranks() {
 
 /// The same of specifications that have experts, which four ranks share in teams of two and four,
 /// alone and with states and weights cut:
-/// `DREAMC_SPECS=9 cargo test --test numerics verify::random_mixtures -- --ignored`. One is known
-/// whose gradients of one micro-batch have other bits than those of whole experts.
+/// `DREAMC_SPECS=9 cargo test --test numerics verify::random_mixtures`.
 #[test]
-#[ignore = "minutes, and bits of gradients are open"]
 fn random_mixtures_train_over_ranks_that_share_experts() {
     let (specs, first) = (from_environment("DREAMC_SPECS", 3), from_environment("DREAMC_SEED", 0));
     let mixture = |spec: &Spec| spec.model.components.values().any(|c| matches!(c, Component::Experts(_)));

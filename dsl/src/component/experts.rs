@@ -57,7 +57,7 @@ pub static EXPERTS: Section = Section {
             "shared",
             COUNT,
             Value("0"),
-            "Experts that every token uses, beside the routed ones (DeepSeek): one network of this many times `intermediate`.",
+            "Experts that every token uses, as well as the routed ones (DeepSeek): one network of this many times `intermediate`.",
         ),
         key(
             "shared_gate",

@@ -99,15 +99,15 @@ pub enum GroupError {
 pub enum Collective {
     /// Every rank gets the sum of all ranks' numbers (f32).
     AllReduce,
-    /// Every rank gets its part of the sum of all ranks' numbers (f32), which stand behind the
+    /// Every rank gets its part of the sum of all ranks' numbers (f32), which stand after the
     /// lengths of the parts of all ranks (8 bytes each, little endian).
     ReduceScatter,
-    /// Every rank gets the bytes of all ranks, each behind its length (8 bytes, little endian).
+    /// Every rank gets the bytes of all ranks, each after its length (8 bytes, little endian).
     AllGather,
     /// Every rank gets the bytes of this rank.
     Broadcast(u64),
-    /// Every rank gets what each rank has for it, each behind its length, in the order of the
-    /// ranks. A rank's bytes for all ranks stand behind the lengths for each (8 bytes, little
+    /// Every rank gets what each rank has for it, each after its length, in the order of the
+    /// ranks. A rank's bytes for all ranks stand after the lengths for each (8 bytes, little
     /// endian).
     AllToAll,
 }
@@ -257,7 +257,7 @@ impl Group {
         self.rank == 0
     }
 
-    /// The units, out of so many, that are this rank's: those of all ranks, in order, are all of
+    /// The units, out of `count`, that are this rank's: those of all ranks, in order, are all of
     /// them. `None` where they cannot be shared equally.
     pub fn share(&self, units: usize) -> Option<std::ops::Range<usize>> {
         let (rank, size) = (self.rank as usize, self.size as usize);
@@ -271,7 +271,7 @@ impl Group {
         fill(values, &sum)
     }
 
-    /// Sums over all ranks, of which this rank gets its part: `lengths` are those of all parts,
+    /// Sums over all ranks; this rank gets its part: `lengths` are those of all parts,
     /// which follow one another.
     pub fn reduce_scatter(&self, values: &[f32], lengths: &[u64]) -> Result<Vec<f32>, GroupError> {
         let lengths: Vec<u8> = lengths.iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -298,7 +298,7 @@ impl Group {
         self.parted(&transport.exchange(Collective::AllToAll, &bytes)?)
     }
 
-    /// The bytes of each rank, each behind its length.
+    /// The bytes of each rank, each after its length.
     fn parted(&self, all: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
         let (mut rest, mut parts) = (all, vec![]);
         while let Some((length, behind)) = rest.split_first_chunk::<8>() {
@@ -465,7 +465,7 @@ pub(crate) fn combine<B: AsRef<[u8]>>(
     })
 }
 
-/// The lengths of the parts of so many ranks, in bytes, and what is behind them, in `unit`s of so
+/// The lengths of the parts of all ranks, in bytes, and what is after them, in `unit`s of so
 /// many bytes: what a rank brings to [`Collective::ReduceScatter`] and [`Collective::AllToAll`].
 pub(crate) fn lengths_of(bytes: &[u8], ranks: usize, unit: usize) -> Result<(Vec<usize>, &[u8]), GroupError> {
     let (head, numbers) = bytes.split_at_checked(8 * ranks).ok_or_else(garbled)?;
@@ -481,7 +481,7 @@ pub(crate) fn lengths_of(bytes: &[u8], ranks: usize, unit: usize) -> Result<(Vec
     }
 }
 
-/// The part of a sum's bytes that a rank gets, of parts that are so many bytes long.
+/// The part of a sum's bytes that a rank gets, of parts of these lengths in bytes.
 pub(crate) fn part_of<'a>(sum: &'a [u8], rank: u64, lengths: &[usize]) -> Result<&'a [u8], GroupError> {
     let (before, own) = lengths.split_at_checked(rank as usize).ok_or_else(garbled)?;
     let first: usize = before.iter().sum();

@@ -255,7 +255,8 @@ impl Mpi {
         }
     }
 
-    /// This rank's part of the sum of as many numbers of every rank; parts are so many bytes long.
+    /// This rank's part of the sum of as many numbers of every rank; parts have these lengths in
+    /// bytes.
     fn own_sum(&self, bytes: &[u8], lengths: &[usize]) -> Result<Vec<u8>, GroupError> {
         let own = lengths.get(self.rank as usize).copied().unwrap_or(0);
         if bytes.len() != lengths.iter().sum::<usize>() || lengths.len() != self.size {
@@ -272,7 +273,7 @@ impl Mpi {
         combine(Collective::AllReduce, &parts, self.rank)
     }
 
-    /// The bytes of each rank for this one, each behind their length.
+    /// The bytes of each rank for this one, each after its length.
     fn to_all(&self, bytes: &[u8]) -> Result<Vec<u8>, GroupError> {
         let (lengths, parts) = lengths_of(bytes, self.size, 1)?;
         let table = self.gather(&bytes[..bytes.len() - parts.len()])?;
@@ -291,7 +292,8 @@ impl Mpi {
         Ok(all)
     }
 
-    /// Sends each rank its part of these bytes, and gets so many bytes of each, one behind another.
+    /// Sends each rank its part of these bytes, and gets these numbers of bytes of each, one after
+    /// another.
     fn parts_to_all(&self, bytes: &[u8], lengths: &[usize], come: &[usize]) -> Result<Vec<u8>, GroupError> {
         let long = |_| bad("more than 2 GiB at once");
         let places = |lengths: &[usize]| -> Result<(Vec<c_int>, Vec<c_int>, usize), GroupError> {
@@ -314,7 +316,7 @@ impl Mpi {
         let to: &mut [u8] = if parts.is_empty() { &mut nothing } else { &mut parts };
         let (from, to) = (from.as_ptr().cast(), to.as_mut_ptr().cast());
         // SAFETY: the parts of `bytes` begin at their places and end with it; `to` has room for
-        // what comes of each rank, one behind another, as every rank has heard.
+        // what comes of each rank, one after another, as every rank has heard.
         let code = unsafe {
             (self.all_to_all_parts)(
                 from,

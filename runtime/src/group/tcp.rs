@@ -25,7 +25,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The first bytes of a connection, behind which rank and size follow.
+/// The first bytes of a connection; rank and size follow.
 const GREETING: &[u8; 16] = b"dreamc ranks 1\r\n";
 
 /// Bytes before those of a frame.
@@ -411,7 +411,7 @@ impl Transport for Ray {
 }
 
 impl Ray {
-    /// A result of rank 0, for what this rank asked with so many bytes.
+    /// A result of rank 0, for what this rank asked with these bytes.
     fn come(
         &self,
         what: Collective,

@@ -10,7 +10,7 @@ use crate::model::{Model, Scale};
 use crate::train::folder::RunFolder;
 use crate::train::{Prepared, TrainError};
 use dreamc_compiler::compiled::{Tensor, TensorKind};
-use dreamc_dsl::spec::{Item, Shard};
+use dreamc_dsl::spec::{Component, Item, Shard};
 use indexmap::IndexMap;
 use std::thread;
 use std::time::Duration;
@@ -154,7 +154,8 @@ fn spread(
 ///
 /// Where all ranks own the experts together, an owner adds up what each rank's tokens give, in the
 /// order of the ranks, as sums over ranks do: the bits of a step are equal where a rank has one
-/// micro-batch, but for gradients that are sums over experts, and those of experts in loops.
+/// micro-batch, but for gradients that are sums over experts, those of experts in loops, and models
+/// whose tokens use all experts.
 fn experts(s: &Subject, checks: &mut Checks, later: f64) -> Result<(), VerifyError> {
     let n = s.ranks;
     let Some(trial) = Trial::sharing_experts(s, 2 * n)? else { return Ok(()) };
@@ -190,6 +191,15 @@ fn recurs(items: &[Item]) -> bool {
     })
 }
 
+/// Whether tokens use all experts of a mixture. Where a rank has them, rewriting makes them one
+/// network, whose matmuls sum over experts in another order than their owners do.
+fn dense(trial: &Trial) -> bool {
+    trial.spec.model.components.values().any(|component| match component {
+        Component::Experts(e) => e.active >= e.count + e.noop,
+        _ => false,
+    })
+}
+
 /// Compares a step of ranks that share experts with one of ranks that have all.
 fn steps_of_experts(
     s: &Subject,
@@ -210,7 +220,7 @@ fn steps_of_experts(
         }
         let mut whole = whole;
         whole.gradients.retain(|name, _| found.gradients.contains_key(name));
-        if which.is_some() && all {
+        if which.is_some() && all && !dense(trial) {
             // Passes of a loop add to the same experts, owners rank by rank in each of them.
             let passes = recurs(&trial.spec.model.body);
             let in_order = |t: &Tensor| t.kind != TensorKind::Shared && (t.owners == 1 || !passes);

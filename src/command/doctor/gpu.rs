@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 #[derive(Args)]
 pub(super) struct GpuArguments {
-    /// Prove each kernel on a GPU beside the naive one
+    /// Prove each kernel on a GPU against the naive one
     #[arg(long)]
     gpu: bool,
 

@@ -56,7 +56,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE.json", required_unless_present_any = ["list", "text"])]
     ids: Option<PathBuf>,
 
-    /// A text in the place of ids, all of which is read; may be given several times, for rows of as
+    /// A text in the place of ids, read whole; may be given several times, for rows of as
     /// many tokens
     #[arg(long, value_name = "TEXT", conflicts_with = "ids")]
     text: Vec<String>,

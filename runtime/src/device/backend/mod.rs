@@ -141,7 +141,7 @@ pub(crate) trait Backend: Send + 'static {
     /// Whether what is mapped is copied.
     const COPIES: bool = false;
 
-    /// Bytes allocated beside the arena, mapped weights left out.
+    /// Bytes allocated next to the arena, mapped weights left out.
     fn scratch_bytes(&self) -> u64;
 
     /// Copies into the arena, after all launches before it.

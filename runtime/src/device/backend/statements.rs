@@ -54,7 +54,7 @@ struct Memory(Vec<Vec<u8>>);
 const APART: u64 = 1 << 40;
 
 impl Memory {
-    /// The allocation of an address, and the place in it of so many bytes.
+    /// The allocation of an address, and the place of `bytes` bytes in it.
     fn place(&self, address: u64, bytes: u64) -> Result<(usize, std::ops::Range<usize>), String> {
         let outside = || format!("{bytes} bytes at {address:#x} are in no memory");
         let number = (address / APART).checked_sub(1).ok_or_else(outside)? as usize;

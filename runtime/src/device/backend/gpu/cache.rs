@@ -4,7 +4,7 @@
 //! made from the same text, headers and options by the same version of NVRTC, and is whole (its own
 //! hash is checked); files appear by renaming, so processes that compile the same kernels at once
 //! do not disturb each other; a cache that cannot be read or written costs time and nothing else.
-//! Choices between two ways of computing a product are kept beside the code; the first that is kept
+//! Choices between two ways of computing a product are kept with the code; the first that is kept
 //! stays.
 //!
 //! The folder is `DREAMC_CACHE`, else `dreamc` in `XDG_CACHE_HOME` or `~/.cache`; an empty
@@ -202,7 +202,7 @@ impl Compiler {
         write(place, text.as_bytes());
     }
 
-    /// Leaves a file for a person, beside the folder of kernels; gives its path.
+    /// Leaves a file for a person, next to the folder of kernels; gives its path.
     pub(super) fn report(&self, source: &Source, text: &str) -> Option<PathBuf> {
         let folder = self.folder.as_ref()?.parent()?.join("reports");
         let path = folder.join(format!("{}-{}.txt", source.name.replace('/', "-"), &self.key(source)[..12]));
@@ -264,7 +264,7 @@ fn write(path: &Path, code: &[u8]) {
         .and_then(|()| files::write_atomic(path, |out| hashed(out, code)));
 }
 
-/// Content behind its own hash, as [`read`] wants it.
+/// Content after its own hash, as [`read`] wants it.
 fn hashed(out: &mut dyn Write, content: &[u8]) -> io::Result<()> {
     out.write_all(blake3::hash(content).as_bytes())?;
     out.write_all(content)
