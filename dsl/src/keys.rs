@@ -912,7 +912,7 @@ pub static RECUR: Section = Section {
             Rule("`last`"),
             "The passes whose streams the loss of training sees; evaluation sees the stream that leaves. `exit mean` or `exit gate 0.1` in `.dream`. \
              Of a `recur` that is the last item of the body; a `norm` may follow it, through which every pass goes. Such a loss is refused \
-             beside `backprop`: gradients of the passes before its last ones would reach the head alone. \
+             with `backprop`: gradients of the passes before its last ones would reach the head alone. \
              With lanes or sources, the stream of a pass is the one that the final norm would read after it.",
         ),
         key(

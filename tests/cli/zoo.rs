@@ -29,7 +29,7 @@ without sharing anything.
 const PARTS: &str = "
 ## Parts
 
-Parts of authors' models beside the built-in components, and the text of a definition that says each. `cargo test --test numerics authors` compares each with
+Parts of authors' models that no built-in component has, and the text of a definition that says each. `cargo test --test numerics authors` compares each with
 its authors' formula. [Definitions](definitions.md) begins with the ideas.
 
 | part | text | in the zoo |
@@ -46,7 +46,7 @@ its authors' formula. [Definitions](definitions.md) begins with the ideas.
 | free frequencies of a rotation | `cos(position * exp(-log(base) * places(half) / (size / 2 - 1)))` | |
 | embeddings of values, with a gate | `v = linear(n, [heads, value]) + gate * embedding([heads, value])` | x0-scaled |
 | the smear of the token before | `weight([], zero) * sigmoid(linear(few, [])) * shift(x)` | x0-scaled |
-| queries and keys normed behind the rotation | `1.2 * rms(rope(linear(n, [heads, size]), 100000), over size)` | x0-scaled |
+| queries and keys normed after the rotation | `1.2 * rms(rope(linear(n, [heads, size]), 100000), over size)` | x0-scaled |
 | the stream of the middle taken back | `save mid`, then `mix mid scaled` | x0-scaled |
 | both factors of value residuals | `weight([], 0.5) * own + weight([], 0.5) * first` | value-residual |
 | value residuals by shares of tokens | `own + sigmoid(linear(n, [heads], bias)) * (first - own)` | |

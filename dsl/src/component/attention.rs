@@ -356,12 +356,7 @@ pub static PROJECTION: Section = Section {
     short: None,
     keys: &[
         key("count", Type::Optional(&SIZE), Rule("how often the layer is applied"), "Routed experts."),
-        key(
-            "shared",
-            Type::Bool,
-            Value("true"),
-            "Whether there is a shared, always active expert beside them.",
-        ),
+        key("shared", Type::Bool, Value("true"), "Whether there is a shared, always active expert as well."),
         QUERY_SHORT,
         BALANCE_SHORT,
         key(
