@@ -180,8 +180,8 @@ fn experts_that_ranks_share_train_what_whole_ones_train() {
         "--set",
         "model.components.sa.sequence.projection={count: 4}",
         "--set",
-        // More experts than the rows of their turns take room.
-        "model.components.ea.experts.count=64",
+        // More experts than the rows of their turns and two sets of windows take room.
+        "model.components.ea.experts.count=128",
         "--set",
         "model.components.ea.experts.intermediate=64",
     ];
