@@ -473,8 +473,8 @@ const RUNS: &[Fault] = &[
         s.wait("runs/task-001", |row| row["trains"] == true);
         let metrics = || std::fs::read_to_string(&metrics).unwrap_or_default().lines().count();
         let until = Instant::now() + Duration::from_secs(60);
-        // A last write of the killed process may have come after the file was emptied. The other one
-        // hears signals from its first step on.
+        // A last write of the killed process may have come after the file was emptied. The other
+        // one hears signals from its first step on.
         let begun = metrics();
         while metrics() < begun + 2 {
             assert!(Instant::now() < until, "no step is taken");
