@@ -42,7 +42,7 @@ DEVICE float relu(float x) { return x > 0.0f ? x : 0.0f; }
 DEVICE float softplus(float x) { return x > 20.0f ? x : logf(1.0f + expf(x)); }
 DEVICE float positive(float x) { return x > 0.0f ? 1.0f : 0.0f; }
 DEVICE float larger(float a, float b) { return b > a ? b : a; }
-DEVICE float kept(float a, float b) { return b != 0.0f ? a : 0.0f; }
+DEVICE float unless_zero(float a, float b) { return b != 0.0f ? a : 0.0f; }
 
 // By its series, after whole turns are taken off.
 DEVICE float sine(Wide x) {

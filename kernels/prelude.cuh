@@ -170,7 +170,7 @@ struct Sum {
 };
 
 DEVICE float larger(float a, float b) { return b > a ? b : a; }
-DEVICE float kept(float a, float b) { return b != 0.0f ? a : 0.0f; }
+DEVICE float unless_zero(float a, float b) { return b != 0.0f ? a : 0.0f; }
 
 // NaN is passed over.
 struct Largest {
@@ -351,9 +351,9 @@ template <int N> struct Floats {
         for (int i = 0; i < N; ++i) a.x[i] = ::larger(a.x[i], b.x[i]);
         return a;
     }
-    friend DEVICE Floats kept(Floats a, Floats b) {
+    friend DEVICE Floats unless_zero(Floats a, Floats b) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) a.x[i] = ::kept(a.x[i], b.x[i]);
+        for (int i = 0; i < N; ++i) a.x[i] = ::unless_zero(a.x[i], b.x[i]);
         return a;
     }
     friend DEVICE Floats fmaf(Floats a, Floats b, Floats c) {

@@ -14,7 +14,7 @@ struct bf16 {
 
 #define DEVICE inline
 #define TABLE constant
-#define thread_number() i64(number)
+#define thread_number() i64(thread_of_grid)
 
 DEVICE u32 bits_of(float x) { return as_type<uint>(x); }
 DEVICE float float_of(u32 bits) { return as_type<float>(bits); }
@@ -35,6 +35,9 @@ DEVICE float logf(float x) { return metal::precise::log(x); }
 DEVICE float tanhf(float x) { return metal::precise::tanh(x); }
 DEVICE float sqrtf(float x) { return metal::precise::sqrt(x); }
 DEVICE float floorf(float x) { return metal::floor(x); }
+DEVICE float fabsf(float x) { return metal::fabs(x); }
+DEVICE float sinf(float x) { return metal::precise::sin(x); }
+DEVICE float cosf(float x) { return metal::precise::cos(x); }
 DEVICE float fmaxf(float a, float b) { return metal::fmax(a, b); }
 DEVICE float fmaf(float a, float b, float c) { return metal::fma(a, b, c); }
 DEVICE float sqrt(float x) { return metal::precise::sqrt(x); }

@@ -144,7 +144,10 @@ fn statements_compute_as_c_does() {
         ("Wide a = 0.1; y[0] = (float)(a * 10.0 - 1.0);", 0.0),
         ("float a = 16777216.0f; y[0] = a + 1.0f - a;", 0.0),
         ("y[0] = fmaf(16777216.0f, 16777216.0f, 1.0f) > 2.8e14f;", 1.0),
-        ("y[0] = larger(1.0f, 2.0f) + kept(5.0f, 0.0f) + worth(float_of(0x7fc00000u)) ;", f32::NEG_INFINITY),
+        (
+            "y[0] = larger(1.0f, 2.0f) + unless_zero(5.0f, 0.0f) + worth(float_of(0x7fc00000u)) ;",
+            f32::NEG_INFINITY,
+        ),
         ("int a = 3; { int a = 4; y[0] = a; } y[0] += a;", 7.0),
     ] {
         assert_eq!(after(body), Ok(result), "{body}");

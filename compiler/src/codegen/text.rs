@@ -69,7 +69,7 @@ pub(crate) fn binary(op: Binary, a: &str, b: &str) -> String {
         Binary::Mul => format!("{a} * {b}"),
         Binary::Div => format!("{a} / {b}"),
         Binary::Max => format!("larger({a}, {b})"),
-        Binary::Where => format!("kept({a}, {b})"),
+        Binary::Where => format!("unless_zero({a}, {b})"),
     }
 }
 

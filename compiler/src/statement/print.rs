@@ -194,7 +194,7 @@ impl Printer<'_> {
             }
             let _ = writeln!(
                 self.out,
-                "}};\nkernel void {0}(constant {0}_arguments &given [[buffer(0)]], uint number [[thread_position_in_grid]]) {{",
+                "}};\nkernel void {0}(constant {0}_arguments &given [[buffer(0)]], uint thread_of_grid [[thread_position_in_grid]]) {{",
                 of.name
             );
             for v in &of.variables[..of.params] {
@@ -365,6 +365,11 @@ impl Printer<'_> {
             ExprKind::Build(list) => (format!("{{{}}}", joined(list)), WHOLE),
             ExprKind::Assign(to, operator, value) => {
                 let mark = operator.map_or(String::new(), |operator: Infix| operator.to_string());
+                // Structures are copied between addresses of one space alone.
+                if self.dialect.metal() && to.of == Type::Number(Number::Bf16) {
+                    let (to, from) = (self.expr(of, to, WHOLE), self.expr(of, value, WHOLE));
+                    return (format!("{to}.bits = {from}.bits"), CHOICE);
+                }
                 (format!("{} {mark}= {}", self.expr(of, to, BEFORE), self.expr(of, value, CHOICE)), CHOICE)
             }
             ExprKind::Step(x, by, new) => {

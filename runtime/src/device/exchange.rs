@@ -541,7 +541,9 @@ impl Overlap {
     /// arena when a later one is.
     pub(crate) fn begin(&mut self, job: Job, kept: bool) -> u64 {
         // Where the thread has ended it left the reason.
-        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+        if let Some(jobs) = &self.jobs {
+            let _ = jobs.send(job);
+        }
         self.kept.push_back(kept);
         self.first + self.kept.len() as u64 - 1
     }

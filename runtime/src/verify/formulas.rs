@@ -299,8 +299,8 @@ fn normalised(items: &[Item], inside: bool) -> bool {
 /// After how many layers the streams are that `mix history` reads, without the one that is there.
 fn past(steps: Steps, depth: usize) -> Vec<usize> {
     let read = |j: &usize| match steps {
-        Steps::Every(step) => *j as u64 % step == 0,
-        Steps::Apart(step) => (depth - j) as u64 % step == 0,
+        Steps::Every(step) => (*j as u64).is_multiple_of(step),
+        Steps::Apart(step) => ((depth - j) as u64).is_multiple_of(step),
     };
     // Before any layer the embedding is the past and the present.
     if depth == 0 { vec![0] } else { (0..depth).filter(read).collect() }

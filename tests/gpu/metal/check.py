@@ -24,6 +24,7 @@ struct atomic_int { int of; };
 enum memory_order { memory_order_relaxed };
 int atomic_fetch_min_explicit(volatile device atomic_int *, int, memory_order);
 float floor(float);
+float fabs(float);
 float fmax(float, float);
 float fma(float, float, float);
 namespace precise {
@@ -31,6 +32,8 @@ float exp(float);
 float log(float);
 float tanh(float);
 float sqrt(float);
+float sin(float);
+float cos(float);
 }
 }
 // The language has no type of 64 bits for floats.
@@ -46,7 +49,7 @@ def main():
     (shim / "metal_atomic").write_text("")
     # Attributes of arguments are Metal's own, and unknown to Clang.
     flags = ["-x", "c++", "-std=c++14", "-fsyntax-only", "-Wall", "-Wno-unknown-attributes", "-Wno-ignored-attributes"]
-    flags += ["-Wno-unused", "-Wdouble-promotion", "-I", str(shim)]
+    flags += ["-Wno-unused", "-Wno-parentheses", "-Wdouble-promotion", "-I", str(shim)]
     index = clang.cindex.Index.create()
     for path in sorted(folder.glob("*.metal")):
         found = index.parse(str(path), args=flags).diagnostics

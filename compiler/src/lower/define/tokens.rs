@@ -103,19 +103,30 @@ impl Lower<'_> {
 
     /// The mean over the tokens here, of each sequence or of all, for every token.
     pub(super) fn averaged(&mut self, d: &Defining, v: Value, all: bool) -> Value {
-        let each = self.b.dims(v);
-        let own = &each[d.rows.len()..];
+        if all {
+            let each = Type::f32(&self.b.dims(v));
+            let mean = self.b.reduce(Reduce::Mean, v, &d.rows);
+            let zeros = self.b.zeros(&each);
+            return self.b.add(zeros, mean);
+        }
         // A mean of each sequence is over its last dimensions, so that its gradient is a sum over
-        // neighbours.
-        let (over, order) = match d.rows.split_first() {
-            Some((batch, tokens)) if !all => (tokens, [&[*batch], own, tokens].concat()),
-            _ => (&d.rows[..], each.to_vec()),
-        };
-        let v = self.b.arrange(v, &order);
-        let mean = self.b.reduce(Reduce::Mean, v, over);
+        // neighbours. A sequence and dimensions of the value are the rows; a number has one.
+        let number = self.b.dims(v).len() == d.rows.len();
+        let one = number.then(|| self.dim("one", 1));
+        let each = [&self.b.dims(v)[..], one.as_slice()].concat();
+        let (batch, tokens) = d.rows.split_at(1);
+        let order = [batch, &each[d.rows.len()..], tokens].concat();
+        let zeros = self.b.zeros(&Type::f32(&each));
+        let wide = if number { self.b.add(zeros, v) } else { v };
+        let wide = self.b.arrange(wide, &order);
+        let mean = self.b.reduce(Reduce::Mean, wide, tokens);
         let zeros = self.b.zeros(&Type::f32(&order));
         let mean = self.b.add(zeros, mean);
-        self.b.arrange(mean, &each)
+        let mean = self.b.arrange(mean, &each);
+        match one {
+            Some(one) => self.b.reduce(Reduce::Sum, mean, &[one]),
+            None => mean,
+        }
     }
 
     /// The places of queries and keys in their documents, where they are not their numbers among
