@@ -181,11 +181,35 @@ impl Writer<'_> {
                 let ty = f.ty(v);
                 let value = zeros("x", &ty.dims, &size);
                 let value = if ty.dtype.is_float() { value } else { value.method("long", vec![]) };
+                let value = match self.copies(&port.name, self.source.architecture.leader(*body)) {
+                    0 | 1 => value,
+                    n => Expr::name(format!("[{} for _ in range({n})]", value.text())),
+                };
                 made.entry(name.clone())
                     .or_insert_with(|| Stmt::Assign(vec![name], value, listed(&ty.dims, module)));
             }
         }
         made.into_values().collect()
+    }
+
+    /// How many variables a state has: tokens that a part processed are of one set of weights, and
+    /// its next pass chooses among them.
+    fn copies(&self, name: &str, leader: usize) -> usize {
+        let state = self.source.lowered.facts.states.get(name);
+        match state.is_some_and(|state| state.part == Part::Members) {
+            true => self.source.architecture.prefixes().filter(|(_, (body, _))| *body == leader).count(),
+            false => 1,
+        }
+    }
+
+    /// Where an application reads and leaves a state.
+    fn place(&self, name: &str, apply: &Apply) -> String {
+        let leader = self.source.architecture.leader(apply.body);
+        let variable = self.source.handed(name, Some(leader));
+        match self.copies(name, leader) > 1 {
+            true => format!("{variable}[{}]", affine(&apply.set).text()),
+            false => variable,
+        }
     }
 
     fn function(&self, body: usize) -> &Function {
@@ -211,12 +235,11 @@ impl Writer<'_> {
 
     fn apply(&self, apply: &Apply, out: &mut Vec<Stmt>) -> Result<(), TorchError> {
         let calls = &self.calls[&apply.body];
-        let leader = Some(self.source.architecture.leader(apply.body));
         let mut args = vec![];
         for (name, port) in &calls.args {
             args.push(match port.binding {
                 Binding::Stream => Expr::name("x"),
-                Binding::State(_) => Expr::name(self.source.handed(&port.name, leader)),
+                Binding::State(_) => Expr::name(self.place(&port.name, apply)),
                 Binding::Batch(input) => Expr::name(input.name()),
                 Binding::Index(index) => self.index(index, Some(apply))?,
                 Binding::Weight | Binding::Buffer => path(&port.name),
@@ -240,7 +263,7 @@ impl Writer<'_> {
                 after.push(Stmt::Line(format!("extra = extra + {}{more}", output.name())));
                 output.name().to_string()
             }
-            _ => self.source.handed(&port.name, leader),
+            _ => self.place(&port.name, apply),
         });
         let targets: Vec<String> = targets.collect();
         out.push(Stmt::Assign(targets, call, String::new()));
@@ -253,10 +276,9 @@ impl Writer<'_> {
 
     /// Ends gradients of what an application leaves.
     fn detach(&self, apply: &Apply, calls: &Calls, out: &mut Vec<Stmt>) {
-        let leader = Some(self.source.architecture.leader(apply.body));
         out.push(Stmt::Line("x = x.detach()".into()));
         for port in calls.results.iter().filter(|p| p.binding.is_state()) {
-            let name = self.source.handed(&port.name, leader);
+            let name = self.place(&port.name, apply);
             let state = self.source.lowered.facts.states.get(&port.name);
             let whole = port.binding == Binding::State(Lifetime::Saved)
                 || state.is_some_and(|s| s.part == Part::Sources);

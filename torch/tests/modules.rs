@@ -155,7 +155,7 @@ fn check_with(all: Vec<(String, Spec)>, segments: bool) {
     }
     println!("{} modules; refused: {}", names.len(), refused.join("; "));
     let found = compared(&python, folder.path(), &names);
-    if let Some((name, spec)) = all.iter().find(|(name, _)| found.starts_with(name.as_str())) {
+    if let Some((name, spec)) = all.iter().find(|(name, _)| found.starts_with(&format!("{name}:"))) {
         println!("{name}:\n{}", dreamc_dsl::show(spec, Spelling::Yaml));
     }
     assert!(found.is_empty(), "{found}");
