@@ -247,9 +247,11 @@ impl Walk<'_> {
 
 /// The launches of a list, loops once.
 fn listed(steps: &[Step]) -> Vec<&Launch> {
-    let of = |step| match step {
-        &Step::Launch(ref launch) => vec![launch],
-        Step::Loop { steps, .. } => listed(steps),
-    };
+    fn of(step: &Step) -> Vec<&Launch> {
+        match step {
+            Step::Launch(launch) => vec![launch],
+            Step::Loop { steps, .. } => listed(steps),
+        }
+    }
     steps.iter().flat_map(of).collect()
 }
