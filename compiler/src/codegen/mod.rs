@@ -90,8 +90,10 @@ pub enum CodegenError {
     /// An operand that is packed and no weight.
     #[error("operand `{0}` is packed; kernels read weights so alone")]
     Packed(&'static str),
-    /// A kernel whose text is CUDA's alone.
-    #[error("{0} reads weights in few bits, which CUDA alone has kernels for; keep them in bf16 or in f32")]
+    /// A kernel whose text CUDA and HIP alone have.
+    #[error(
+        "{0} reads weights in few bits, which CUDA and HIP alone have kernels for; keep them in bf16 or in f32"
+    )]
     Dialect(String),
     /// A kernel that is not well formed; the check of the plan finds it first.
     #[error("{0}")]
@@ -371,19 +373,45 @@ mod tests {
     use crate::count::device::DEVICES;
     use crate::program::Matrix;
 
-    #[test]
-    fn grids_are_cut_for_the_processors_that_there_are() {
+    /// A product of 64 by 64 with sums of 8192, of a weight in its own storage or not.
+    fn product(stored: bool) -> Kernel {
         let matrix = |row| Matrix { row, column: 1 };
         let (a, b) = (matrix(8192), matrix(64));
-        let kernel = Kernel::Product(crate::program::kernel::Product {
+        Kernel::Product(crate::program::kernel::Product {
             m: 64,
             n: 64,
             k: 8192,
             a,
             b,
             accumulate: false,
-            stored: false,
-        });
+            stored,
+        })
+    }
+
+    #[test]
+    fn weights_in_few_bits_are_refused_by_name_where_no_kernel_reads_them() {
+        for (dialect, reads) in
+            [(Dialect::Cuda, true), (Dialect::Hip, true), (Dialect::Metal, false), (Dialect::Plain, false)]
+        {
+            let variant = Variant { naive: true, dialect, ..Variant::default() };
+            assert!(generate(&product(true), variant).unwrap().is_some(), "{dialect:?}");
+            let packed = generate(&product(true), Variant { packed: Some(Packed::Q8), ..variant });
+            match packed {
+                Ok(source) => assert!(reads && source.is_some(), "{dialect:?}"),
+                Err(error) => {
+                    let words = error.to_string();
+                    assert!(
+                        !reads && words.contains("product") && words.contains("bf16"),
+                        "{dialect:?}: {words}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn grids_are_cut_for_the_processors_that_there_are() {
+        let kernel = product(false);
         let blocks = |processors| {
             let limits = Limits { processors, ..Limits::default() };
             let source = generate(&kernel, Variant { limits, ..Variant::default() }).unwrap().unwrap();
