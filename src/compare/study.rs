@@ -72,6 +72,8 @@ impl Manifest {
         let unfinished = |e: &fs::DirEntry| e.file_name().to_string_lossy().starts_with(files::TEMPORARY);
         match entries.flatten().find(|e| !unfinished(e)) {
             None => Ok(None),
+            // It did so since the first look.
+            Some(_) if path.is_file() => Ok(Some(Self::read(&path)?)),
             Some(entry) => Err(Failure::Usage(format!(
                 "{} holds {} and is not the folder of a comparison: it is left alone; choose another --out",
                 folder.display(),
