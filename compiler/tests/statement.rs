@@ -1,7 +1,7 @@
 //! Kernel statements: a text in every dialect, what is no statement, and what runs.
 
 use dreamc_compiler::statement::print::{Dialect, print};
-use dreamc_compiler::statement::run::{Memory, Value, run};
+use dreamc_compiler::statement::run::{Grid, Memory, Value, run};
 use dreamc_compiler::statement::{StatementError, Unit};
 use std::fmt::Write;
 
@@ -90,6 +90,9 @@ fn what_is_no_statement_says_why() {
     assert!(Unit::parse(&text).unwrap_err().to_string().contains("levels"));
 }
 
+/// One thread.
+const ONE: Grid = Grid { blocks: 1, threads: 1, shared: 0 };
+
 /// Floats from address 0x100 on.
 struct Floats(Vec<u32>);
 
@@ -120,7 +123,7 @@ fn after(body: &str) -> Result<f32, String> {
     );
     let unit = Unit::parse(&text).map_err(|e| e.to_string())?;
     let mut memory = Floats(vec![0; 4]);
-    run(&unit, &unit.entries[0], 1, &[Value::Address(0x100), Value::Int(7)], &mut memory)?;
+    run(&unit, &unit.entries[0], ONE, &[Value::Address(0x100), Value::Int(7)], &mut memory)?;
     Ok(f32::from_bits(memory.0[0]))
 }
 
@@ -165,5 +168,87 @@ fn what_cannot_run_is_an_error() {
         ("int a[2] = {1, 2}; y[0] = a[n];", "a place outside an array"),
     ] {
         assert_eq!(after(body), Err(why.to_string()), "{body}");
+    }
+}
+
+/// Threads of a block that share memory: each sums over its neighbours what all of them left.
+const BLOCK: &str = r#"
+KERNEL __launch_bounds__(64, 1) sums(const float *x, float *y) {
+    shared float parts[4];
+    shared float all[];
+    const int t = thread();
+    all[t] = x[block() * 64 + t];
+    wait_block();
+    floats4 sum = 0.0f;
+    unroll(2) for (int i = 0; i < 8; i += 4) {
+        sum = sum + load4(all + (t / 8 * 8 + i));
+    }
+    leave_sum(all_sum(sum), parts);
+    wait_block();
+    const float most = lanes_largest(sum[1], 32, 32);
+    if (t == 0) {
+        put(y + block() * 4, floats4(join_sums(parts, 64), most, -1.0f, 0.0f) * 2.0f);
+    }
+}
+"#;
+
+fn of_block(text: &str) -> Result<Vec<f32>, String> {
+    let unit = Unit::parse(text).map_err(|e| e.to_string())?;
+    let mut memory = Floats((0..128).map(|i| (i as f32).to_bits()).chain([0; 8]).collect());
+    let arguments = [Value::Address(0x100), Value::Address(0x100 + 4 * 128)];
+    run(&unit, &unit.entries[0], Grid { blocks: 2, threads: 64, shared: 256 }, &arguments, &mut memory)?;
+    Ok(memory.0[128..].iter().map(|bits| f32::from_bits(*bits)).collect())
+}
+
+#[test]
+fn threads_of_a_block_share_memory_and_join_numbers() {
+    // Each of eight threads has the sum of all eight.
+    let sum = |from: u32| 2.0 * 8.0 * (from..from + 64).sum::<u32>() as f32;
+    // The second of two fours, of the last eight of the first warp.
+    let most = |from: u32| 2.0 * (2 * from + 24 + 1 + 28 + 1) as f32;
+    let expected = vec![sum(0), most(0), -2.0, 0.0, sum(64), most(64), -2.0, 0.0];
+    assert_eq!(of_block(BLOCK), Ok(expected));
+    let unit = Unit::parse(BLOCK).unwrap();
+    insta::assert_snapshot!("block", print(&unit, "sums", Dialect::Cuda));
+    let again = Unit::parse(&print(&unit, "sums", Dialect::Plain)).unwrap();
+    assert_eq!(unit.entries, again.entries);
+}
+
+#[test]
+fn what_threads_of_a_block_may_not_do_is_an_error() {
+    for (from, to, why) in [
+        ("    wait_block();\n    floats4", "    floats4", "with no barrier between"),
+        ("parts);\n    wait_block();", "parts);", "with no barrier between"),
+        (
+            "    wait_block();\n    floats4",
+            "    if (t < 32) { wait_block(); }\n    floats4",
+            "32 of 64 threads come to a barrier",
+        ),
+        ("leave_sum(all_sum(sum), parts);", "", "float 0 of shared memory is read before it is written"),
+        ("all[t] =", "all[t + 1] =", "which it does not have"),
+        (
+            "load4(all + (t / 8 * 8 + i))",
+            "load4(all + (t / 8 * 8 + i + 1))",
+            "in one access, which is no multiple",
+        ),
+        (
+            "const float most = lanes",
+            "if (t > 3) return; const float most = lanes",
+            "4 of 32 threads that do this together",
+        ),
+        ("const float most = lanes", "const float most = 1.0f + lanes", "a statement of its own"),
+        (
+            "lanes_largest(sum[1], 32",
+            "lanes_largest(sum[1], t",
+            "`lanes` of `lanes_largest` is a number that is written",
+        ),
+        ("sum[1]", "sum[t]", "has a number that is written"),
+        ("join_sums(parts, 64)", "join_sums(x, 64)", "there is no `join_sums` of (const float *, int)"),
+        ("shared float parts[4]", "shared int parts[4]", "memory of a block is of `float`"),
+        ("int t = thread()", "shared float t = thread()", "a variable of a thread that would be shared"),
+    ] {
+        assert!(BLOCK.contains(from), "{from}");
+        let error = of_block(&BLOCK.replacen(from, to, 1)).unwrap_err();
+        assert!(error.contains(why), "{to}: {error}");
     }
 }

@@ -60,6 +60,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("blocks.cuh", include_str!("../../../kernels/blocks.cuh")),
     ("few.cuh", include_str!("../../../kernels/few.cuh")),
     ("several.cuh", include_str!("../../../kernels/several.cuh")),
+    ("rows.cuh", include_str!("../../../kernels/rows.cuh")),
     ("words.cuh", include_str!("../../../kernels/words.cuh")),
     ("library.cuh", include_str!("../../../kernels/library.cuh")),
     ("naive.cuh", include_str!("../../../kernels/naive.cuh")),
@@ -95,6 +96,11 @@ pub enum CodegenError {
         "{0} reads weights in few bits, which CUDA and HIP alone have kernels for; keep them in bf16 or in f32"
     )]
     Dialect(String),
+    /// A kernel whose threads are a block together, which CUDA alone has the words for.
+    #[error(
+        "{0} is a row kernel whose threads work together, which CUDA alone has; its naive form is in every dialect"
+    )]
+    Together(String),
     /// A kernel that is not well formed; the check of the plan finds it first.
     #[error("{0}")]
     Malformed(String),
@@ -350,7 +356,9 @@ pub fn generate(kernel: &Kernel, variant: Variant) -> Result<Option<Source>, Cod
 
 /// The same before statements are printed.
 pub(crate) fn written(kernel: &Kernel, variant: Variant) -> Result<Option<Source>, CodegenError> {
-    if variant.naive { kernel.naive(variant) } else { kernel.cuda(variant) }
+    // Statements alone say what other kernels do: row kernels are written in them at full speed.
+    let plain = variant.dialect == Dialect::Plain && !matches!(kernel, Kernel::Rows(_));
+    if variant.naive || plain { kernel.naive(variant) } else { kernel.cuda(variant) }
 }
 
 /// Kernel statements in a dialect; other texts are CUDA's, which AMD's compiler takes where nothing
@@ -362,6 +370,9 @@ fn printed(source: Source, dialect: Dialect) -> Result<Source, CodegenError> {
         (true, Dialect::Cuda | Dialect::Hip | Dialect::Metal) => {}
     }
     let unit = Unit::parse(&source.text).map_err(|e| CodegenError::Malformed(e.to_string()))?;
+    if dialect != Dialect::Cuda && unit.of_blocks() {
+        return Err(CodegenError::Together(source.name));
+    }
     let title = source.text.lines().next().unwrap_or_default().trim_start_matches("// ");
     let text = statement::print::print(&unit, title, dialect);
     Ok(Source { text, language: Language::Portable, ..source })

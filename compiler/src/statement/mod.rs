@@ -1,10 +1,11 @@
-//! Kernel statements: the typed form of naive kernels, between a plan and the text of a dialect.
+//! Kernel statements: the typed form of naive kernels and of row kernels, between a plan and the
+//! text of a dialect.
 //!
-//! *In*: a text in the C that naive kernels are written in (`op/NAME/naive.cuh`, row kernels,
-//! recurrences). *Out*: a [`Unit`] of typed functions and entries, printed for CUDA, HIP or Metal
-//! ([`print`]), and run on the CPU ([`run`]). *Promise*: a unit that parses is well typed: every
-//! conversion is a node, every function is called with its own types, and a pointer points to
-//! memory of the device.
+//! *In*: a text in the C that they are written in (`op/NAME/naive.cuh`, recurrences, and what
+//! `codegen/rows.rs` generates). *Out*: a [`Unit`] of typed functions and entries, printed for
+//! CUDA, HIP or Metal ([`print`]), and run on the CPU ([`run`]). *Promise*: a unit that parses is
+//! well typed: every conversion is a node, every function is called with its own types, and a
+//! pointer points to memory of one space.
 //!
 //! ```text
 //! text ── expand ──> tokens ── parse ──> Unit ──┬── print ──> CUDA, HIP, Metal
@@ -12,9 +13,15 @@
 //! ```
 //!
 //! The language has loops, conditions, loads, stores, selects, calls, structures of numbers,
-//! short arrays of a thread, and constant tables. A thread knows its number and nothing of others;
-//! one word, `status`, takes the smallest of what threads report.
+//! short arrays of a thread, and constant tables. A thread of a naive kernel knows its number and
+//! nothing of others; one word, `status`, takes the smallest of what threads report.
+//!
+//! Threads of a row kernel are a block together ([`ROW_WORDS`]): they know their place in it, share
+//! memory (`shared float memory[64];`), wait for each other and join their numbers, and take four
+//! or eight adjacent floats at a time (`floats4`, `floats8`). A function that threads call together
+//! ([`Unit::together`]) is a statement of its own, with one value or none.
 
+mod block;
 mod expand;
 mod parse;
 pub mod print;
@@ -106,12 +113,16 @@ pub enum Type {
     Void,
     /// A number.
     Number(Number),
-    /// An address in the device's memory.
+    /// Four or eight adjacent floats of a thread.
+    Floats(u64),
+    /// An address.
     Pointer {
         /// The numbers there.
         to: Number,
         /// Whether it is only read.
         constant: bool,
+        /// Whether the memory is the block's; else it is the device's.
+        shared: bool,
     },
     /// An array of a thread, or a table: the type of its numbers, and their count.
     Array(Number, u64),
@@ -190,8 +201,13 @@ pub enum Statement {
     Do(Expr),
     /// A condition, what follows, and what else.
     If(Expr, Vec<Statement>, Vec<Statement>),
+    /// Memory of the block, and the variable with its address: a number of floats, or as many as
+    /// the launch gives.
+    Shared(usize, Option<u64>),
     /// Beginning, condition, step, body.
     For(Option<Box<Statement>>, Option<Expr>, Vec<Expr>, Vec<Statement>),
+    /// A loop, and how many times it is unrolled.
+    Unrolled(u64, Box<Statement>),
     /// Condition, body.
     While(Expr, Vec<Statement>),
     /// Ends the loop.
@@ -327,7 +343,9 @@ pub enum ExprKind {
     Convert(Box<Expr>, bool),
     /// Function, arguments.
     Call(usize, Vec<Expr>),
-    /// Fields of a structure, or numbers of an array.
+    /// A function of floats, of each of adjacent ones.
+    Each(usize, Vec<Expr>),
+    /// Fields of a structure, numbers of an array, or adjacent floats.
     Build(Vec<Expr>),
     /// A place, an operator that joins its old value, a value. The place's new value.
     Assign(Box<Expr>, Option<Infix>, Box<Expr>),
@@ -344,6 +362,8 @@ pub struct Unit {
     pub tables: Vec<Table>,
     /// Functions, those of the dialect first; each calls those before it alone.
     pub functions: Vec<Function>,
+    /// How many of the structures and of the functions are the dialect's and the library's.
+    pub given: (usize, usize),
     /// Functions that are launched.
     pub entries: Vec<Entry>,
 }
@@ -374,6 +394,47 @@ Wide sqrt(Wide x);
 Wide floor(Wide x);
 ";
 
+/// The same for threads of a block: their place, the barriers of a block and of the threads of a
+/// row, adjacent floats at a time, and numbers joined over threads. `lanes` adjacent threads of a
+/// warp join a number, and `row` threads of it do so at once; in larger rows warps leave their
+/// parts in a buffer, and after a barrier each of `threads` threads joins these. A `const` argument
+/// is written as a number wherever the function is called.
+pub const ROW_WORDS: &str = "
+struct Angle {
+    float sine, cosine;
+};
+Angle sine_cosine(Wide angle);
+int thread();
+int block();
+void wait_block();
+void wait_row(const int threads);
+floats4 load4(const float *from);
+floats4 load4(const bf16 *from);
+floats4 load4(const shared float *from);
+floats8 load8(const float *from);
+floats8 load8(const bf16 *from);
+floats8 load8(const shared float *from);
+void put(float *to, floats4 x);
+void put(bf16 *to, floats4 x);
+void put(shared float *to, floats4 x);
+void put(float *to, floats8 x);
+void put(bf16 *to, floats8 x);
+void put(shared float *to, floats8 x);
+floats4 with_lane(floats4 x, int at, float value);
+floats8 with_lane(floats8 x, int at, float value);
+float all_sum(floats4 x);
+float all_sum(floats8 x);
+float all_largest(floats4 x);
+float all_largest(floats8 x);
+float lanes_sum(float x, const int lanes, const int row);
+float lanes_largest(float x, const int lanes, const int row);
+void leave_sum(float x, shared float *buffer);
+void leave_largest(float x, shared float *buffer);
+float join_sums(const shared float *buffer, const int threads);
+float join_largest(const shared float *buffer, const int threads);
+float add_parts(const float *parts, const int count, const int length, int column);
+";
+
 /// Functions in the language itself, which all texts may call.
 const LIBRARY: &str = include_str!("../../../kernels/library.cuh");
 
@@ -381,5 +442,38 @@ impl Unit {
     /// A text with the library before it.
     pub fn parse(text: &str) -> Result<Unit, StatementError> {
         parse::unit(text)
+    }
+
+    /// Whether threads of a block do a function of [`ROW_WORDS`] together: it waits for others, or
+    /// reads their numbers.
+    pub fn together(&self, function: usize) -> bool {
+        self.functions.get(function).is_some_and(|f| {
+            f.body.is_none()
+                && matches!(
+                    f.name.as_str(),
+                    "wait_block"
+                        | "wait_row"
+                        | "lanes_sum"
+                        | "lanes_largest"
+                        | "leave_sum"
+                        | "leave_largest"
+                        | "add_parts"
+                )
+        })
+    }
+
+    /// Whether its entries are of threads that are a block together.
+    pub fn of_blocks(&self) -> bool {
+        let row_word = |n: usize| {
+            self.functions
+                .get(n)
+                .is_some_and(|f| f.body.is_none() && matches!(f.name.as_str(), "thread" | "block"))
+        };
+        let mut found = false;
+        for entry in &self.entries {
+            let mut see = |x: &Expr| found |= matches!(x.kind, ExprKind::Call(n, _) if row_word(n));
+            entry.function.body.iter().flatten().for_each(|s| s.expressions(&mut see));
+        }
+        found
     }
 }

@@ -2,8 +2,8 @@
 
 use super::expand::{Kind, Token, expand};
 use super::{
-    Entry, Expr, ExprKind, Function, Infix, LIBRARY, Number, Prefix, Statement, StatementError, Struct,
-    Table, Type, Unit, Variable, WORDS,
+    Entry, Expr, ExprKind, Function, Infix, LIBRARY, Number, Prefix, ROW_WORDS, Statement, StatementError,
+    Struct, Table, Type, Unit, Variable, WORDS,
 };
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -17,14 +17,15 @@ pub(super) fn unit(text: &str) -> Result<Unit> {
     let mut parser = Parser {
         list: vec![],
         at: 0,
-        unit: Unit { structs: vec![], tables: vec![], functions: vec![], entries: vec![] },
+        unit: Unit { structs: vec![], tables: vec![], functions: vec![], given: (0, 0), entries: vec![] },
         types: Number::ALL.iter().map(|n| (n.name().to_string(), *n)).collect(),
         scopes: vec![],
         variables: vec![],
         result: Type::Void,
         depth: 0,
     };
-    for part in [WORDS, LIBRARY, text] {
+    for part in [WORDS, ROW_WORDS, LIBRARY, text] {
+        parser.unit.given = (parser.unit.structs.len(), parser.unit.functions.len());
         parser.list = expand(part)?;
         parser.at = 0;
         while parser.at < parser.list.len() {
@@ -47,8 +48,25 @@ struct Parser {
     depth: usize,
 }
 
+/// A type before its star.
+#[derive(Clone, Copy)]
+struct Base {
+    of: Type,
+    constant: bool,
+    shared: bool,
+}
+
 fn number(of: Number) -> Type {
     Type::Number(of)
+}
+
+/// The adjacent floats of a name.
+fn floats(name: &str) -> Option<Type> {
+    match name {
+        "floats4" => Some(Type::Floats(4)),
+        "floats8" => Some(Type::Floats(8)),
+        _ => None,
+    }
 }
 
 fn int(value: i64) -> Expr {
@@ -117,26 +135,30 @@ impl Parser {
         if let Some(of) = self.types.get(name) {
             return Some(number(*of));
         }
+        if let Some(of) = floats(name) {
+            return Some(of);
+        }
         self.unit.structs.iter().position(|s| s.name == name).map(Type::Struct)
     }
 
-    fn base(&mut self) -> Result<(Type, bool)> {
+    fn base(&mut self) -> Result<Base> {
         let constant = self.take("const");
+        let shared = self.take("shared");
         let name = self.name()?;
         match self.named(&name) {
-            Some(of) => Ok((of, constant)),
+            Some(of) => Ok(Base { of, constant, shared }),
             None => self.error(format!("`{name}` is no type")),
         }
     }
 
     /// The type of what has this base, a star or none.
-    fn starred(&mut self, base: Type, constant: bool) -> Result<Type> {
-        if !self.take("*") {
-            return Ok(base);
-        }
-        match base {
-            Type::Number(to) => Ok(Type::Pointer { to, constant }),
-            _ => self.error("an address of something that is no number"),
+    fn starred(&mut self, base: Base) -> Result<Type> {
+        let Base { of, constant, shared } = base;
+        match (self.take("*"), of) {
+            (false, _) if shared => self.error("a variable of a thread that would be shared"),
+            (false, of) => Ok(of),
+            (true, Type::Number(to)) => Ok(Type::Pointer { to, constant, shared }),
+            (true, _) => self.error("an address of something that is no number"),
         }
     }
 
@@ -146,7 +168,7 @@ impl Parser {
         match self.peek(0) {
             "typedef" => {
                 self.at += 1;
-                let (of, _) = self.base()?;
+                let of = self.base()?.of;
                 let name = self.name()?;
                 let Type::Number(of) = of else {
                     return self.error("a name for something that is no number");
@@ -175,7 +197,7 @@ impl Parser {
         self.expect("{")?;
         let mut fields = vec![];
         while !self.take("}") {
-            let (Type::Number(of), _) = self.base()? else { return self.error("a field is a number") };
+            let Type::Number(of) = self.base()?.of else { return self.error("a field is a number") };
             loop {
                 fields.push((self.name()?, of));
                 if !self.take(",") {
@@ -190,7 +212,7 @@ impl Parser {
 
     fn table(&mut self) -> Result<()> {
         self.expect("TABLE")?;
-        let (Type::Number(of), _) = self.base()? else { return self.error("a table is of numbers") };
+        let Type::Number(of) = self.base()?.of else { return self.error("a table is of numbers") };
         let name = self.name()?;
         for mark in ["[", "]", "=", "{"] {
             self.expect(mark)?;
@@ -222,11 +244,57 @@ impl Parser {
         // An entry gives nothing, which its declaration does not say.
         let name = self.name()?;
         let function = self.rest(name, Type::Void)?;
+        self.together(function.body.as_deref().unwrap_or_default())?;
         let (Ok(block), Ok(resident)) = (block.try_into(), resident.try_into()) else {
             return self.error("bounds of a launch that no GPU has");
         };
         self.unit.entries.push(Entry { function, bounds: (block, resident) });
         Ok(())
+    }
+
+    /// Refuses what threads do together inside another expression: each such thing is a statement.
+    fn together(&self, list: &[Statement]) -> Result<()> {
+        let mut inside = false;
+        for statement in list {
+            let mut whole = |x: &Expr| match &x.kind {
+                ExprKind::Call(_, given) => given.iter().for_each(|x| self.found_together(x, &mut inside)),
+                _ => self.found_together(x, &mut inside),
+            };
+            match statement {
+                Statement::Let(list) => list.iter().filter_map(|(_, x)| x.as_ref()).for_each(whole),
+                Statement::Do(x) => whole(x),
+                Statement::If(condition, then, otherwise) => {
+                    self.found_together(condition, &mut inside);
+                    self.together(then)?;
+                    self.together(otherwise)?;
+                }
+                Statement::For(begin, condition, steps, body) => {
+                    begin.iter().for_each(|s| s.expressions(&mut |x| self.is_together(x, &mut inside)));
+                    condition.iter().chain(steps).for_each(|x| self.found_together(x, &mut inside));
+                    self.together(body)?;
+                }
+                Statement::While(condition, body) => {
+                    self.found_together(condition, &mut inside);
+                    self.together(body)?;
+                }
+                Statement::Unrolled(_, counted) => self.together(std::slice::from_ref(counted))?,
+                Statement::Block(list) => self.together(list)?,
+                Statement::Return(Some(x)) => self.found_together(x, &mut inside),
+                Statement::Shared(..) | Statement::Return(None) | Statement::Break | Statement::Continue => {}
+            }
+        }
+        match inside {
+            true => self.error("what threads do together is a statement of its own"),
+            false => Ok(()),
+        }
+    }
+
+    fn found_together(&self, x: &Expr, found: &mut bool) {
+        x.walk(&mut |x| self.is_together(x, found));
+    }
+
+    fn is_together(&self, x: &Expr, found: &mut bool) {
+        *found |= matches!(x.kind, ExprKind::Call(n, _) if self.unit.together(n));
     }
 
     fn constant(&mut self) -> Result<i64> {
@@ -237,8 +305,8 @@ impl Parser {
     }
 
     fn function(&mut self) -> Result<Function> {
-        let (base, constant) = self.base()?;
-        let result = self.starred(base, constant)?;
+        let base = self.base()?;
+        let result = self.starred(base)?;
         let name = self.name()?;
         self.rest(name, result)
     }
@@ -250,11 +318,11 @@ impl Parser {
         self.variables = vec![];
         self.result = result;
         while !self.take(")") {
-            let (base, constant) = self.base()?;
-            let of = self.starred(base, constant)?;
+            let base = self.base()?;
+            let of = self.starred(base)?;
             // One that is not used may have no name.
             let name = if matches!(self.peek(0), "," | ")") { String::new() } else { self.name()? };
-            self.declare(name, of, false)?;
+            self.declare(name, of, base.constant && !matches!(of, Type::Pointer { .. }))?;
             if !self.take(",") && !self.is(")") {
                 return self.error("`,` or `)` is expected");
             }
@@ -333,6 +401,18 @@ impl Parser {
                 self.at += 1;
                 return self.scoped(Self::counted).map(Some);
             }
+            "unroll" => {
+                self.at += 1;
+                self.expect("(")?;
+                let Ok(times) = self.constant()?.try_into() else {
+                    return self.error("a loop unrolled so often");
+                };
+                self.expect(")")?;
+                self.expect("for")?;
+                let counted = self.scoped(Self::counted)?;
+                return Ok(Some(Statement::Unrolled(times, Box::new(counted))));
+            }
+            "shared" if self.peek(2) != "*" => self.memory()?,
             "while" => {
                 self.at += 1;
                 self.expect("(")?;
@@ -365,6 +445,24 @@ impl Parser {
         Ok(Some(statement))
     }
 
+    /// Memory of the block: of a length that is written, or of what the launch gives.
+    fn memory(&mut self) -> Result<Statement> {
+        self.expect("shared")?;
+        let Some(Type::Number(to @ Number::F32)) = self.named(self.peek(0)) else {
+            return self.error("memory of a block is of `float`");
+        };
+        self.at += 1;
+        let name = self.name()?;
+        self.expect("[")?;
+        let length = if self.is("]") { None } else { Some(self.constant()?) };
+        self.expect("]")?;
+        let Ok(length) = length.map(u64::try_from).transpose() else {
+            return self.error("memory of no length");
+        };
+        let variable = self.declare(name, Type::Pointer { to, constant: false, shared: true }, true)?;
+        Ok(Statement::Shared(variable, length))
+    }
+
     /// After `for`.
     fn counted(&mut self) -> Result<Statement> {
         self.expect("(")?;
@@ -385,7 +483,7 @@ impl Parser {
 
     /// Whether a declaration begins here.
     fn declares(&self) -> bool {
-        self.is("const") || (self.named(self.peek(0)).is_some() && self.peek(1) != "(")
+        self.is("const") || self.is("shared") || (self.named(self.peek(0)).is_some() && self.peek(1) != "(")
     }
 
     /// A declaration, or expressions.
@@ -400,10 +498,11 @@ impl Parser {
                 _ => Statement::Block(list),
             });
         }
-        let (base, constant) = self.base()?;
+        let base = self.base()?;
+        let constant = base.constant;
         let mut list = vec![];
         loop {
-            let mut of = self.starred(base, constant)?;
+            let mut of = self.starred(base)?;
             let name = self.name()?;
             if self.take("[") {
                 let Type::Number(element) = of else { return self.error("an array is of numbers") };
@@ -502,9 +601,10 @@ impl Parser {
         let b = self.deeper(Self::choice)?;
         let of = match (a.of, b.of) {
             (Type::Number(a), Type::Number(b)) if a != b => number(promoted(a).max(promoted(b))),
-            (Type::Pointer { to, constant: a }, Type::Pointer { constant: b, .. }) => {
-                Type::Pointer { to, constant: a || b }
+            (Type::Pointer { to, constant: a, shared }, Type::Pointer { constant: b, .. }) => {
+                Type::Pointer { to, constant: a || b, shared }
             }
+            (of @ Type::Floats(_), _) | (_, of @ Type::Floats(_)) => of,
             (of, _) => of,
         };
         let (a, b) = (self.convert(a, of)?, self.convert(b, of)?);
@@ -526,6 +626,11 @@ impl Parser {
             return match (operator, a.of, b.of) {
                 (Infix::Add, Type::Pointer { .. }, Type::Number(n)) if !n.floats() => {
                     Ok(Expr { of: a.of, kind: ExprKind::Offset(Box::new(a), Box::new(b)) })
+                }
+                (Infix::Add | Infix::Sub | Infix::Mul | Infix::Div, of @ Type::Floats(_), _)
+                | (Infix::Add | Infix::Sub | Infix::Mul | Infix::Div, _, of @ Type::Floats(_)) => {
+                    let (a, b) = (self.convert(a, of)?, self.convert(b, of)?);
+                    Ok(Expr { of, kind: ExprKind::Infix(operator, Box::new(a), Box::new(b)) })
                 }
                 _ => self.error(format!("`{operator}` of what are no numbers")),
             };
@@ -558,6 +663,9 @@ impl Parser {
             "-" | "!" | "~" => {
                 self.at += 1;
                 let x = self.deeper(Self::prefix)?;
+                if let (of @ Type::Floats(_), "-") = (x.of, mark.as_str()) {
+                    return Ok(Expr { of, kind: ExprKind::Prefix(Prefix::Minus, Box::new(x)) });
+                }
                 let Type::Number(of) = x.of else { return self.error("an operator of what is no number") };
                 let (operator, of) = match mark.as_str() {
                     "-" => (Prefix::Minus, promoted(of)),
@@ -592,6 +700,9 @@ impl Parser {
 
     fn cast(&self, name: &str, x: Expr) -> Result<Expr> {
         match (self.named(name), x.of) {
+            (Some(of @ Type::Floats(_)), Type::Number(Number::F32)) => {
+                Ok(Expr { of, kind: ExprKind::Convert(Box::new(x), true) })
+            }
             (Some(Type::Number(of)), Type::Number(from)) if of != Number::Bf16 && from != Number::Bf16 => {
                 Ok(Expr { of: number(of), kind: ExprKind::Convert(Box::new(x), true) })
             }
@@ -602,6 +713,10 @@ impl Parser {
     fn element(&self, of: Expr, index: Expr) -> Result<Expr> {
         let (to, index_of) = match (of.of, index.of) {
             (Type::Pointer { to, .. } | Type::Array(to, _), Type::Number(n)) => (to, n),
+            (Type::Floats(width), Type::Number(n)) => match index.kind {
+                ExprKind::Int(at) if (0..width as i64).contains(&at) => (Number::F32, n),
+                _ => return self.error(format!("one of {width} floats has a number that is written")),
+            },
             _ => return self.error("an element of what has none"),
         };
         if index_of.floats() {
@@ -706,6 +821,10 @@ impl Parser {
             }
             return match (self.named(word), given.len()) {
                 (Some(_), 1) => self.cast(word, given.remove(0)),
+                (Some(of @ Type::Floats(width)), n) if n as u64 == width => {
+                    let list = given.into_iter().map(|x| self.convert(x, number(Number::F32)));
+                    Ok(Expr { of, kind: ExprKind::Build(list.collect::<Result<_>>()?) })
+                }
                 (Some(_), _) => self.error(format!("`{word}` of several values")),
                 (None, _) => self.call(word, given),
             };
@@ -735,6 +854,9 @@ impl Parser {
         let found: Vec<(u32, usize)> = found.collect();
         // Of functions of one signature the last counts: a text may have the library's own again.
         let Some(best) = found.iter().min_by_key(|(far, n)| (*far, Reverse(*n))).copied() else {
+            if let Some(each) = self.of_each(name, &given)? {
+                return Ok(each);
+            }
             let types: Vec<String> = given.iter().map(|x| self.spelled(x.of)).collect();
             return self.error(format!("there is no `{name}` of ({})", types.join(", ")));
         };
@@ -745,16 +867,38 @@ impl Parser {
         let function = &self.unit.functions[best.1];
         let types: Vec<Type> = function.signature().collect();
         let result = function.result;
+        let fixed = function.variables[..function.params].iter().zip(&given);
+        if let Some((v, _)) =
+            fixed.into_iter().find(|(v, x)| v.constant && !matches!(x.kind, ExprKind::Int(_)))
+        {
+            return self.error(format!("`{}` of `{name}` is a number that is written", v.name));
+        }
         let given = given.into_iter().zip(types).map(|(x, of)| self.convert(x, of)).collect::<Result<_>>()?;
         Ok(Expr { of: result, kind: ExprKind::Call(best.1, given) })
+    }
+
+    /// A function of floats that has adjacent ones, and single ones for as many alike.
+    fn of_each(&self, name: &str, given: &[Expr]) -> Result<Option<Expr>> {
+        let Some(of) = given.iter().map(|x| x.of).find(|of| matches!(of, Type::Floats(_))) else {
+            return Ok(None);
+        };
+        let float = |of: Type| matches!(of, Type::Number(Number::F32 | Number::Wide));
+        let suits = |f: &Function| {
+            f.name == name && f.params == given.len() && f.signature().all(float) && float(f.result)
+        };
+        let Some(function) = self.unit.functions.iter().rposition(suits) else { return Ok(None) };
+        let given = given.iter().map(|x| self.convert(x.clone(), of)).collect::<Result<_>>()?;
+        Ok(Some(Expr { of, kind: ExprKind::Each(function, given) }))
     }
 
     fn spelled(&self, of: Type) -> String {
         match of {
             Type::Void => "void".into(),
             Type::Number(of) => of.name().into(),
-            Type::Pointer { to, constant } => {
-                format!("{}{} *", if constant { "const " } else { "" }, to.name())
+            Type::Floats(width) => format!("floats{width}"),
+            Type::Pointer { to, constant, shared } => {
+                let space = if shared { "shared " } else { "" };
+                format!("{}{space}{} *", if constant { "const " } else { "" }, to.name())
             }
             Type::Array(of, length) => format!("{}[{length}]", of.name()),
             Type::Struct(n) => self.unit.structs[n].name.clone(),
@@ -784,9 +928,11 @@ impl Parser {
 fn distance(from: &Expr, to: Type) -> Option<u32> {
     match (from.of, to) {
         (a, b) if a == b => Some(0),
-        (Type::Pointer { to: a, constant: false }, Type::Pointer { to: b, constant: true }) if a == b => {
-            Some(1)
-        }
+        (
+            Type::Pointer { to: a, constant: false, shared: own },
+            Type::Pointer { to: b, constant: true, shared },
+        ) if a == b && own == shared => Some(1),
+        (Type::Number(Number::F32), Type::Floats(_)) => Some(5),
         (Type::Number(_), Type::Pointer { .. }) if matches!(from.kind, ExprKind::Int(0)) => Some(4),
         (Type::Number(a), Type::Number(b)) if a != Number::Bf16 && b != Number::Bf16 => {
             Some(if promoted(a) == b { 2 } else { 3 })

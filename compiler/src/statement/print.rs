@@ -33,9 +33,10 @@ impl Dialect {
 pub fn print(unit: &Unit, title: &str, dialect: Dialect) -> String {
     let mut printer = Printer { unit, dialect, out: String::new() };
     let _ = writeln!(printer.out, "// {title}");
-    match dialect {
-        Dialect::Cuda | Dialect::Hip | Dialect::Plain => printer.out.push_str("#include \"words.cuh\"\n"),
-        Dialect::Metal => printer.out.push_str(include_str!("../../../kernels/words.metal")),
+    match (dialect, unit.of_blocks()) {
+        (Dialect::Metal, _) => printer.out.push_str(include_str!("../../../kernels/words.metal")),
+        (_, true) => printer.out.push_str("#include \"rows.cuh\"\n"),
+        (_, false) => printer.out.push_str("#include \"words.cuh\"\n"),
     }
     let used = Used::of(unit);
     for n in &used.structs {
@@ -73,13 +74,18 @@ impl Used {
             }
             let mut see = |expr: &Expr| match expr.kind {
                 ExprKind::Table(n) => drop(used.tables.insert(n)),
-                ExprKind::Call(n, _) if used.functions.insert(n) => waiting.extend(unit.functions.get(n)),
+                ExprKind::Call(n, _) | ExprKind::Each(n, _) if used.functions.insert(n) => {
+                    waiting.extend(unit.functions.get(n))
+                }
                 _ => {}
             };
             function.body.iter().flatten().for_each(|s| s.expressions(&mut see));
         }
-        // Functions of the dialect are there already.
-        used.functions.retain(|n| unit.functions.get(*n).is_some_and(|f| f.body.is_some()));
+        // Functions of the dialect are there already; `rows.cuh` has the library's, too.
+        let (structs, functions) = unit.given;
+        used.structs.retain(|n| *n >= structs);
+        let there = if unit.of_blocks() { functions } else { 0 };
+        used.functions.retain(|n| *n >= there && unit.functions.get(*n).is_some_and(|f| f.body.is_some()));
         used
     }
 }
@@ -104,13 +110,15 @@ impl Statement {
                 body.iter().for_each(|s| s.expressions(see));
             }
             Statement::Block(list) => list.iter().for_each(|s| s.expressions(see)),
-            Statement::Break | Statement::Continue | Statement::Return(None) => {}
+            Statement::Unrolled(_, counted) => counted.expressions(see),
+            Statement::Shared(..) | Statement::Break | Statement::Continue | Statement::Return(None) => {}
         }
     }
 }
 
 impl Expr {
-    fn walk<'e>(&'e self, see: &mut dyn FnMut(&'e Expr)) {
+    /// Every expression of it, itself first.
+    pub(super) fn walk<'e>(&'e self, see: &mut dyn FnMut(&'e Expr)) {
         see(self);
         match &self.kind {
             ExprKind::Int(_)
@@ -127,7 +135,9 @@ impl Expr {
             | ExprKind::Infix(_, a, b)
             | ExprKind::Assign(a, _, b) => [a, b].into_iter().for_each(|x| x.walk(see)),
             ExprKind::Select(c, a, b) => [c, a, b].into_iter().for_each(|x| x.walk(see)),
-            ExprKind::Call(_, list) | ExprKind::Build(list) => list.iter().for_each(|x| x.walk(see)),
+            ExprKind::Call(_, list) | ExprKind::Each(_, list) | ExprKind::Build(list) => {
+                list.iter().for_each(|x| x.walk(see))
+            }
         }
     }
 }
@@ -151,11 +161,14 @@ impl Printer<'_> {
             Type::Void => spaced("void"),
             Type::Number(of) => spaced(of.name()),
             Type::Struct(n) => spaced(self.unit.structs.get(n).map_or("", |s| &s.name)),
+            Type::Floats(width) => spaced(&format!("floats{width}")),
             Type::Array(of, length) => format!("{}[{length}]", spaced(of.name())),
-            Type::Pointer { to, constant } => {
-                let (space, only) =
-                    (if self.dialect.metal() { "device " } else { "" }, if constant { "const " } else { "" });
-                format!("{space}{only}{} *{name}", to.name())
+            Type::Pointer { to, constant, shared } => {
+                let only = if constant { "const " } else { "" };
+                // C++ finds out by itself which memory is the block's.
+                let space = if self.dialect.metal() { "device " } else { "" };
+                let own = if shared && self.dialect == Dialect::Plain { "shared " } else { "" };
+                format!("{space}{only}{own}{} *{name}", to.name())
             }
         }
     }
@@ -239,6 +252,25 @@ impl Printer<'_> {
                 }
                 self.line(depth, "}");
             }
+            Statement::Shared(n, length) => {
+                let name = of.variables.get(*n).map_or("", |v| &v.name);
+                let line = match (self.dialect == Dialect::Plain, length) {
+                    (true, None) => format!("shared float {name}[];"),
+                    (true, Some(length)) => format!("shared float {name}[{length}];"),
+                    (false, None) => format!("extern __shared__ __align__(16) float {name}[];"),
+                    (false, Some(length)) => format!("__shared__ __align__(16) float {name}[{length}];"),
+                };
+                self.line(depth, &line);
+            }
+            Statement::Unrolled(times, counted) if self.dialect == Dialect::Plain => {
+                let before = self.out.len();
+                self.statement(of, counted, depth);
+                self.out.insert_str(before + 4 * depth, &format!("unroll({times}) "));
+            }
+            Statement::Unrolled(times, counted) => {
+                let _ = writeln!(self.out, "#pragma unroll {times}");
+                self.statement(of, counted, depth);
+            }
             Statement::For(begin, condition, steps, body) => {
                 let begin = begin.as_ref().map_or(String::new(), |s| self.simple(of, s));
                 let condition = condition.as_ref().map_or(String::new(), |x| self.expr(of, x, 0));
@@ -312,6 +344,7 @@ impl Printer<'_> {
             Type::Number(of) => of,
             _ => Number::I32,
         };
+        let whole = x.of;
         match &x.kind {
             ExprKind::Int(n) => match typed {
                 Number::Bool => (if *n != 0 { "true" } else { "false" }.into(), WHOLE),
@@ -323,6 +356,11 @@ impl Printer<'_> {
             ExprKind::Null => ("nullptr".into(), WHOLE),
             ExprKind::Variable(n) => (of.variables.get(*n).map_or(String::new(), |v| v.name.clone()), WHOLE),
             ExprKind::Table(n) => (self.unit.tables.get(*n).map_or(String::new(), |t| t.name.clone()), WHOLE),
+            ExprKind::Element(at, index)
+                if matches!(at.of, Type::Floats(_)) && self.dialect != Dialect::Plain =>
+            {
+                (format!("{}.x[{}]", self.expr(of, at, WHOLE), self.expr(of, index, 0)), WHOLE)
+            }
             ExprKind::Element(at, index) => {
                 (format!("{}[{}]", self.expr(of, at, WHOLE), self.expr(of, index, 0)), WHOLE)
             }
@@ -352,15 +390,30 @@ impl Printer<'_> {
                 (format!("{c} ? {a} : {}", self.expr(of, b, CHOICE)), CHOICE)
             }
             ExprKind::Convert(x, said) => match said {
-                true => (
-                    format!("{}({})", self.declared(Type::Number(typed), ""), self.expr(of, x, CHOICE)),
-                    WHOLE,
-                ),
+                true => {
+                    let to = if matches!(whole, Type::Floats(_)) { whole } else { Type::Number(typed) };
+                    (format!("{}({})", self.declared(to, ""), self.expr(of, x, CHOICE)), WHOLE)
+                }
                 false => self.bound(of, x),
             },
-            ExprKind::Call(n, given) => {
-                let name = self.unit.functions.get(*n).map_or("", |f| &f.name);
-                (format!("{name}({})", joined(given)), WHOLE)
+            ExprKind::Call(n, given) | ExprKind::Each(n, given) => {
+                let Some(function) = self.unit.functions.get(*n) else { return (String::new(), WHOLE) };
+                // Numbers that are written are arguments of a template.
+                let written = |i: usize| {
+                    self.dialect != Dialect::Plain && function.variables.get(i).is_some_and(|v| v.constant)
+                };
+                let list = |fixed: bool| {
+                    let of_kind = given.iter().enumerate().filter(|(i, _)| written(*i) == fixed);
+                    of_kind.map(|(_, x)| self.expr(of, x, CHOICE)).collect::<Vec<_>>().join(", ")
+                };
+                let constants = match list(true) {
+                    none if none.is_empty() => none,
+                    some => format!("<{some}>"),
+                };
+                (format!("{}{constants}({})", function.name, list(false)), WHOLE)
+            }
+            ExprKind::Build(list) if matches!(x.of, Type::Floats(_)) => {
+                (format!("{}({})", self.declared(x.of, ""), joined(list)), WHOLE)
             }
             ExprKind::Build(list) => (format!("{{{}}}", joined(list)), WHOLE),
             ExprKind::Assign(to, operator, value) => {

@@ -1,10 +1,11 @@
 //! Statements run on the CPU, an operation at a time.
 //!
-//! *In*: a [`Unit`], one of its entries, threads, arguments and a [`Memory`]. *Out*: the memory,
-//! changed. *Promise*: threads run in order, each to its end; whole numbers wrap; an access that
-//! the memory does not have, a division by zero and an entry that does not end are errors, and
-//! nothing panics.
+//! *In*: a [`Unit`], one of its entries, a [`Grid`], arguments and a [`Memory`]. *Out*: the memory,
+//! changed. *Promise*: threads run in order, each to its end, and those of a block a statement at a
+//! time where they are together ([`super::block`]); whole numbers wrap; an access that the memory
+//! does not have, a division by zero and an entry that does not end are errors, and nothing panics.
 
+use super::block::{self, Shared};
 use super::{Entry, Expr, ExprKind, Function, Infix, Number, Prefix, Statement, Type, Unit};
 
 /// Bytes by address.
@@ -29,29 +30,51 @@ pub enum Value {
     Many(Vec<Value>),
 }
 
-type Result<T, E = String> = std::result::Result<T, E>;
+pub(super) type Result<T, E = String> = std::result::Result<T, E>;
 
-/// Runs an entry on `threads` threads.
+/// A launch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks.
+    pub blocks: u64,
+    /// Threads of a block.
+    pub threads: u64,
+    /// Bytes of shared memory that the launch gives.
+    pub shared: u64,
+}
+
+/// Runs an entry.
 pub fn run(
     unit: &Unit,
     entry: &Entry,
-    threads: u64,
+    grid: Grid,
     arguments: &[Value],
     memory: &mut dyn Memory,
 ) -> Result<()> {
     if arguments.len() != entry.function.params {
         return Err(format!("{} takes {} arguments", entry.function.name, entry.function.params));
     }
-    let mut machine = Machine { unit, memory, thread: 0, left: 0, depth: 0 };
-    for thread in 0..threads {
-        machine.thread = thread;
-        machine.left = MOST;
-        machine.call(&entry.function, arguments.to_vec())?;
+    let shared = Shared::new(grid.threads);
+    let mut machine =
+        Machine { unit, memory, shared, threads: grid.threads, block: 0, thread: 0, left: 0, depth: 0 };
+    let together = unit.of_blocks();
+    for block in 0..grid.blocks {
+        machine.block = block;
+        if together {
+            machine.left = MOST;
+            block::run(&mut machine, entry, grid, arguments)?;
+            continue;
+        }
+        for thread in 0..grid.threads {
+            machine.thread = thread;
+            machine.left = MOST;
+            machine.call(&entry.function, arguments.to_vec())?;
+        }
     }
     Ok(())
 }
 
-/// Statements of a thread at most.
+/// Statements of a thread at most, or of a block.
 const MOST: u64 = 1 << 32;
 
 /// How a statement ends.
@@ -62,10 +85,16 @@ enum End {
     Return(Option<Value>),
 }
 
-struct Machine<'u> {
-    unit: &'u Unit,
+pub(super) struct Machine<'u> {
+    pub(super) unit: &'u Unit,
     memory: &'u mut dyn Memory,
-    thread: u64,
+    /// Memory of the block.
+    pub(super) shared: Shared,
+    /// Threads of a block.
+    threads: u64,
+    block: u64,
+    /// Number of the thread in its block.
+    pub(super) thread: u64,
     /// Statements that the thread may still run.
     left: u64,
     depth: usize,
@@ -88,7 +117,7 @@ fn rounded(x: f64, of: Number) -> f64 {
     if of == Number::F32 { f64::from(x as f32) } else { x }
 }
 
-fn zero(of: Type, unit: &Unit) -> Value {
+pub(super) fn zero(of: Type, unit: &Unit) -> Value {
     let number = |of: Number| match of {
         Number::F32 | Number::Wide => Value::Float(0.0),
         _ => Value::Int(0),
@@ -97,6 +126,7 @@ fn zero(of: Type, unit: &Unit) -> Value {
         Type::Void => Value::Int(0),
         Type::Number(of) => number(of),
         Type::Pointer { .. } => Value::Address(0),
+        Type::Floats(width) => Value::Many(vec![Value::Float(0.0); width as usize]),
         Type::Array(of, length) => Value::Many(vec![number(of); length.min(1 << 16) as usize]),
         Type::Struct(n) => Value::Many(
             unit.structs.get(n).map_or(vec![], |s| s.fields.iter().map(|(_, of)| number(*of)).collect()),
@@ -104,35 +134,47 @@ fn zero(of: Type, unit: &Unit) -> Value {
     }
 }
 
-fn wrong<T>() -> Result<T> {
+pub(super) fn wrong<T>() -> Result<T> {
     Err("a value of another type than its expression".into())
 }
 
 impl Value {
-    fn int(&self) -> Result<i64> {
+    pub(super) fn int(&self) -> Result<i64> {
         match self {
             Value::Int(n) => Ok(*n),
             _ => wrong(),
         }
     }
 
-    fn float(&self) -> Result<f64> {
+    pub(super) fn float(&self) -> Result<f64> {
         match self {
             Value::Float(x) => Ok(*x),
             _ => wrong(),
         }
     }
 
-    fn address(&self) -> Result<u64> {
+    pub(super) fn address(&self) -> Result<u64> {
         match self {
             Value::Address(at) => Ok(*at),
             _ => wrong(),
         }
     }
+
+    /// Adjacent floats.
+    fn floats(&self) -> Result<Vec<f32>> {
+        match self {
+            Value::Many(list) => list.iter().map(|x| x.float().map(|x| x as f32)).collect(),
+            _ => wrong(),
+        }
+    }
+
+    fn of_floats(list: &[f32]) -> Value {
+        Value::Many(list.iter().map(|&x| Value::Float(f64::from(x))).collect())
+    }
 }
 
 /// Values of a function's variables.
-type Frame = Vec<Value>;
+pub(super) type Frame = Vec<Value>;
 
 /// Where a number is.
 enum Place {
@@ -168,7 +210,9 @@ impl<'u> Machine<'u> {
         let single = |n: usize| at(n)?.float().map(|x| x as f32);
         let float = |x: f32| Ok(Value::Float(f64::from(x)));
         match function.name.as_str() {
-            "thread_number" => Ok(Value::Int(self.thread as i64)),
+            "thread_number" => Ok(Value::Int((self.block * self.threads + self.thread) as i64)),
+            "thread" => Ok(Value::Int(self.thread as i64)),
+            "block" => Ok(Value::Int(self.block as i64)),
             "bits_of" => Ok(Value::Int(i64::from(single(0)?.to_bits()))),
             "float_of" | "__int_as_float" => float(f32::from_bits(at(0)?.int()? as u32)),
             "product_of" => float(single(0)? * single(1)?),
@@ -181,12 +225,55 @@ impl<'u> Machine<'u> {
             }
             "value" => float(f32::from_bits((at(0)?.int()? as u32) << 16)),
             "put" => {
-                let (to, x) = (at(0)?.address()?, single(1)?);
-                // To the nearest, ties to even; NaN stays NaN.
-                let bits = x.to_bits();
-                let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-                self.memory.store(to, 2, u64::from(if x.is_nan() { 0x7fff } else { nearest }))?;
+                let (to, x) = (at(0)?.address()?, at(1)?);
+                let Some(Type::Pointer { to: of, .. }) = function.signature().next() else { return wrong() };
+                let list = if let Value::Many(_) = x { x.floats()? } else { vec![single(1)?] };
+                self.adjacent(to, list.len() as u64, of)?;
+                for (i, x) in list.into_iter().enumerate() {
+                    self.put(moved(to, i as i64, of), of, x)?;
+                }
                 Ok(Value::Int(0))
+            }
+            "load4" | "load8" => {
+                let (from, Type::Floats(width)) = (at(0)?.address()?, function.result) else {
+                    return wrong();
+                };
+                let Some(Type::Pointer { to: of, .. }) = function.signature().next() else { return wrong() };
+                self.adjacent(from, width, of)?;
+                let mut list = vec![];
+                for i in 0..width {
+                    list.push(match self.load(moved(from, i as i64, of), of)? {
+                        Value::Int(bits) => f32::from_bits((bits as u32) << 16),
+                        value => value.float()? as f32,
+                    });
+                }
+                Ok(Value::of_floats(&list))
+            }
+            "with_lane" => {
+                let (mut list, n, x) = (at(0)?.floats()?, at(1)?.int()?, single(2)?);
+                usize::try_from(n).ok().and_then(|n| list.get_mut(n)).into_iter().for_each(|y| *y = x);
+                Ok(Value::of_floats(&list))
+            }
+            "all_sum" | "all_largest" => {
+                let mut list = at(0)?.floats()?;
+                while list.len() > 1 {
+                    let upper = list.split_off(list.len() / 2);
+                    list.iter_mut().zip(upper).for_each(|(a, b)| *a = block::joined(&function.name, *a, b));
+                }
+                float(list.first().copied().unwrap_or(0.0))
+            }
+            "join_sums" | "join_largest" => {
+                let (from, warps) = (at(0)?.address()?, at(1)?.int()? / 32);
+                let mut all = self.load(from, Number::F32)?.float()? as f32;
+                for warp in 1..warps {
+                    let part = self.load(moved(from, warp, Number::F32), Number::F32)?.float()? as f32;
+                    all = block::joined(&function.name, all, part);
+                }
+                float(all)
+            }
+            "sine_cosine" => {
+                let (sine, cosine) = at(0)?.float()?.sin_cos();
+                Ok(Value::of_floats(&[sine as f32, cosine as f32]))
             }
             "absent" => {
                 self.memory.store(at(0)?.address()?, 2, 0x8000)?;
@@ -208,6 +295,33 @@ impl<'u> Machine<'u> {
         }
     }
 
+    /// Refuses an access of adjacent numbers that is not aligned to itself, or to 16 bytes.
+    fn adjacent(&self, address: u64, count: u64, of: Number) -> Result<()> {
+        let bytes = (count * of.bytes()).min(16);
+        match address.is_multiple_of(bytes) {
+            true => Ok(()),
+            false => {
+                Err(format!("{bytes} bytes at {address:#x} in one access, which is no multiple of them"))
+            }
+        }
+    }
+
+    /// Stores a float; as bf16 to the nearest, ties to even; NaN stays NaN.
+    fn put(&mut self, to: u64, of: Number, x: f32) -> Result<()> {
+        if of != Number::Bf16 {
+            return self.store(to, of, &Value::Float(f64::from(x)));
+        }
+        let bits = x.to_bits();
+        let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        self.store(to, of, &Value::Int(i64::from(if x.is_nan() { 0x7fff } else { nearest })))
+    }
+
+    /// Counts a statement.
+    pub(super) fn count(&mut self) -> Result<()> {
+        self.left = self.left.checked_sub(1).ok_or("a thread does not come to its end")?;
+        Ok(())
+    }
+
     fn list(&mut self, list: &'u [Statement], frame: &mut Frame) -> Result<End> {
         for statement in list {
             match self.statement(statement, frame)? {
@@ -219,7 +333,7 @@ impl<'u> Machine<'u> {
     }
 
     fn statement(&mut self, statement: &'u Statement, frame: &mut Frame) -> Result<End> {
-        self.left = self.left.checked_sub(1).ok_or("a thread does not come to its end")?;
+        self.count()?;
         match statement {
             Statement::Let(list) => {
                 for (n, value) in list {
@@ -252,7 +366,7 @@ impl<'u> Machine<'u> {
                     for step in steps {
                         self.expr(step, frame)?;
                     }
-                    self.left = self.left.checked_sub(1).ok_or("a thread does not come to its end")?;
+                    self.count()?;
                 }
             }
             Statement::While(condition, body) => {
@@ -262,7 +376,7 @@ impl<'u> Machine<'u> {
                         End::Return(value) => return Ok(End::Return(value)),
                         End::Next | End::Continue => {}
                     }
-                    self.left = self.left.checked_sub(1).ok_or("a thread does not come to its end")?;
+                    self.count()?;
                 }
             }
             Statement::Break => return Ok(End::Break),
@@ -272,16 +386,21 @@ impl<'u> Machine<'u> {
                 return Ok(End::Return(value));
             }
             Statement::Block(list) => return self.list(list, frame),
+            Statement::Unrolled(_, counted) => return self.statement(counted, frame),
+            Statement::Shared(..) => return Err("memory of a block in a function of a thread".into()),
         }
         Ok(End::Next)
     }
 
-    fn truth(&mut self, x: &'u Expr, frame: &mut Frame) -> Result<bool> {
+    pub(super) fn truth(&mut self, x: &'u Expr, frame: &mut Frame) -> Result<bool> {
         Ok(self.expr(x, frame)?.int()? != 0)
     }
 
-    fn load(&self, address: u64, of: Number) -> Result<Value> {
-        let bits = self.memory.load(address, of.bytes())?;
+    pub(super) fn load(&mut self, address: u64, of: Number) -> Result<Value> {
+        let bits = match block::place(address) {
+            Some(at) => self.shared.load(at, self.thread)?,
+            None => self.memory.load(address, of.bytes())?,
+        };
         Ok(match of {
             Number::F32 => Value::Float(f64::from(f32::from_bits(bits as u32))),
             Number::Wide => Value::Float(f64::from_bits(bits)),
@@ -289,13 +408,16 @@ impl<'u> Machine<'u> {
         })
     }
 
-    fn store(&mut self, address: u64, of: Number, value: &Value) -> Result<()> {
+    pub(super) fn store(&mut self, address: u64, of: Number, value: &Value) -> Result<()> {
         let bits = match of {
             Number::F32 => u64::from((value.float()? as f32).to_bits()),
             Number::Wide => value.float()?.to_bits(),
             _ => value.int()? as u64,
         };
-        self.memory.store(address, of.bytes(), bits)
+        match block::place(address) {
+            Some(at) => self.shared.store(at, self.thread, bits),
+            None => self.memory.store(address, of.bytes(), bits),
+        }
     }
 
     fn place(&mut self, x: &'u Expr, frame: &mut Frame) -> Result<Place> {
@@ -320,7 +442,7 @@ impl<'u> Machine<'u> {
         }
     }
 
-    fn get(&self, place: &Place, frame: &Frame) -> Result<Value> {
+    fn get(&mut self, place: &Place, frame: &Frame) -> Result<Value> {
         match place {
             Place::Memory(at, of) => self.load(*at, *of),
             Place::Whole(n) => frame.get(*n).cloned().ok_or_else(|| "no such variable".into()),
@@ -345,7 +467,7 @@ impl<'u> Machine<'u> {
         Ok(())
     }
 
-    fn expr(&mut self, x: &'u Expr, frame: &mut Frame) -> Result<Value> {
+    pub(super) fn expr(&mut self, x: &'u Expr, frame: &mut Frame) -> Result<Value> {
         let number = match x.of {
             Type::Number(of) => of,
             _ => Number::I64,
@@ -368,6 +490,13 @@ impl<'u> Machine<'u> {
                     Value::Int(*value as i64)
                 })
             }
+            ExprKind::Element(of, index)
+                if matches!(of.of, Type::Floats(_)) && !matches!(of.kind, ExprKind::Variable(_)) =>
+            {
+                let (list, at) = (self.expr(of, frame)?.floats()?, self.expr(index, frame)?.int()?);
+                let x = usize::try_from(at).ok().and_then(|at| list.get(at)).ok_or("no such float")?;
+                Ok(Value::Float(f64::from(*x)))
+            }
             ExprKind::Field(of, n) if !matches!(of.kind, ExprKind::Variable(_)) => {
                 match self.expr(of, frame)? {
                     Value::Many(list) => list.get(*n).cloned().ok_or_else(|| "no such field".into()),
@@ -387,6 +516,9 @@ impl<'u> Machine<'u> {
                 let value = self.expr(of, frame)?;
                 Ok(match (operator, value) {
                     (Prefix::Minus, Value::Float(x)) => Value::Float(-x),
+                    (Prefix::Minus, value @ Value::Many(_)) => {
+                        Value::of_floats(&value.floats()?.into_iter().map(|x| -x).collect::<Vec<_>>())
+                    }
                     (Prefix::Minus, value) => Value::Int(wrapped(value.int()?.wrapping_neg(), number)),
                     (Prefix::Not, value) => Value::Int(i64::from(value.int()? == 0)),
                     (Prefix::Flip, value) => Value::Int(wrapped(!value.int()?, number)),
@@ -399,9 +531,14 @@ impl<'u> Machine<'u> {
                 Ok(Value::Int(i64::from(self.truth(a, frame)? || self.truth(b, frame)?)))
             }
             ExprKind::Infix(operator, a, b) => {
-                let Type::Number(of) = a.of else { return wrong() };
-                let (a, b) = (self.expr(a, frame)?, self.expr(b, frame)?);
-                infix(*operator, of, &a, &b)
+                let of = if let Type::Number(of) = a.of { of } else { Number::F32 };
+                match (self.expr(a, frame)?, self.expr(b, frame)?) {
+                    (Value::Many(a), Value::Many(b)) => {
+                        let each = a.iter().zip(&b).map(|(a, b)| infix(*operator, of, a, b));
+                        Ok(Value::Many(each.collect::<Result<_>>()?))
+                    }
+                    (a, b) => infix(*operator, of, &a, &b),
+                }
             }
             ExprKind::Select(c, a, b) => {
                 let chosen = if self.truth(c, frame)? { a } else { b };
@@ -415,6 +552,19 @@ impl<'u> Machine<'u> {
                 let given = given.iter().map(|x| self.expr(x, frame)).collect::<Result<_>>()?;
                 let function = self.unit.functions.get(*n).ok_or("no such function")?;
                 self.call(function, given)
+            }
+            ExprKind::Each(n, given) => {
+                let Type::Floats(width) = x.of else { return wrong() };
+                let function = self.unit.functions.get(*n).ok_or("no such function")?;
+                let given: Vec<Vec<f32>> =
+                    given.iter().map(|x| self.expr(x, frame)?.floats()).collect::<Result<_>>()?;
+                let mut list = vec![];
+                for i in 0..width as usize {
+                    let one = given.iter().map(|x| x.get(i).map(|x| Value::Float(f64::from(*x))));
+                    let one = one.collect::<Option<_>>().ok_or("no such float")?;
+                    list.push(self.call(function, one)?);
+                }
+                Ok(Value::Many(list))
             }
             ExprKind::Build(list) => {
                 Ok(Value::Many(list.iter().map(|x| self.expr(x, frame)).collect::<Result<_>>()?))
@@ -452,11 +602,14 @@ impl<'u> Machine<'u> {
 }
 
 /// The address `by` numbers further.
-fn moved(at: u64, by: i64, of: Number) -> u64 {
+pub(super) fn moved(at: u64, by: i64, of: Number) -> u64 {
     at.wrapping_add_signed(by.wrapping_mul(of.bytes() as i64))
 }
 
 fn converted(value: Value, to: Type) -> Result<Value> {
+    if let (Type::Floats(width), Value::Float(x)) = (to, &value) {
+        return Ok(Value::of_floats(&vec![*x as f32; width as usize]));
+    }
     let Type::Number(of) = to else { return Ok(value) };
     Ok(match (value, of) {
         (Value::Int(n), Number::Bool) => Value::Int(i64::from(n != 0)),

@@ -1,9 +1,10 @@
 //! Kernel statements as a [`Device`]: plans run on the text that CUDA, HIP and Metal are printed
 //! from, an operation at a time.
 //!
-//! *In*: a plan. *Out*: a session on its naive kernels. *Promise*: no compiler and no driver is
-//! needed; an access outside memory ends the run with the launch's origin and the kernel. It is
-//! slow: it says whether a kernel is right, and nothing of time.
+//! *In*: a plan. *Out*: a session on its naive kernels, or on row kernels as GPUs run them.
+//! *Promise*: no compiler and no driver is needed; an access outside memory, and one of a block's
+//! memory that a barrier is missing for, ends the run with the launch's origin and the kernel. It
+//! is slow: it says whether a kernel is right, and nothing of time.
 
 use super::gpu::launch::{Arg, Launch};
 use super::gpu::{self, Compiler, Gpu};
@@ -11,7 +12,7 @@ use crate::device::{Device, DeviceError, Group, Session};
 use dreamc_compiler::codegen::{Dialect, Source};
 use dreamc_compiler::program::Plan;
 use dreamc_compiler::statement::Unit;
-use dreamc_compiler::statement::run::{self, Value};
+use dreamc_compiler::statement::run::{self, Grid, Value};
 use std::convert::Infallible;
 
 /// The device.
@@ -21,6 +22,11 @@ impl StatementDevice {
     /// It needs nothing.
     pub fn new() -> Self {
         StatementDevice(Compiler::text(Dialect::Plain))
+    }
+
+    /// Row kernels run as blocks of threads that work together; all others are naive.
+    pub fn of_blocks() -> Self {
+        StatementDevice(Compiler::text(Dialect::Plain).whole())
     }
 }
 
@@ -32,7 +38,7 @@ impl Default for StatementDevice {
 
 impl Device for StatementDevice {
     fn name(&self) -> String {
-        "statements (naive kernels, interpreted)".into()
+        "statements (kernels, interpreted)".into()
     }
 
     fn scratch_bytes(&self, plan: &Plan) -> Result<u64, DeviceError> {
@@ -147,8 +153,12 @@ impl Gpu for Interpreter {
             });
         }
         let threads = |sizes: [u32; 3]| sizes.into_iter().map(u64::from).product::<u64>();
-        let threads = threads(launch.grid).saturating_mul(threads(launch.block));
-        run::run(unit, entry, threads, &arguments, &mut self.0).map_err(failed)
+        let grid = Grid {
+            blocks: threads(launch.grid),
+            threads: threads(launch.block),
+            shared: u64::from(launch.shared_bytes),
+        };
+        run::run(unit, entry, grid, &arguments, &mut self.0).map_err(failed)
     }
 
     fn finish(&mut self) -> Result<(), DeviceError> {

@@ -113,6 +113,11 @@ impl Compiler {
         self.texts
     }
 
+    /// The same for texts at full speed, where the dialect has them.
+    pub(crate) fn whole(self) -> Self {
+        Compiler { texts: Variant { naive: false, ..self.texts }, ..self }
+    }
+
     /// The same for naive texts.
     pub(crate) fn naive(self) -> Self {
         Compiler { texts: Variant { naive: true, hopper: false, ..self.texts }, ..self }
