@@ -1,7 +1,7 @@
 //! Naive kernels: random instances of every kernel against fast ones, both interpreted; as
 //! statements against the CPU; and in Metal, which a compiler reads.
 
-use dreamc_compiler::codegen::{Dialect, Variant, generate};
+use dreamc_compiler::codegen::{Argument, Dialect, Source, Variant, generate};
 use dreamc_compiler::ir::random::{Instance, table};
 use dreamc_compiler::ir::{DType, Type, Value};
 use dreamc_compiler::op::Bits;
@@ -10,6 +10,7 @@ use dreamc_compiler::program::{
     Storage, kernel,
 };
 use dreamc_compiler::schedule::{Bind, LocalOperand, Place, schedule};
+use dreamc_compiler::statement::run::{self, Grid, Memory};
 use dreamc_compiler::statement::{Unit, print};
 use dreamc_dsl::spec::{BalanceLaw, BalanceTarget};
 use dreamc_runtime::device::check::check;
@@ -280,7 +281,38 @@ fn statements_do_what_the_cpu_does() {
     all_agree(&StatementDevice::new(), &CpuDevice::new(CpuOptions::default()));
 }
 
-/// A text that is printed for CUDA is read again as the same statements.
+/// The row kernels of GPUs, a statement at a time for all threads of a block.
+#[test]
+fn row_kernels_as_statements_do_what_the_cpu_does() {
+    all_agree(&StatementDevice::of_blocks(), &CpuDevice::new(CpuOptions::default()));
+}
+
+/// A barrier left out is found by the accesses that it keeps apart, and a dialect without the words
+/// of blocks is refused by name.
+#[test]
+fn barriers_of_row_kernels_are_held() {
+    let (mut left_out, mut found) = (0, 0);
+    for (case, _) in cases() {
+        for kernel in case.plan.kernels.iter().filter(|k| matches!(k, Kernel::Rows(_))) {
+            let plain = Variant { dialect: Dialect::Plain, ..Variant::default() };
+            let Some(source) = generate(kernel, plain).unwrap() else { continue };
+            for (at, line) in source.text.match_indices("wait_") {
+                let end = source.text[at..].find('\n').unwrap();
+                let text = [&source.text[..at], "0;", &source.text[at + end..]].concat();
+                left_out += 1;
+                found += usize::from(first_failure(&Unit::parse(&text).unwrap(), &source).is_some());
+                assert!(first_failure(&Unit::parse(&source.text).unwrap(), &source).is_none(), "{line}");
+            }
+            let metal = Variant { dialect: Dialect::Metal, ..Variant::default() };
+            let error = generate(kernel, metal).unwrap_err().to_string();
+            assert!(error.contains("row kernel") && error.contains("naive"), "{error}");
+        }
+    }
+    assert!(left_out >= 5 && found == left_out, "{found} of {left_out}");
+}
+
+/// A text that is printed for CUDA is read again as the same statements, and one that is printed as
+/// statements, too.
 #[test]
 fn printed_statements_are_read_again() {
     for (case, _) in cases() {
@@ -289,6 +321,13 @@ fn printed_statements_are_read_again() {
                 let variant = Variant { naive: true, dialect, ..Variant::default() };
                 generate(kernel, variant).unwrap().map(|source| source.text)
             };
+            if matches!(kernel, Kernel::Rows(_)) {
+                let plain = Variant { dialect: Dialect::Plain, ..Variant::default() };
+                let Some(source) = generate(kernel, plain).unwrap() else { continue };
+                let unit = Unit::parse(&source.text).unwrap();
+                let again = Unit::parse(&print::print(&unit, "again", Dialect::Plain)).unwrap();
+                assert_eq!(unit.entries, again.entries);
+            }
             let (Some(plain), Some(cuda)) = (of(Dialect::Plain), of(Dialect::Cuda)) else { continue };
             let units =
                 [plain, cuda].map(|text| Unit::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}")));
@@ -296,6 +335,43 @@ fn printed_statements_are_read_again() {
             assert_eq!(plain, cuda);
         }
     }
+}
+
+/// Memory of whatever is asked for: zeros, or what was written.
+#[derive(Default)]
+struct Anything(BTreeMap<u64, u8>);
+
+impl Memory for Anything {
+    fn load(&self, address: u64, bytes: u64) -> Result<u64, String> {
+        let byte = |i| u64::from(self.0.get(&(address + i)).copied().unwrap_or(0)) << (8 * i);
+        Ok((0..bytes).map(byte).sum())
+    }
+
+    fn store(&mut self, address: u64, bytes: u64, value: u64) -> Result<(), String> {
+        self.0.extend((0..bytes).map(|i| (address + i, (value >> (8 * i)) as u8)));
+        Ok(())
+    }
+}
+
+/// The first entry of a source that does not run on zeros.
+fn first_failure(unit: &Unit, source: &Source) -> Option<String> {
+    let mut memory = Anything::default();
+    let argument = |n: usize, argument: &Argument| match *argument {
+        Argument::Operand(_)
+        | Argument::Scratch(_)
+        | Argument::Places
+        | Argument::Status
+        | Argument::Map(_) => run::Value::Address((n as u64 + 1) << 32),
+        Argument::Stride(_) | Argument::Distance(_) => run::Value::Int(1 << 16),
+        Argument::Index(_) | Argument::Launch | Argument::Iteration => run::Value::Int(0),
+        Argument::Size(n) => run::Value::Int(n.into()),
+    };
+    source.passes.iter().zip(&unit.entries).find_map(|(pass, entry)| {
+        let given: Vec<run::Value> = pass.arguments.iter().enumerate().map(|(n, a)| argument(n, a)).collect();
+        let grid =
+            Grid { blocks: pass.grid.into(), threads: pass.block.into(), shared: pass.shared_bytes.into() };
+        run::run(unit, entry, grid, &given, &mut memory).err()
+    })
 }
 
 /// Clang reads the Metal of every kernel, with address spaces as Metal has them: an address of the

@@ -19,6 +19,7 @@ use dreamc_runtime::device::agree::{Agreement, apart, compare};
 use dreamc_runtime::device::cpu::CpuDevice;
 use dreamc_runtime::device::cuda::CudaDevice;
 use dreamc_runtime::device::ptx::{self, Checks, PtxDevice, Schedule};
+use dreamc_runtime::device::statements::StatementDevice;
 use dreamc_runtime::device::{Device, DeviceError, Element, Group, Instrument, Session};
 use dreamc_skip::skip;
 
@@ -600,6 +601,13 @@ fn bf16_with_wide_copies_is_right_and_clean() {
     }
 }
 
+/// Devices that run row kernels as GPUs do: on PTX where NVRTC is there, and as statements.
+fn of_rows(options: ptx::Options) -> Vec<Box<dyn Device>> {
+    let statements: Box<dyn Device> = Box::new(StatementDevice::of_blocks());
+    let ptx = device(options).map(|device| Box::new(device) as Box<dyn Device>);
+    ptx.into_iter().chain([statements]).collect()
+}
+
 /// Rows too long for a block: statistics in scratch memory, sums by column, results by element.
 #[test]
 fn rows_of_any_length() {
@@ -608,7 +616,7 @@ fn rows_of_any_length() {
         Affine, Broadcast, Buffer, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, RowInput,
         RowKernel, RowOp, RowOutput, RowStore, Space, Step,
     };
-    let Some(device) = device(fast()) else { return };
+    let devices = of_rows(fast());
     // Passes; a warp for a row, in shares of a block that sums; the last share is not full; a block
     // for a row.
     for (rows, length, passes) in [(66, 50_000, 3), (3, 70_000, 3), (1101, 1000, 2), (40, 1000, 2)] {
@@ -673,8 +681,14 @@ fn rows_of_any_length() {
             session.write_at(BufferId(1), 0, 0, &values(length, 2))?;
             session.write_at(BufferId(3), 0, 0, &values(length, 3))
         };
-        let found = compare(&plan, "run", &CpuDevice::default(), &device, &fill).unwrap();
-        assert!(found[0].difference < 1e-5, "{found:?}");
+        for device in &devices {
+            // Statements take a second for each 100,000 elements.
+            if rows * length > 250_000 && device.name().starts_with("statements") {
+                continue;
+            }
+            let found = compare(&plan, "run", &CpuDevice::default(), device.as_ref(), &fill).unwrap();
+            assert!(found[0].difference < 1e-5, "{}: {found:?}", device.name());
+        }
         let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_80", Limits::default()).unwrap();
         assert_eq!(texts[0].passes.len(), passes, "{}", texts[0].text);
     }
@@ -688,7 +702,7 @@ fn adjacent_elements_are_those_of_one_at_a_time() {
     use DType::{Bf16, F32};
     use dreamc_compiler::ir::{Binary, Positions, Reduce, Rope, Unary};
     use dreamc_compiler::program::Broadcast;
-    let Some(device) = device(ptx::Options::default()) else { return };
+    let devices = of_rows(ptx::Options::default());
     let kernel = |rows: u64, n: u64, size: u64, start: u64, dtype: DType| {
         let groups = n / size;
         let rope =
@@ -827,21 +841,21 @@ fn adjacent_elements_are_those_of_one_at_a_time() {
                 }
                 Ok(())
             };
-            let found = compare(&plan, "run", &CpuDevice::default(), &device, &fill).unwrap();
             let bound = if dtype == F32 { 1e-5 } else { 1e-2 };
-            for agreement in found {
-                assert!(
-                    agreement.difference < bound,
-                    "{n} in groups of {size}, {apart} apart from {first}, {dtype:?}: {agreement:?}"
-                );
+            for device in &devices {
+                for agreement in compare(&plan, "run", &CpuDevice::default(), device.as_ref(), &fill).unwrap()
+                {
+                    assert!(
+                        agreement.difference < bound,
+                        "{n} in groups of {size}, {apart} apart from {first}, {dtype:?}: {agreement:?}, {}",
+                        device.name()
+                    );
+                }
             }
             let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_80", Limits::default()).unwrap();
             for text in texts {
-                let kind = if text.text.contains("Floats<8>") {
-                    2
-                } else {
-                    text.text.contains("Floats<4>") as usize
-                };
+                let kind =
+                    if text.text.contains("floats8") { 2 } else { text.text.contains("floats4") as usize };
                 widths[kind] += 1;
                 let on_16 = |elements: u64| (elements * dtype.bytes()).is_multiple_of(16);
                 assert!(kind == 0 || (on_16(apart) && on_16(first)), "{}", text.text);

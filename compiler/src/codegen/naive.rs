@@ -64,7 +64,7 @@ impl Naive {
         numbers: &[(&str, &dyn Display)],
         functions: &str,
     ) -> Result<Naive> {
-        let mut builder = Builder::statements(format!("naive {}", kernel.summary()));
+        let mut builder = Builder::statements(format!("naive {}", kernel.summary()), "naive.cuh");
         if variant.packed.is_some() {
             builder.portable();
             builder.line("#include \"blocks.cuh\"");

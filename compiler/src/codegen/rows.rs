@@ -74,12 +74,45 @@ impl Value {
     }
 }
 
+/// How a reduction joins numbers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Join {
+    Sum,
+    Largest,
+}
+
+impl Join {
+    /// A number that changes nothing.
+    fn nothing(self) -> &'static str {
+        match self {
+            Join::Sum => "0.0f",
+            Join::Largest => "-infinity()",
+        }
+    }
+
+    /// Two numbers joined; NaN is passed over by the larger.
+    fn two(self, a: &str, b: &str) -> String {
+        match self {
+            Join::Sum => format!("{a} + {b}"),
+            Join::Largest => format!("larger({a}, {b})"),
+        }
+    }
+
+    /// The end of the names of functions that join.
+    fn word(self) -> &'static str {
+        match self {
+            Join::Sum => "sum",
+            Join::Largest => "largest",
+        }
+    }
+}
+
 /// The term of a sum: a factor or two.
 type Term = (Value, Option<Value>);
 
 /// The type of `width` numbers.
 fn numbers(width: u64) -> String {
-    if width == 1 { "float".into() } else { format!("Floats<{width}>") }
+    if width == 1 { "float".into() } else { format!("floats{width}") }
 }
 
 /// `width` numbers from an address, the first of them at `index`.
@@ -91,7 +124,7 @@ fn load(from: &str, start: u64, at: &At) -> String {
     };
     match at.width {
         1 => format!("{from}[{index}]"),
-        width => format!("load<{width}>({from} + {index})"),
+        width => format!("load{width}({from} + {index})"),
     }
 }
 
@@ -584,7 +617,7 @@ impl<'k> Generator<'k> {
         self.close();
         if let Some((begin, step, trips, loads)) = self.loops.pop() {
             let times = (LOADS / loads.max(1)).clamp(1, 4).min(trips);
-            self.text.insert_str(begin, &format!("#pragma unroll {times}\n"));
+            self.text.insert_str(begin + 4 * self.indent, &format!("unroll({times}) "));
             if let Some(Step::Open { turns, .. }) = self.steps.get_mut(step) {
                 *turns = turns.div_ceil(times.max(1));
             }
@@ -796,10 +829,10 @@ impl<'k> Generator<'k> {
                     *words += if aligned { (width * dtype.bytes()).div_ceil(4) } else { width };
                 }
                 match width {
-                    1 => format!("to_float(x{input}[{}])", at.index),
+                    1 => format!("value(x{input}[{}])", at.index),
                     _ if aligned => load(&format!("x{input}"), 0, at),
                     _ => {
-                        let element = |lane| format!("to_float(x{input}[{} + {lane}])", at.index);
+                        let element = |lane| format!("value(x{input}[{} + {lane}])", at.index);
                         format!(
                             "{}({})",
                             numbers(width),
@@ -907,7 +940,7 @@ impl<'k> Generator<'k> {
                 let d = self.value(d, &At::one(k)).text;
                 match width {
                     1 => self.line(&format!("{name} = {d};")),
-                    _ => self.line(&format!("{name}.set({c} - {first}, {d});")),
+                    _ => self.line(&format!("{name} = with_lane({name}, {c} - {first}, {d});")),
                 }
                 self.close();
                 self.close_loop();
@@ -946,21 +979,21 @@ impl<'k> Generator<'k> {
     fn sync(&mut self) {
         if self.threads > 1 {
             self.steps.push(Step::Wait { block: self.threads > 32 });
-            self.line(&format!("join_threads<{}>();", self.threads));
+            self.line(&format!("wait_row({});", self.threads));
         }
     }
 
     /// The barrier of the block.
     fn wait_block(&mut self) {
         self.steps.push(Step::Wait { block: true });
-        self.line("__syncthreads();");
+        self.line("wait_block();");
     }
 
     /// Declares the buffer of reductions where the text was so long.
     fn buffer(&mut self, at: usize) {
         let parts = std::mem::take(&mut self.parts);
         if parts > 0 {
-            self.text.insert_str(at, &format!("    __shared__ float buffer[{parts}];\n"));
+            self.text.insert_str(at, &format!("    shared float buffer[{parts}];\n"));
         }
     }
 
@@ -1021,7 +1054,7 @@ impl<'k> Generator<'k> {
         groups: u64,
         size: u64,
         inner: u64,
-        joins: &[&str],
+        joins: &[Join],
         terms: &dyn Fn(&mut Self, &At, &At) -> Vec<Term>,
         finish: &dyn Fn(&[String]) -> Vec<String>,
         kept: &[Kept],
@@ -1041,7 +1074,7 @@ impl<'k> Generator<'k> {
                 let a = a.spread(width);
                 g.line(&match b.map(|b| b.spread(width)) {
                     Some(b) => format!("{name} = fmaf({a}, {b}, {name});"),
-                    None => format!("{name} = {join}::join({name}, {a});"),
+                    None => format!("{name} = {};", join.two(name, &a)),
                 });
             }
             g.close_each(size, step, width);
@@ -1049,12 +1082,12 @@ impl<'k> Generator<'k> {
         // A thread's own, one for each of the elements that it takes at a time.
         let declare = |g: &mut Self| {
             for (name, join) in names.iter().zip(joins) {
-                g.line(&format!("{} {name} = {join}::identity();", numbers(width)));
+                g.line(&format!("{} {name} = {};", numbers(width), join.nothing()));
             }
         };
-        let own = |name: &str, join: &str| match width {
+        let own = |name: &str, join: Join| match width {
             1 => name.to_string(),
-            _ => format!("{name}.all<{join}>()"),
+            _ => format!("all_{}({name})", join.word()),
         };
         if groups == 1 {
             declare(self);
@@ -1065,14 +1098,15 @@ impl<'k> Generator<'k> {
             }
             let apart = self.threads > 32 && !alone;
             let mut joined = vec![];
-            for (name, join) in names.iter().zip(joins) {
+            for (name, &join) in names.iter().zip(joins) {
                 let own = own(name, join);
                 joined.push(match self.threads {
                     _ if apart => {
                         let (warps, part, sum) = (self.threads / 32, self.parts, self.fresh("v"));
                         self.parts += warps;
-                        self.line(&format!("leave_part<{join}>({own}, buffer + {part});"));
-                        let parts = format!("join_parts<{join}, {}>(buffer + {part})", self.threads);
+                        self.line(&format!("leave_{}({own}, buffer + {part});", join.word()));
+                        let words = if join == Join::Sum { "join_sums" } else { "join_largest" };
+                        let parts = format!("{words}(buffer + {part}, {})", self.threads);
                         self.deferred.push(format!("const float {sum} = {parts};"));
                         sum
                     }
@@ -1081,7 +1115,7 @@ impl<'k> Generator<'k> {
                     threads => {
                         self.steps.push(Step::Join);
                         let lanes = threads.min(32);
-                        self.define(&format!("lanes<{join}, {lanes}>({own}, group_mask<{lanes}>())"), 1).text
+                        self.define(&format!("lanes_{}({own}, {lanes}, {lanes})", join.word()), 1).text
                     }
                 });
             }
@@ -1105,9 +1139,8 @@ impl<'k> Generator<'k> {
         let lanes = (1u64 << (size / width).max(1).ilog2()).min(32).min(self.threads);
         let step = self.threads / lanes;
         // A group or several at a time; all lanes stay together.
-        self.line("#pragma unroll 1");
         self.open_rolled(
-            &format!("for (int first = 0; first < {groups}; first += {step}) {{"),
+            &format!("unroll(1) for (int first = 0; first < {groups}; first += {step}) {{"),
             groups.div_ceil(step),
         );
         self.line(&format!("const int g = first + t / {lanes};"));
@@ -1116,11 +1149,11 @@ impl<'k> Generator<'k> {
         accumulate(self, "g", &format!("t % {lanes}"), lanes);
         self.close();
         let mut joined = vec![];
-        for (name, join) in names.iter().zip(joins) {
+        for (name, &join) in names.iter().zip(joins) {
             let mut sum = own(name, join);
             if lanes > 1 {
                 self.steps.push(Step::Join);
-                sum = format!("lanes<{join}, {lanes}>({sum}, group_mask<{}>())", self.threads.min(32));
+                sum = format!("lanes_{}({sum}, {lanes}, {})", join.word(), self.threads.min(32));
             }
             joined.push(if sum == *name { sum } else { self.define(&sum, 1).text });
         }
@@ -1149,7 +1182,7 @@ impl<'k> Generator<'k> {
                 length / size,
                 size,
                 1,
-                &["Sum"],
+                &[Join::Sum],
                 &|g, at, _| {
                     let x = g.value(x, at);
                     vec![(x.clone(), Some(x))]
@@ -1161,7 +1194,7 @@ impl<'k> Generator<'k> {
                 length / size,
                 size,
                 1,
-                &["Sum", "Sum"],
+                &[Join::Sum, Join::Sum],
                 &|g, at, _| {
                     let (x, dy) = (g.value(x, at), g.value(dy, at));
                     vec![(x.clone(), Some(x.clone())), (x, Some(dy))]
@@ -1178,7 +1211,7 @@ impl<'k> Generator<'k> {
                     length / size,
                     size,
                     1,
-                    &["Largest"],
+                    &[Join::Largest],
                     &|g, at, _| vec![(g.value(x, at), None)],
                     &|s| vec![s[0].clone()],
                     &stats[..1],
@@ -1192,7 +1225,7 @@ impl<'k> Generator<'k> {
                     length / size,
                     size,
                     1,
-                    &["Sum"],
+                    &[Join::Sum],
                     &|g, at, group| {
                         let x = g.value(x, at);
                         let text = format!("expf({} - {})", x.text, Self::kept(&most, group));
@@ -1206,7 +1239,7 @@ impl<'k> Generator<'k> {
                 length / size,
                 size,
                 1,
-                &["Sum"],
+                &[Join::Sum],
                 &|g, at, _| {
                     let (y, dy) = (g.value(y, at), g.value(dy, at));
                     vec![(y, Some(dy))]
@@ -1223,7 +1256,7 @@ impl<'k> Generator<'k> {
             }
             RowOp::Reduce { op, x, over } if over.size != 1 => {
                 let (size, inner) = (over.size, over.inner);
-                let join = if op == Reduce::Max { "Largest" } else { "Sum" };
+                let join = if op == Reduce::Max { Join::Largest } else { Join::Sum };
                 let own: Vec<Kept> = self.plans[i].own.clone().into_iter().collect();
                 let waits = self.reduce(
                     over.outer * inner,
@@ -1269,7 +1302,7 @@ impl<'k> Generator<'k> {
         let line = match (kept, at.width) {
             (_, 1) => format!("{} = {};", Self::kept(kept, at), value.text),
             (Kept::Shared(start), width) => {
-                format!("store(kept + {start} + {}, {});", at.index, value.spread(width))
+                format!("put(kept + {start} + {}, {});", at.index, value.spread(width))
             }
             _ => return,
         };
@@ -1281,7 +1314,7 @@ impl<'k> Generator<'k> {
         let RowOp::Rope { size, rope, position, depths, .. } = self.kernel.ops[i] else { return };
         let half = size / 2;
         let table = format!("FREQUENCIES_{i}");
-        let mut text = format!("__device__ const double {table}[{}] = {{", half.max(1));
+        let mut text = format!("TABLE Wide {table}[] = {{");
         for (pair, frequency) in frequencies(&rope, size).into_iter().enumerate() {
             text.push_str(if pair % 4 == 0 { "\n    " } else { " " });
             text.push_str(&double(frequency));
@@ -1292,16 +1325,15 @@ impl<'k> Generator<'k> {
         let stats = self.plans[i].stats.clone();
         self.open_each("i", first, half, step, 1);
         let position = match rope.positions {
-            Positions::Tokens => format!("double(x{position}[0])"),
-            Positions::Depth { half_reversed: false } => format!("double(x{position})"),
+            Positions::Tokens => format!("Wide(x{position}[0])"),
+            Positions::Depth { half_reversed: false } => format!("Wide(x{position})"),
             Positions::Depth { half_reversed: true } => {
-                format!("double(i % 2 == 0 ? x{position} : x{depths} - 1 - x{position})")
+                format!("Wide(i % 2 == 0 ? x{position} : x{depths} - 1 - x{position})")
             }
         };
-        self.line("float sine, cosine;");
-        self.line(&format!("sine_cosine({position} * {table}[i], sine, cosine);"));
-        self.line(&format!("{} = cosine;", Self::kept(&stats[0], &At::one("i"))));
-        self.line(&format!("{} = sine;", Self::kept(&stats[1], &At::one("i"))));
+        self.line(&format!("const Angle angle = sine_cosine({position} * {table}[i]);"));
+        self.line(&format!("{} = angle.cosine;", Self::kept(&stats[0], &At::one("i"))));
+        self.line(&format!("{} = angle.sine;", Self::kept(&stats[1], &At::one("i"))));
         self.close_each(half, step, 1);
     }
 
@@ -1322,7 +1354,7 @@ impl<'k> Generator<'k> {
             return self.long(name, &live);
         }
         if !kept && !summed && same && !self.staged {
-            let mut builder = Builder::new(name, "prelude.cuh");
+            let mut builder = Builder::statements(name, "rows.cuh");
             self.flat(&mut builder, "rows", &live, length, None)?;
             return Ok(builder.finish());
         }
@@ -1397,18 +1429,14 @@ impl<'k> Generator<'k> {
         if at.width > 1 && self.variant.is_wide(self.kernel.inputs.len() + o) {
             let (to, value) = (format!("y{o} + {}", at.index), value.spread(at.width));
             let old = if add { format!("{} + ", load(&format!("y{o}"), 0, at)) } else { String::new() };
-            return self.line(&format!("store({to}, {old}{value});"));
+            return self.line(&format!("put({to}, {old}{value});"));
         }
         for lane in 0..at.width {
-            let to = if lane == 0 {
-                format!("y{o}[{}]", at.index)
-            } else {
-                format!("y{o}[{} + {lane}]", at.index)
-            };
+            let index = if lane == 0 { at.index.clone() } else { format!("{} + {lane}", at.index) };
             let value =
-                if value.width == 1 { value.text.clone() } else { format!("{}.x[{lane}]", value.text) };
-            let old = if add { format!("to_float({to}) + ") } else { String::new() };
-            self.line(&format!("store({to}, {old}{value});"));
+                if value.width == 1 { value.text.clone() } else { format!("{}[{lane}]", value.text) };
+            let old = if add { format!("value(y{o}[{index}]) + ") } else { String::new() };
+            self.line(&format!("put(y{o} + {index}, {old}{value});"));
         }
     }
 
@@ -1429,10 +1457,8 @@ impl<'k> Generator<'k> {
         let times = if width == 1 { String::new() } else { format!(" * {width}") };
         // Numbers of 64 bits are slow to divide.
         match count <= (i32::MAX as u64) - 8 * BLOCK {
-            true => self.line(&format!("const int at = int(blockIdx.x * blockDim.x + threadIdx.x){times};")),
-            false => {
-                self.line(&format!("const i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x){times};"))
-            }
+            true => self.line(&format!("const int at = (block() * {BLOCK} + thread()){times};")),
+            false => self.line(&format!("const i64 at = (i64(block()) * {BLOCK} + thread()){times};")),
         }
         self.line(&format!("if (at >= {count}) return;"));
         self.line(&format!("const i64 row = at / {length};"));
@@ -1467,15 +1493,15 @@ impl<'k> Generator<'k> {
     /// results of each row. In this order, because results may overlap operands.
     fn long(&mut self, name: String, live: &[usize]) -> Result<Option<Source>> {
         let kernel = self.kernel;
-        let mut builder = Builder::new(name, "prelude.cuh");
+        let mut builder = Builder::statements(name, "rows.cuh");
         let size = self.stored.saturating_mul(4).saturating_mul(kernel.rows);
         let stats = (size > 0).then(|| builder.scratch(size));
         if stats.is_some() {
             let (mut list, lines) = self.parameters(&[]);
             self.scopes.push(HashMap::new());
             let head = self.text.len();
-            self.line("const int t = int(threadIdx.x);");
-            self.line("const i64 row = blockIdx.x;");
+            self.line("const int t = thread();");
+            self.line("const i64 row = block();");
             lines.iter().for_each(|line| self.line(line));
             list.extend(self.kept_rows(stats, ""));
             for i in 0..kernel.ops.len() {
@@ -1525,7 +1551,7 @@ impl<'k> Generator<'k> {
         let wide = self.width(length);
         let width = if length / (wide * BLOCK) >= 2 * self.variant.processors() { wide } else { 1 };
         let times = if width == 1 { String::new() } else { format!(" * {width}") };
-        self.line(&format!("const int i = int(blockIdx.x * blockDim.x + threadIdx.x){times};"));
+        self.line(&format!("const int i = (block() * {BLOCK} + thread()){times};"));
         self.line(&format!("if (i >= {length}) return;"));
         let declare = |g: &mut Self, prefix: &str| {
             outputs.iter().for_each(|o| g.line(&format!("{} {prefix}{o} = 0.0f;", numbers(width))));
@@ -1564,19 +1590,18 @@ impl<'k> Generator<'k> {
             list.push(Param::new(element, &format!("out{o}"), operand));
             let aligned = self.variant.is_wide(kernel.inputs.len() + o);
             for lane in 0..if aligned { 1 } else { width } {
-                let (to, old, total) = match (width, aligned) {
-                    (1, _) => (format!("out{o}[i]"), format!("to_float(out{o}[i])"), format!("total{o}")),
-                    (_, true) => {
-                        (format!("out{o} + i"), load(&format!("out{o}"), 0, &at), format!("total{o}"))
-                    }
+                let (index, old, total) = match (width, aligned) {
+                    (1, _) => ("i".into(), format!("value(out{o}[i])"), format!("total{o}")),
+                    (_, true) => ("i".into(), load(&format!("out{o}"), 0, &at), format!("total{o}")),
                     _ => {
-                        let to = format!("out{o}[i + {lane}]");
-                        (to.clone(), format!("to_float({to})"), format!("total{o}.x[{lane}]"))
+                        let index = format!("i + {lane}");
+                        let old = format!("value(out{o}[{index}])");
+                        (index, old, format!("total{o}[{lane}]"))
                     }
                 };
                 self.line(&match output.store {
-                    RowStore::AddSum => format!("store({to}, {old} + {total});"),
-                    _ => format!("store({to}, {total});"),
+                    RowStore::AddSum => format!("put(out{o} + {index}, {old} + {total});"),
+                    _ => format!("put(out{o} + {index}, {total});"),
                 });
             }
         }
@@ -1635,32 +1660,29 @@ impl<'k> Generator<'k> {
         self.scopes.push(HashMap::new());
         if self.stored + self.common > 0 {
             match dynamic {
-                true => self.line("extern __shared__ __align__(16) float memory[];"),
-                false => self.line(&format!(
-                    "__shared__ __align__(16) float memory[{}];",
-                    slots * floats + self.common
-                )),
+                true => self.line("shared float memory[];"),
+                false => self.line(&format!("shared float memory[{}];", slots * floats + self.common)),
             }
         }
         let head = self.text.len();
         match (self.threads, slots) {
             (_, 1) => {
-                self.line("const int t = int(threadIdx.x);");
+                self.line("const int t = thread();");
                 self.line("const int slot = 0;");
             }
             (threads, _) => {
-                self.line(&format!("const int t = int(threadIdx.x) % {threads};"));
-                self.line(&format!("const int slot = int(threadIdx.x) / {threads};"));
+                self.line(&format!("const int t = thread() % {threads};"));
+                self.line(&format!("const int slot = thread() / {threads};"));
             }
         }
         if self.stored > 0 {
-            self.line(&format!("float *kept = memory + slot * {floats};"));
+            self.line(&format!("shared float *kept = memory + slot * {floats};"));
         }
         if self.common > 0 {
-            self.line(&format!("float *common = memory + {};", slots * floats));
+            self.line(&format!("shared float *common = memory + {};", slots * floats));
             for i in self.angles.clone() {
                 if matches!(self.plans[i].stats[0], Kept::Common(_)) {
-                    self.angles(i, "int(threadIdx.x)", block);
+                    self.angles(i, "thread()", block);
                 }
             }
             self.wait_block();
@@ -1672,12 +1694,11 @@ impl<'k> Generator<'k> {
             self.close_elements(length);
         }
         let grid = if summed {
-            self.line("#pragma unroll 1");
             self.open_rolled(
-                &format!("for (int turn = 0; turn < {share}; turn += {slots}) {{"),
+                &format!("unroll(1) for (int turn = 0; turn < {share}; turn += {slots}) {{"),
                 share.div_ceil(slots),
             );
-            self.line(&format!("const i64 row = i64(blockIdx.x) * {share} + turn + slot;"));
+            self.line(&format!("const i64 row = i64(block()) * {share} + turn + slot;"));
             let whole = kernel.rows.is_multiple_of(share);
             // The rest of the block goes on to the barriers; rows end at the same turn for a whole
             // row's threads.
@@ -1686,7 +1707,7 @@ impl<'k> Generator<'k> {
             }
             kernel.rows.div_ceil(share)
         } else {
-            self.line(&format!("const i64 row = i64(blockIdx.x) * {slots} + slot;"));
+            self.line(&format!("const i64 row = i64(block()) * {slots} + slot;"));
             if !kernel.rows.is_multiple_of(slots) {
                 self.line(&format!("if (row >= {}) return;", kernel.rows));
             }
@@ -1747,7 +1768,7 @@ impl<'k> Generator<'k> {
             self.sync();
             self.close();
         }
-        let mut builder = Builder::new(name, "prelude.cuh");
+        let mut builder = Builder::statements(name, "rows.cuh");
         let grid = blocks(grid)?;
         let shared = if dynamic { bytes as u32 } else { 0 };
         if !totals.is_empty() && kernel.rows > 0 {
@@ -1761,11 +1782,11 @@ impl<'k> Generator<'k> {
             let element = if output.dtype == DType::Bf16 { "bf16 *" } else { "float *" };
             let add = output.store == RowStore::AddSum;
             let finish = |value: &str| match add {
-                true => format!("store(out{o}[i], to_float(out{o}[i]) + {value});"),
-                false => format!("store(out{o}[i], {value});"),
+                true => format!("put(out{o} + i, value(out{o}[i]) + {value});"),
+                false => format!("put(out{o} + i, {value});"),
             };
             if kernel.rows > 0 {
-                self.open_each("i", "int(threadIdx.x)", length, block, 1);
+                self.open_each("i", "thread()", length, block, 1);
                 self.line(&format!("float sum = memory[{} + i];", running[&o]));
                 if slots > 1 {
                     self.line(&format!(
@@ -1780,7 +1801,7 @@ impl<'k> Generator<'k> {
             } else if grid > 1 {
                 let at = builder.scratch((grid as u64).saturating_mul(length).saturating_mul(4));
                 list.push(Param::new("float *", &format!("part{o}"), Argument::Scratch(at)));
-                self.line(&format!("part{o}[i64(blockIdx.x) * {length} + i] = sum;"));
+                self.line(&format!("part{o}[i64(block()) * {length} + i] = sum;"));
                 seconds.push((o, at));
             }
             if kernel.rows > 0 {
@@ -1795,7 +1816,7 @@ impl<'k> Generator<'k> {
             if grid == 0 && !add {
                 // The sum of no rows.
                 let body = format!(
-                    "    int i = int(blockIdx.x * blockDim.x + threadIdx.x);\n    if (i < {length}) {}\n",
+                    "    const int i = block() * {BLOCK} + thread();\n    if (i < {length}) {}\n",
                     finish("0.0f")
                 );
                 let geometry = (blocks(length.div_ceil(BLOCK))?, BLOCK as u32, 0);
@@ -1818,17 +1839,17 @@ impl<'k> Generator<'k> {
             let add = output.store == RowStore::AddSum;
             let element = if output.dtype == DType::Bf16 { "bf16 *" } else { "float *" };
             let finish = match add {
-                true => format!("store(out{o}[i], to_float(out{o}[i]) + sum);"),
-                false => format!("store(out{o}[i], sum);"),
+                true => format!("put(out{o} + i, value(out{o}[i]) + sum);"),
+                false => format!("put(out{o} + i, sum);"),
             };
             let list = [
                 Param::new(element, &format!("out{o}"), Argument::Operand(kernel.inputs.len() + o)),
                 Param::new("const float *", "part", Argument::Scratch(at)),
             ];
             let body = format!(
-                "    const int i = int(blockIdx.x * 32 + threadIdx.x % 32);\n    \
-                 const float sum = add_parts<{BLOCK}>(part, {grid}, {length}, i);\n    \
-                 if (threadIdx.x < 32 && i < {length}) {finish}\n"
+                "    const int i = block() * 32 + thread() % 32;\n    \
+                 const float sum = add_parts(part, {grid}, {length}, i);\n    \
+                 if (thread() < 32 && i < {length}) {finish}\n"
             );
             let geometry = (blocks(length.div_ceil(32))?, BLOCK as u32, 0);
             builder.entry(&format!("rows_sum{o}"), geometry, &list, &body);

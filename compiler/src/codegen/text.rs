@@ -331,8 +331,8 @@ impl Builder {
     }
 
     /// A source in kernel statements, which every dialect is printed from.
-    pub(crate) fn statements(name: String) -> Self {
-        let mut builder = Builder::new(name, "naive.cuh");
+    pub(crate) fn statements(name: String, header: &str) -> Self {
+        let mut builder = Builder::new(name, header);
         builder.source.language = Language::Statements;
         builder
     }

@@ -212,7 +212,7 @@ fn geometry(program: &Program, batch: u64, floats: u64, naive: bool) -> Result<(
 
 fn builder(kernel: &dyn KernelKind, naive: bool) -> Builder {
     match naive {
-        true => Builder::statements(format!("naive {}", kernel.summary())),
+        true => Builder::statements(format!("naive {}", kernel.summary()), "naive.cuh"),
         false => Builder::new(kernel.summary(), "prelude.cuh"),
     }
 }

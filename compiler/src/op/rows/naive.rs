@@ -18,7 +18,7 @@ const MOST: u64 = 1024;
 
 pub(super) fn generate(kernel: &RowKernel, variant: Variant) -> Result<Option<Source>> {
     kernel.check().map_err(CodegenError::Malformed)?;
-    let mut builder = Builder::statements(format!("naive {}", kernel.summary()));
+    let mut builder = Builder::statements(format!("naive {}", kernel.summary()), "naive.cuh");
     let blocks = kernel.rows.div_ceil(SUM_BLOCK);
     let threads = blocks.min(MOST);
     let total = kernel.lengths.iter().fold(0u64, |n, &l| n.saturating_add(l));
