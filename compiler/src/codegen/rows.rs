@@ -22,9 +22,9 @@
 //! elements ([`At`]), and a value for as many numbers. Other elements (slices and groups that begin
 //! elsewhere, elements picked one by one) are asked for one after another.
 
-use super::text::{Builder, Param, binary, blocks, double, fits, float, places, unary};
+use super::text::{Builder, Param, blocks, double, fits, float, places};
 use super::{Argument, CodegenError, Source, Turns, Variant};
-use crate::ir::{Binary, DType, Positions, Reduce, Rope, Unary};
+use crate::ir::{DType, Positions, Reduce, Rope};
 use crate::program::{Broadcast, RowInput, RowKernel, RowOp, RowStore, SUM_BLOCK};
 use std::collections::{BTreeSet, HashMap};
 
@@ -171,13 +171,8 @@ fn own_cost(kernel: &RowKernel, op: &RowOp) -> u64 {
     match op {
         RowOp::Constant(_) | RowOp::Index { .. } | RowOp::Zeros | RowOp::Reduce { .. } => 1,
         RowOp::Load { .. } | RowOp::Slice { .. } | RowOp::Concat { .. } | RowOp::Pick { .. } => 2,
-        RowOp::Unary(u, _) => match u {
-            Unary::Neg | Unary::Relu | Unary::Square | Unary::Positive | Unary::Floor => 1,
-            Unary::Rsqrt | Unary::Sqrt | Unary::Recip => 6,
-            _ => 12,
-        },
-        RowOp::Binary { op: Binary::Div, .. } => 6,
-        RowOp::Binary { .. } => 1,
+        RowOp::Unary(u, _) => u.price(),
+        RowOp::Binary { op, .. } => op.price(),
         RowOp::Rms { .. } | RowOp::RmsGrad { .. } | RowOp::SoftmaxGrad { .. } => 3,
         RowOp::Rope { .. } => 6,
         RowOp::Softmax { .. } => 12,
@@ -849,14 +844,14 @@ impl<'k> Generator<'k> {
             RowOp::Unary(op, x) => {
                 let x = self.value(x, at);
                 width = x.width;
-                unary(op, &x.text)
+                op.statement(&x.text)
             }
             RowOp::Binary { op, a, b, broadcast, small_first } => {
                 let small = self.small(at, broadcast);
                 let (a_at, b_at) = if small_first { (&small, at) } else { (at, &small) };
                 let (a, b) = (self.value(a, a_at), self.value(b, b_at));
                 width = a.width.max(b.width);
-                binary(op, &a.text, &b.text)
+                op.statement(&a.text, &b.text)
             }
             RowOp::Rms { x, size, .. } => {
                 let group = At::one(self.group(at, i, size));
@@ -1433,8 +1428,7 @@ impl<'k> Generator<'k> {
         }
         for lane in 0..at.width {
             let index = if lane == 0 { at.index.clone() } else { format!("{} + {lane}", at.index) };
-            let value =
-                if value.width == 1 { value.text.clone() } else { format!("{}[{lane}]", value.text) };
+            let value = if value.width == 1 { value.text.clone() } else { format!("{}[{lane}]", value.text) };
             let old = if add { format!("value(y{o}[{index}]) + ") } else { String::new() };
             self.line(&format!("put(y{o} + {index}, {old}{value});"));
         }

@@ -4,7 +4,7 @@
 //! operand's declaration and its number follow from the signature alone.
 
 use super::{Argument, CodegenError, HOPPER_SHARED, Language, Pass, SHARED, Source, Turns, Variant, blocks};
-use crate::ir::{Binary, DType, Unary};
+use crate::ir::DType;
 pub(crate) use crate::op::kernel::times;
 use crate::op::kernel::{KernelKind, Layout, Role, Slot, Storage};
 use std::borrow::Cow;
@@ -34,43 +34,6 @@ pub(crate) fn float(x: f64) -> String {
 /// A literal of an f64.
 pub(crate) fn double(x: f64) -> String {
     if x.is_finite() { format!("{x:?}") } else { format!("double({})", float(x)) }
-}
-
-/// A function of the elements that a value holds, one or more.
-pub(crate) fn unary(op: Unary, x: &str) -> String {
-    match op {
-        Unary::Neg => format!("-{x}"),
-        Unary::Exp => format!("expf({x})"),
-        Unary::Log => format!("logf({x})"),
-        Unary::Sigmoid => format!("sigmoid({x})"),
-        Unary::Tanh => format!("tanhf({x})"),
-        Unary::Silu => format!("silu({x})"),
-        Unary::SiluGrad => format!("silu_grad({x})"),
-        Unary::Gelu => format!("gelu({x})"),
-        Unary::GeluGrad => format!("gelu_grad({x})"),
-        Unary::Relu => format!("relu({x})"),
-        Unary::Softplus => format!("softplus({x})"),
-        Unary::Rsqrt => format!("1.0f / sqrtf({x})"),
-        Unary::Sqrt => format!("sqrtf({x})"),
-        Unary::Recip => format!("1.0f / {x}"),
-        Unary::Square => format!("square({x})"),
-        Unary::Positive => format!("positive({x})"),
-        Unary::Sin => format!("sine({x})"),
-        Unary::Cos => format!("cosine({x})"),
-        Unary::Floor => format!("floorf({x})"),
-    }
-}
-
-/// The same of two.
-pub(crate) fn binary(op: Binary, a: &str, b: &str) -> String {
-    match op {
-        Binary::Add => format!("{a} + {b}"),
-        Binary::Sub => format!("{a} - {b}"),
-        Binary::Mul => format!("{a} * {b}"),
-        Binary::Div => format!("{a} / {b}"),
-        Binary::Max => format!("larger({a}, {b})"),
-        Binary::Where => format!("unless_zero({a}, {b})"),
-    }
 }
 
 /// A size that the kernel counts in 32 bits.

@@ -255,8 +255,8 @@ mod tests {
             let starts = |s: &String| s.split(|c: char| !c.is_alphanumeric()).next() == Some(op);
             assert!(shown.iter().any(starts), "no instance of Op::{op}: give random::table an entry");
         }
-        let unary = Unary::ALL.map(|f| format!("{:?}", Op::Unary(f)));
-        let binary = Binary::ALL.map(|f| format!("{:?}", Op::Binary(f)));
+        let unary: Vec<String> = Unary::ALL.iter().map(|f| format!("{:?}", Op::Unary(*f))).collect();
+        let binary: Vec<String> = Binary::ALL.iter().map(|f| format!("{:?}", Op::Binary(*f))).collect();
         let reduce = Reduce::ALL.map(|how| format!("how: {how:?}"));
         let mask = [Mask::Causal, Mask::Positions].map(|m| format!("mask: {m:?}"));
         for variant in [&unary[..], &binary, &reduce, &mask].concat() {

@@ -9,11 +9,29 @@ pub struct Constant(pub f64);
 
 by_bits!(Constant, Constant(x) => Bits(x));
 
-/// `(x) -> x`: an element-wise function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Unary {
+/// An enumeration and the list of its variants; the first is the default.
+macro_rules! listed {
+    ($(#[$of:meta])* $name:ident: $(#[$first_doc:meta])* $first:ident, $($(#[$doc:meta])* $variant:ident,)*) => {
+        $(#[$of])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $name {
+            $(#[$first_doc])*
+            #[default]
+            $first,
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: &[$name] = &[$name::$first, $($name::$variant),*];
+        }
+    };
+}
+
+listed! {
+    /// `(x) -> x`: an element-wise function.
+    Unary:
     /// `-x`
-    #[default]
     Neg,
     /// `e^x`
     Exp,
@@ -53,13 +71,12 @@ pub enum Unary {
     Floor,
 }
 
-/// `(a, b) -> a or b`: an element-wise function of two operands. The operand that lacks a dimension
-/// of the other is broadcast along it; the result has the dimensions of the operand that has them
-/// all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Binary {
+listed! {
+    /// `(a, b) -> a or b`: an element-wise function of two operands. The operand that lacks a
+    /// dimension of the other is broadcast along it; the result has the dimensions of the operand
+    /// that has them all.
+    Binary:
     /// `a + b`
-    #[default]
     Add,
     /// `a - b`
     Sub,
@@ -124,154 +141,245 @@ impl Operation for Constant {
     }
 }
 
-impl Unary {
-    /// All of them.
-    pub const ALL: [Unary; 19] = [
-        Unary::Neg,
-        Unary::Exp,
-        Unary::Log,
-        Unary::Sigmoid,
-        Unary::Tanh,
-        Unary::Silu,
-        Unary::SiluGrad,
-        Unary::Gelu,
-        Unary::GeluGrad,
-        Unary::Relu,
-        Unary::Softplus,
-        Unary::Rsqrt,
-        Unary::Sqrt,
-        Unary::Recip,
-        Unary::Square,
-        Unary::Positive,
-        Unary::Sin,
-        Unary::Cos,
-        Unary::Floor,
-    ];
-
+/// All that the compiler knows of a function; the CPU's is in its device, PyTorch's in `torch`.
+struct Facts {
     /// Its word in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Unary::Neg => "neg",
-            Unary::Exp => "exp",
-            Unary::Log => "log",
-            Unary::Sigmoid => "sigmoid",
-            Unary::Tanh => "tanh",
-            Unary::Silu => "silu",
-            Unary::SiluGrad => "silu_grad",
-            Unary::Gelu => "gelu",
-            Unary::GeluGrad => "gelu_grad",
-            Unary::Relu => "relu",
-            Unary::Softplus => "softplus",
-            Unary::Rsqrt => "rsqrt",
-            Unary::Sqrt => "sqrt",
-            Unary::Recip => "recip",
-            Unary::Square => "square",
-            Unary::Positive => "positive",
-            Unary::Sin => "sin",
-            Unary::Cos => "cos",
-            Unary::Floor => "floor",
-        }
-    }
-
-    fn apply(self, x: f64) -> f64 {
-        let inner = |x: f64| FRAC_2_PI.sqrt() * (x + 0.044715 * x * x * x);
-        match self {
-            Unary::Neg => -x,
-            Unary::Exp => x.exp(),
-            Unary::Log => x.ln(),
-            Unary::Sigmoid => sigmoid(x),
-            Unary::Tanh => x.tanh(),
-            Unary::Silu => x * sigmoid(x),
-            Unary::SiluGrad => sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x))),
-            // `(1 + tanh u) / 2` without its cancellation where `u` is far below 0.
-            Unary::Gelu => x * sigmoid(2.0 * inner(x)),
-            Unary::GeluGrad => {
-                let s = sigmoid(2.0 * inner(x));
-                let slope = FRAC_2_PI.sqrt() * (1.0 + 3.0 * 0.044715 * x * x);
-                s + 2.0 * x * s * (1.0 - s) * slope
-            }
-            Unary::Relu => x.max(0.0),
-            Unary::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
-            Unary::Rsqrt => 1.0 / x.sqrt(),
-            Unary::Sqrt => x.sqrt(),
-            Unary::Recip => 1.0 / x,
-            Unary::Square => x * x,
-            Unary::Positive => f64::from(u8::from(x > 0.0)),
-            Unary::Sin => x.sin(),
-            Unary::Cos => x.cos(),
-            Unary::Floor => x.floor(),
-        }
-    }
-
+    name: &'static str,
+    /// The function.
+    apply: fn(f64) -> f64,
+    /// Its kernel statement, with `#` for the element or the adjacent ones.
+    statement: &'static str,
+    /// Instructions of one element, roughly.
+    price: u64,
+    /// Elements of random operands.
+    random: fn(&mut Rng) -> f64,
     /// The operand's cotangent, from the result's, the operand and the result; or why it has none.
-    fn back(self) -> Result<Back, Derivative<'static>> {
-        Ok(match self {
-            Unary::Neg => |b, d, _, _| b.unary(Unary::Neg, d),
-            Unary::Exp => |b, d, _, y| b.mul(d, y),
-            Unary::Log => |b, d, x, _| b.div(d, x),
-            Unary::Sigmoid => |b, d, _, y| {
-                let square = b.mul(y, y);
-                let slope = b.sub(y, square);
-                b.mul(d, slope)
-            },
-            Unary::Tanh => |b, d, _, y| {
-                let square = b.unary(Unary::Square, y);
-                let scaled = b.mul(d, square);
-                b.sub(d, scaled)
-            },
-            Unary::Silu => |b, d, x, _| {
-                let slope = b.unary(Unary::SiluGrad, x);
-                b.mul(d, slope)
-            },
-            Unary::Gelu => |b, d, x, _| {
-                let slope = b.unary(Unary::GeluGrad, x);
-                b.mul(d, slope)
-            },
-            Unary::Relu => |b, d, x, _| {
-                let on = b.unary(Unary::Positive, x);
-                b.mul(d, on)
-            },
-            Unary::Softplus => |b, d, x, _| {
-                let slope = b.unary(Unary::Sigmoid, x);
-                b.mul(d, slope)
-            },
-            Unary::Rsqrt => |b, d, _, y| {
-                let square = b.unary(Unary::Square, y);
-                let cube = b.mul(square, y);
-                let scaled = b.mul(d, cube);
-                b.scale(scaled, -0.5)
-            },
-            Unary::Sqrt => |b, d, _, y| {
-                let q = b.div(d, y);
-                b.scale(q, 0.5)
-            },
-            Unary::Recip => |b, d, _, y| {
-                let square = b.unary(Unary::Square, y);
-                let scaled = b.mul(d, square);
-                b.unary(Unary::Neg, scaled)
-            },
-            Unary::Square => |b, d, x, _| {
-                let scaled = b.mul(d, x);
-                b.scale(scaled, 2.0)
-            },
-            Unary::SiluGrad | Unary::GeluGrad => return Err(Derivative::SECOND_ORDER),
-            Unary::Sin => |b, d, x, _| {
-                let slope = b.unary(Unary::Cos, x);
-                b.mul(d, slope)
-            },
-            Unary::Cos => |b, d, x, _| {
-                let slope = b.unary(Unary::Sin, x);
-                let scaled = b.mul(d, slope);
-                b.unary(Unary::Neg, scaled)
-            },
-            Unary::Positive | Unary::Floor => {
-                return Err(Derivative::Blocked("it is constant but for its steps"));
-            }
-        })
-    }
+    back: Result<Back, Derivative<'static>>,
 }
 
 type Back = fn(&mut Builder, Value, Value, Value) -> Value;
+
+/// No derivative: the function is one.
+const SECOND: Result<Back, Derivative<'static>> = Err(Derivative::SECOND_ORDER);
+/// No derivative: steps have none.
+const STEPS: Result<Back, Derivative<'static>> = Err(Derivative::Blocked("it is constant but for its steps"));
+
+/// `sqrt(2/π) (x + 0.044715 x³)`
+fn gelu_inner(x: f64) -> f64 {
+    FRAC_2_PI.sqrt() * (x + 0.044715 * x * x * x)
+}
+
+fn gelu_grad(x: f64) -> f64 {
+    let s = sigmoid(2.0 * gelu_inner(x));
+    let slope = FRAC_2_PI.sqrt() * (1.0 + 3.0 * 0.044715 * x * x);
+    s + 2.0 * x * s * (1.0 - s) * slope
+}
+
+fn around_zero(rng: &mut Rng) -> f64 {
+    rng.between(-3.0, 3.0)
+}
+
+fn above_zero(rng: &mut Rng) -> f64 {
+    rng.between(0.2, 3.0)
+}
+
+fn between_steps(rng: &mut Rng) -> f64 {
+    rng.below(5) as f64 - 2.0 + rng.between(0.2, 0.8)
+}
+
+impl Unary {
+    fn facts(self) -> Facts {
+        let facts = |name, apply, statement, price, random, back| Facts {
+            name,
+            apply,
+            statement,
+            price,
+            random,
+            back,
+        };
+        match self {
+            Unary::Neg => facts("neg", |x| -x, "-#", 1, around_zero, Ok(|b, d, _, _| b.unary(Unary::Neg, d))),
+            Unary::Exp => facts("exp", f64::exp, "expf(#)", 12, around_zero, Ok(|b, d, _, y| b.mul(d, y))),
+            Unary::Log => facts("log", f64::ln, "logf(#)", 12, above_zero, Ok(|b, d, x, _| b.div(d, x))),
+            Unary::Sigmoid => facts(
+                "sigmoid",
+                sigmoid,
+                "sigmoid(#)",
+                12,
+                around_zero,
+                Ok(|b, d, _, y| {
+                    let square = b.mul(y, y);
+                    let slope = b.sub(y, square);
+                    b.mul(d, slope)
+                }),
+            ),
+            Unary::Tanh => facts(
+                "tanh",
+                f64::tanh,
+                "tanhf(#)",
+                12,
+                around_zero,
+                Ok(|b, d, _, y| {
+                    let square = b.unary(Unary::Square, y);
+                    let scaled = b.mul(d, square);
+                    b.sub(d, scaled)
+                }),
+            ),
+            Unary::Silu => facts(
+                "silu",
+                |x| x * sigmoid(x),
+                "silu(#)",
+                12,
+                around_zero,
+                Ok(|b, d, x, _| {
+                    let slope = b.unary(Unary::SiluGrad, x);
+                    b.mul(d, slope)
+                }),
+            ),
+            Unary::SiluGrad => facts(
+                "silu_grad",
+                |x| sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x))),
+                "silu_grad(#)",
+                12,
+                around_zero,
+                SECOND,
+            ),
+            // `(1 + tanh u) / 2` without its cancellation where `u` is far below 0.
+            Unary::Gelu => facts(
+                "gelu",
+                |x| x * sigmoid(2.0 * gelu_inner(x)),
+                "gelu(#)",
+                12,
+                around_zero,
+                Ok(|b, d, x, _| {
+                    let slope = b.unary(Unary::GeluGrad, x);
+                    b.mul(d, slope)
+                }),
+            ),
+            Unary::GeluGrad => facts("gelu_grad", gelu_grad, "gelu_grad(#)", 12, around_zero, SECOND),
+            Unary::Relu => facts(
+                "relu",
+                |x| x.max(0.0),
+                "relu(#)",
+                1,
+                away_from_zero,
+                Ok(|b, d, x, _| {
+                    let on = b.unary(Unary::Positive, x);
+                    b.mul(d, on)
+                }),
+            ),
+            Unary::Softplus => facts(
+                "softplus",
+                |x| x.max(0.0) + (-x.abs()).exp().ln_1p(),
+                "softplus(#)",
+                12,
+                around_zero,
+                Ok(|b, d, x, _| {
+                    let slope = b.unary(Unary::Sigmoid, x);
+                    b.mul(d, slope)
+                }),
+            ),
+            Unary::Rsqrt => facts(
+                "rsqrt",
+                |x| 1.0 / x.sqrt(),
+                "1.0f / sqrtf(#)",
+                6,
+                above_zero,
+                Ok(|b, d, _, y| {
+                    let square = b.unary(Unary::Square, y);
+                    let cube = b.mul(square, y);
+                    let scaled = b.mul(d, cube);
+                    b.scale(scaled, -0.5)
+                }),
+            ),
+            Unary::Sqrt => facts(
+                "sqrt",
+                f64::sqrt,
+                "sqrtf(#)",
+                6,
+                above_zero,
+                Ok(|b, d, _, y| {
+                    let q = b.div(d, y);
+                    b.scale(q, 0.5)
+                }),
+            ),
+            Unary::Recip => facts(
+                "recip",
+                |x| 1.0 / x,
+                "1.0f / #",
+                6,
+                away_from_zero,
+                Ok(|b, d, _, y| {
+                    let square = b.unary(Unary::Square, y);
+                    let scaled = b.mul(d, square);
+                    b.unary(Unary::Neg, scaled)
+                }),
+            ),
+            Unary::Square => facts(
+                "square",
+                |x| x * x,
+                "square(#)",
+                1,
+                around_zero,
+                Ok(|b, d, x, _| {
+                    let scaled = b.mul(d, x);
+                    b.scale(scaled, 2.0)
+                }),
+            ),
+            Unary::Positive => {
+                facts("positive", |x| f64::from(u8::from(x > 0.0)), "positive(#)", 1, away_from_zero, STEPS)
+            }
+            Unary::Sin => facts(
+                "sin",
+                f64::sin,
+                "sine(#)",
+                12,
+                around_zero,
+                Ok(|b, d, x, _| {
+                    let slope = b.unary(Unary::Cos, x);
+                    b.mul(d, slope)
+                }),
+            ),
+            Unary::Cos => facts(
+                "cos",
+                f64::cos,
+                "cosine(#)",
+                12,
+                around_zero,
+                Ok(|b, d, x, _| {
+                    let slope = b.unary(Unary::Sin, x);
+                    let scaled = b.mul(d, slope);
+                    b.unary(Unary::Neg, scaled)
+                }),
+            ),
+            Unary::Floor => facts("floor", f64::floor, "floorf(#)", 1, between_steps, STEPS),
+        }
+    }
+
+    /// Its word in the text form.
+    pub fn name(self) -> &'static str {
+        self.facts().name
+    }
+
+    /// Its value, in f64.
+    pub fn apply(self, x: f64) -> f64 {
+        (self.facts().apply)(x)
+    }
+
+    /// Its kernel statement, of the elements that a value holds, one or more.
+    pub(crate) fn statement(self, x: &str) -> String {
+        self.facts().statement.replace('#', x)
+    }
+
+    /// Instructions of one element, roughly.
+    pub(crate) fn price(self) -> u64 {
+        self.facts().price
+    }
+
+    fn back(self) -> Result<Back, Derivative<'static>> {
+        self.facts().back
+    }
+}
 
 fn sigmoid(x: f64) -> f64 {
     // Both forms are exact; each overflows where the other does not.
@@ -319,25 +427,7 @@ impl Operation for Unary {
 
     fn random(&self, mut case: Case) -> Instance {
         let dims = case.rows();
-        let element = match self {
-            Unary::Log | Unary::Sqrt | Unary::Rsqrt => |rng: &mut Rng| rng.between(0.2, 3.0),
-            Unary::Relu | Unary::Positive | Unary::Recip => away_from_zero,
-            Unary::Neg
-            | Unary::Exp
-            | Unary::Sigmoid
-            | Unary::Tanh
-            | Unary::Silu
-            | Unary::SiluGrad
-            | Unary::Gelu
-            | Unary::GeluGrad
-            | Unary::Softplus
-            | Unary::Sin
-            | Unary::Cos
-            | Unary::Square => |rng: &mut Rng| rng.between(-3.0, 3.0),
-            // Between two steps.
-            Unary::Floor => |rng: &mut Rng| rng.below(5) as f64 - 2.0 + rng.between(0.2, 0.8),
-        };
-        let x = case.floats_from("x", &dims, element);
+        let x = case.floats_from("x", &dims, self.facts().random);
         case.finish(*self, &[x])
     }
 }
@@ -362,9 +452,22 @@ impl RowWork for Unary {
 }
 
 impl Binary {
-    /// All of them.
-    pub const ALL: [Binary; 6] =
-        [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Max, Binary::Where];
+    /// Its kernel statement, of the elements that two values hold.
+    pub(crate) fn statement(self, a: &str, b: &str) -> String {
+        match self {
+            Binary::Add => format!("{a} + {b}"),
+            Binary::Sub => format!("{a} - {b}"),
+            Binary::Mul => format!("{a} * {b}"),
+            Binary::Div => format!("{a} / {b}"),
+            Binary::Max => format!("larger({a}, {b})"),
+            Binary::Where => format!("unless_zero({a}, {b})"),
+        }
+    }
+
+    /// Instructions of one element, roughly.
+    pub(crate) fn price(self) -> u64 {
+        if self == Binary::Div { 6 } else { 1 }
+    }
 
     /// Its word in the text form.
     pub fn name(self) -> &'static str {

@@ -7,7 +7,7 @@
 use super::kernel::{Recurrence, RecurrenceGrad};
 use super::program::{Axis, Code, How, Port, Program};
 use crate::codegen::text::{
-    Builder, Geometry, Operands, Param, THREADS, binary, blocks, float, per_thread, scratch, times, unary,
+    Builder, Geometry, Operands, Param, THREADS, blocks, float, per_thread, scratch, times,
 };
 use crate::codegen::{CodegenError, SHARED, Source, Turns, Variant};
 use crate::op::Tokens;
@@ -150,8 +150,8 @@ impl Text {
         match code.how {
             How::Fill(x) => lines.push(format!("{to} = {};", float(x.0))),
             How::Copy => lines.push(format!("{to} = {a};")),
-            How::Unary(f) => lines.push(format!("{to} = {};", unary(f, &format!("({a})")))),
-            How::Binary(f) => lines.push(format!("{to} = {};", binary(f, &a, &b))),
+            How::Unary(f) => lines.push(format!("{to} = {};", f.statement(&format!("({a})")))),
+            How::Binary(f) => lines.push(format!("{to} = {};", f.statement(&a, &b))),
             How::Sum => lines.extend([
                 "float sum = 0.0f;".into(),
                 format!("{loops}sum += {a};"),

@@ -4,9 +4,7 @@
 //! summed in blocks of [`SUM_BLOCK`], and then the blocks, as [`RowStore::Sum`] says.
 
 use super::kernel::{RowInput, RowKernel, RowOp, RowStore, SUM_BLOCK};
-use crate::codegen::text::{
-    Builder, Operands, Param, binary, float, per_thread, places, scratch, status, unary,
-};
+use crate::codegen::text::{Builder, Operands, Param, float, per_thread, places, scratch, status};
 use crate::codegen::{CodegenError, Source, Variant};
 use crate::ir::{Positions, Reduce, Rope};
 use crate::op::kernel::{KernelKind, times};
@@ -140,14 +138,14 @@ impl Text<'_> {
             RowOp::Constant(c) => self.each(n, &float(c.0)),
             RowOp::Index { input } => self.each(n, &format!("float(x{input})")),
             RowOp::Zeros => self.each(n, "0.0f"),
-            RowOp::Unary(op, x) => self.each(n, &unary(op, &format!("a{x}[i]"))),
+            RowOp::Unary(op, x) => self.each(n, &op.statement(&format!("a{x}[i]"))),
             RowOp::Binary { op, a, b, broadcast, small_first } => {
                 let small = format!("i / {} % {}", broadcast.inner.max(1), broadcast.size.max(1));
                 let at = |array: u32, small_one: bool| match small_one {
                     true => format!("a{array}[{small}]"),
                     false => format!("a{array}[i]"),
                 };
-                self.each(n, &binary(op, &at(a, small_first), &at(b, !small_first)));
+                self.each(n, &op.statement(&at(a, small_first), &at(b, !small_first)));
             }
             RowOp::Reduce { op, x, over } => {
                 let (inner, size) = (over.inner.max(1), over.size);
