@@ -1430,26 +1430,7 @@ pub static OPTIMIZER: Section = Section {
     doc: "The law that moves weights. `optimizer muon` in `.dream`.",
     short: Some("kind"),
     keys: &[
-        key(
-            "kind",
-            Type::Word(&[
-                ("adamw", "AdamW (1711.05101, algorithm 2)"),
-                ("lion", "the sign of a mean of gradients (2302.06675, algorithm 2)"),
-                ("sgd", "the gradient, with momentum"),
-                (
-                    "muon",
-                    "matrices, each expert's by itself, move by the orthogonalised mean of their gradients (Jordan et al., *Muon*, 2024); \
-                     embeddings, head, gains, biases and routers by AdamW",
-                ),
-                (
-                    "muonh",
-                    "as `muon`, each matrix at its first Frobenius norm (2603.28743, section 3): the learning rate is the angle of a step; \
-                     a matrix that begins at zero moves by AdamW",
-                ),
-            ]),
-            Required,
-            "Which.",
-        ),
+        key("kind", Type::Word(&crate::optimizer::WORDS), Required, "Which."),
         key(
             "momentum",
             Type::Real(Range::Fraction),

@@ -50,6 +50,7 @@ mod format;
 mod grammar;
 pub mod keys;
 mod number;
+mod optimizer;
 mod reference;
 mod schema;
 mod show;

@@ -735,22 +735,15 @@ fn train(train: &Train) -> ValueKind {
 }
 
 fn optimizer(kind: OptimizerKind) -> Option<ValueKind> {
-    let (name, matrices) = match kind {
-        OptimizerKind::AdamW => return None,
-        OptimizerKind::Lion => return Some(word("lion")),
-        OptimizerKind::Sgd(momentum) => {
-            let mut fields = Fields::inline();
-            fields.put("kind", word("sgd"));
-            fields.put("momentum", real(momentum));
-            return Some(fields.map());
-        }
-        OptimizerKind::Muon(matrices) => ("muon", matrices),
-        OptimizerKind::MuonH(matrices) => ("muonh", matrices),
-    };
+    let constants = kind.constants();
+    if kind == OptimizerKind::AdamW || constants.is_empty() {
+        return (kind != OptimizerKind::AdamW).then(|| word(kind.word()));
+    }
     let mut fields = Fields::inline();
-    fields.put("kind", word(name));
-    fields.put("momentum", real(matrices.momentum));
-    fields.put("matrix_rate", real(matrices.rate));
+    fields.put("kind", word(kind.word()));
+    for (key, value) in constants {
+        fields.put(key, real(value));
+    }
     Some(fields.map())
 }
 

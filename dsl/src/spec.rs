@@ -12,6 +12,7 @@ pub use crate::component::{
     Activation, Attention, Bias, Component, Defined, Described, Experts, HeadGate, Kind, Known, Latent,
     Mixes, Mlp, Projection, QkNorm, Setting, Small,
 };
+pub use crate::optimizer::{Matrices, OptimizerKind, Pace};
 pub use crate::task::TaskKind;
 pub use crate::transfer::{BadBase, Base, Multiplier, Transfer, TransferRule};
 
@@ -1280,31 +1281,6 @@ pub enum OnNan {
     Stop,
     /// The step is left out.
     Skip,
-}
-
-/// The law that moves weights.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OptimizerKind {
-    /// AdamW.
-    AdamW,
-    /// The sign of a mean of gradients.
-    Lion,
-    /// Sums of gradients, with that momentum.
-    Sgd(f64),
-    /// Orthogonalised means for matrices, AdamW for the rest.
-    Muon(Matrices),
-    /// The same with every matrix at a fixed Frobenius norm.
-    MuonH(Matrices),
-}
-
-/// How matrices that are orthogonalised move.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Matrices {
-    /// Decay rate of the mean.
-    pub momentum: f64,
-    /// Factor on the learning rate.
-    pub rate: f64,
 }
 
 /// The steps that a share of a run is: at least one.

@@ -7,7 +7,7 @@
 use crate::number::{decimals, many};
 use dreamc_compiler::looks_ahead;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{OnNan, OptimizerKind, Precision, Schedule, Train, TransferRule, warmup_steps};
+use dreamc_dsl::spec::{OnNan, Precision, Schedule, Train, TransferRule, warmup_steps};
 use dreamc_dsl::suite::Equal;
 
 /// Cost and data of an arm.
@@ -242,9 +242,9 @@ pub fn put(train: &mut Train, field: &str, value: f64) -> bool {
         "warmup" => train.warmup = value as u64,
         "eps" => train.eps = value,
         "clip" => train.clip = Some(value),
-        "optimizer.matrix_rate" => match &mut train.optimizer {
-            OptimizerKind::Muon(m) | OptimizerKind::MuonH(m) => m.rate = value,
-            OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Sgd(_) => return false,
+        "optimizer.matrix_rate" => match train.optimizer.with_matrix_rate(value) {
+            Some(optimizer) => train.optimizer = optimizer,
+            None => return false,
         },
         _ => return false,
     }
@@ -273,13 +273,7 @@ fn schedule(t: &Train) -> String {
 
 fn optimizer(t: &Train) -> String {
     let clip = t.clip.map_or("no clipping".into(), |c| format!("clip {c}"));
-    let name = match t.optimizer {
-        OptimizerKind::AdamW => "AdamW".into(),
-        OptimizerKind::Lion => "Lion".into(),
-        OptimizerKind::Sgd(momentum) => format!("SGD {momentum}"),
-        OptimizerKind::Muon(m) => format!("Muon {} × {} and AdamW", m.momentum, m.rate),
-        OptimizerKind::MuonH(m) => format!("MuonH {} × {} and AdamW", m.momentum, m.rate),
-    };
+    let name = t.optimizer.described();
     let mut text =
         format!("{name} {} {}, eps {:e}, decay {}, {clip}", t.betas.0, t.betas.1, t.eps, t.weight_decay);
     if t.moments == Precision::Bf16 {

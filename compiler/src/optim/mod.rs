@@ -39,7 +39,7 @@ use crate::op::{Bits, Cast};
 use crate::pipeline::Options;
 use crate::program::{Affine, BufferId, Kernel, Operand, Parts, Program, Space, Step, kernel};
 use crate::schedule::{Bind, schedule};
-use dreamc_dsl::spec::{Matrices, OptimizerKind, Precision, Train};
+use dreamc_dsl::spec::{Matrices, OptimizerKind, Pace, Precision, Train};
 
 /// How a trained tensor moves.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,10 +88,10 @@ pub(crate) trait Whole {
 /// sphere of radius 0 has no direction, so `muonh` needs a matrix that does not begin at zero.
 pub(crate) fn matrix(train: &Train, w: &Weight, shape: &[u64]) -> Option<[u64; 2]> {
     let constant = matches!(w.init, Init::Constant(_));
-    let whole = match train.optimizer {
-        OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Sgd(_) => false,
-        OptimizerKind::Muon(_) => true,
-        OptimizerKind::MuonH(_) => !constant,
+    let whole = match train.optimizer.pace() {
+        Pace::Alike | Pace::Gradients => false,
+        Pace::Matrices => true,
+        Pace::Norms => !constant,
     };
     let kind = match w.kind {
         TensorKind::Matrix | TensorKind::Shared => shape.len() >= 2,

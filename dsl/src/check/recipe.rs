@@ -5,8 +5,10 @@ use super::{Checker, Group, flip};
 use crate::ast::{Value, ValueKind};
 use crate::keys::{self, Type};
 use crate::number;
+use crate::optimizer::LAWS;
 use crate::source::Span;
 use crate::spec::*;
+use crate::suggest::listing;
 use crate::task::{Facts, Knob};
 use indexmap::IndexMap;
 
@@ -514,24 +516,17 @@ impl Checker {
         let group = self.section(owner, "optimizer")?;
         let kind = self.word(&group, "kind")?;
         let (momentum, rate) = (self.real(&group, "momentum"), self.real(&group, "matrix_rate"));
-        if matches!(kind, "adamw" | "lion" | "sgd") {
-            for key in ["momentum", "matrix_rate"] {
-                let unread = self.has(&group, key) && (kind != "sgd" || key == "matrix_rate");
-                if unread {
-                    let message =
-                        format!("`{key}` does not go with `{kind}`: it is about `muon` and `muonh`");
-                    self.error_at("unknown-key", &group.path(key), message, "take it away");
-                }
+        let law = LAWS.iter().find(|law| law.word == kind)?;
+        for key in ["momentum", "matrix_rate"] {
+            if self.has(&group, key) && !law.constants.contains(&key) {
+                let reads = LAWS.iter().filter(|law| law.constants.contains(&key));
+                let reads: Vec<String> = reads.map(|law| format!("`{}`", law.word)).collect();
+                let reads = listing(reads.iter().map(String::as_str)).replace(" or ", " and ");
+                let message = format!("`{key}` does not go with `{kind}`: it is about {reads}");
+                self.error_at("unknown-key", &group.path(key), message, "take it away");
             }
         }
-        let matrices = Matrices { momentum: momentum?, rate: rate? };
-        Some(match kind {
-            "lion" => OptimizerKind::Lion,
-            "sgd" => OptimizerKind::Sgd(matrices.momentum),
-            "muon" => OptimizerKind::Muon(matrices),
-            "muonh" => OptimizerKind::MuonH(matrices),
-            _ => OptimizerKind::AdamW,
-        })
+        Some((law.of)(Matrices { momentum: momentum?, rate: rate? }))
     }
 
     pub(super) fn memory(&mut self, group: &Group, key: &'static str) -> Option<Option<u64>> {
@@ -628,34 +623,30 @@ impl Checker {
             (Some(one), None) => format!("the matrices of {one}"),
             (Some(one), Some(_)) => format!("the matrices of {one} and of other components"),
         };
-        let (message, help) = match (rule, optimizer) {
-            (
-                TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral,
-                OptimizerKind::MuonH(_),
-            ) => (
-                format!("`{}` has no rule for `muonh`, by which {matrices} keep their norm", rule.word()),
-                "write `hyperp`, or another optimizer",
-            ),
-            (
-                TransferRule::Umup,
-                OptimizerKind::Sgd(_) | OptimizerKind::Muon(_) | OptimizerKind::MuonH(_),
-            ) => (
+        let (message, help) = match (rule, optimizer.pace()) {
+            (TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral, Pace::Norms) => {
+                let (rule, law) = (rule.word(), optimizer.word());
+                (
+                    format!("`{rule}` has no rule for `{law}`, by which {matrices} keep their norm"),
+                    "write `hyperp`, or another optimizer",
+                )
+            }
+            (TransferRule::Umup, Pace::Gradients | Pace::Matrices | Pace::Norms) => (
                 format!(
                     "`umup` has no rule for steps of {matrices} that follow the size of gradients or whole matrices"
                 ),
                 "write `mup`, or `optimizer: adamw`",
             ),
-            (
-                TransferRule::Hyperp,
-                OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Sgd(_) | OptimizerKind::Muon(_),
-            ) => ("`hyperp` is about matrices of a fixed norm".into(), "write `optimizer: muonh`, or `mup`"),
+            (TransferRule::Hyperp, Pace::Alike | Pace::Gradients | Pace::Matrices) => {
+                ("`hyperp` is about matrices of a fixed norm".into(), "write `optimizer: muonh`, or `mup`")
+            }
             (
                 TransferRule::Mup | TransferRule::Completep | TransferRule::Spectral,
-                OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Sgd(_) | OptimizerKind::Muon(_),
+                Pace::Alike | Pace::Gradients | Pace::Matrices,
             )
             | (TransferRule::Standard, _)
-            | (TransferRule::Umup, OptimizerKind::AdamW | OptimizerKind::Lion)
-            | (TransferRule::Hyperp, OptimizerKind::MuonH(_)) => return,
+            | (TransferRule::Umup, Pace::Alike)
+            | (TransferRule::Hyperp, Pace::Norms) => return,
         };
         self.error_at("unreached", field, message, help);
     }

@@ -23,9 +23,7 @@ use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::probe::Probe;
 use dreamc_compiler::{Compiled, Options};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{
-    Component, Expr, Item, OptimizerKind, Precision, Schedule, Setting, Stream, TransferRule,
-};
+use dreamc_dsl::spec::{Component, Expr, Item, Precision, Pace, Schedule, Setting, Stream, TransferRule};
 use indexmap::IndexMap;
 use serde::Serialize;
 
@@ -375,7 +373,7 @@ fn base(s: &Subject) -> Option<Spec> {
     let t = &mut spec.train;
     (t.learning_rate, t.warmup, t.schedule, t.eps) = (RATE, 0, Schedule::Constant, 1e-12);
     (t.clip, t.moments, t.random_depth, t.groups) = (None, Precision::F32, None, vec![]);
-    if let OptimizerKind::Sgd(_) = t.optimizer {
+    if t.optimizer.pace() == Pace::Gradients {
         t.learning_rate = RATE_OF_GRADIENTS;
     }
     t.weight_decay = 0.0;

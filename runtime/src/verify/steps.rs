@@ -4,7 +4,7 @@
 //! formulas are those of the pages that `compiler::optim` names.
 
 use dreamc_compiler::compiled::{Init, Tensor, TensorKind};
-use dreamc_dsl::spec::{Matrices, OptimizerKind, Train};
+use dreamc_dsl::spec::{Matrices, OptimizerKind, Pace, Train};
 
 /// A step under way.
 pub(super) struct Law<'a> {
@@ -107,10 +107,10 @@ pub(super) fn whole(train: &Train, t: &Tensor) -> bool {
         | TensorKind::Steady
         | TensorKind::Balance => false,
     };
-    match train.optimizer {
-        OptimizerKind::AdamW | OptimizerKind::Lion | OptimizerKind::Sgd(_) => false,
-        OptimizerKind::Muon(_) => deep,
-        OptimizerKind::MuonH(_) => deep && !matches!(t.init, Init::Constant(_)),
+    match train.optimizer.pace() {
+        Pace::Alike | Pace::Gradients => false,
+        Pace::Matrices => deep,
+        Pace::Norms => deep && !matches!(t.init, Init::Constant(_)),
     }
 }
 

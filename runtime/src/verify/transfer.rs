@@ -25,7 +25,7 @@ use dreamc_compiler::transfer::passes;
 use dreamc_compiler::{CompileError, Options};
 use dreamc_dsl::Spec;
 use dreamc_dsl::define::graph::{Graph, Purpose};
-use dreamc_dsl::spec::{Activation, Component, Described, OptimizerKind, Stream, TransferRule};
+use dreamc_dsl::spec::{Activation, Component, Described, Pace, Stream, TransferRule};
 use indexmap::IndexMap;
 
 /// Shapes of tensors at the base, by name.
@@ -81,7 +81,7 @@ fn by_ratio(spec: &Spec, depth: u64, base: &Shapes, t: &Tensor) -> [f64; 2] {
     let tokens = train.steps * train.batch * train.sequence.unwrap_or(model.context);
     let data = rule.tokens.map_or(1.0, |base| (tokens as f64 / base as f64).powf(-0.32));
     let whole = whole(train, t);
-    if whole && matches!(train.optimizer, OptimizerKind::MuonH(_)) {
+    if whole && train.optimizer.pace() == Pace::Norms {
         return [if rule.rule == TransferRule::Hyperp { data / d.sqrt() } else { 1.0 }, 1.0];
     }
     let alpha = match rule.rule {
@@ -91,7 +91,7 @@ fn by_ratio(spec: &Spec, depth: u64, base: &Shapes, t: &Tensor) -> [f64; 2] {
         TransferRule::Standard => return [1.0, 1.0],
     };
     let [m, n] = grown(t, base);
-    let gradient = matches!(train.optimizer, OptimizerKind::Sgd(_));
+    let gradient = train.optimizer.pace() == Pace::Gradients;
     let width = match (sums_over_width(t), whole) {
         // In proportion to the gradient: the outputs over the inputs.
         (false, _) if gradient => m * n,
