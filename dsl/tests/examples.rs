@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use dreamc_dsl::spec::{Component, Expr, Item, Model, QkNorm};
+use dreamc_dsl::spec::{Component, Expr, Item, Known, Model, QkNorm};
 use dreamc_dsl::{
     Ast, Diagnostics, FileKind, Spec, Spelling, check, check_suite, format, load, parse, parse_file, show,
 };
@@ -107,8 +107,8 @@ fn every_key_of_a_checked_spec_has_a_token() {
 /// Parameters by hand, for models of `repeat n { a > b }` without depth recurrence.
 fn parameters(spec: &Spec) -> u64 {
     let Model { vocab, hidden, tie, components, body, .. } = &spec.model;
-    let of = |component: &Component| match component {
-        Component::Sequence(a) | Component::Depth(a) => {
+    let of = |component: &Component| match component.known() {
+        Known::Attention(a) => {
             let (q, kv) = (a.heads * a.head_size, a.kv_heads * a.head_size);
             let norms = match a.qk_norm {
                 QkNorm::None => 0,
@@ -120,14 +120,14 @@ fn parameters(spec: &Spec) -> u64 {
                 + norms
                 + hidden * (u64::from(a.pre_norm) + u64::from(a.post_norm))
         }
-        Component::Mlp(mlp) => {
+        Known::Mlp(mlp) => {
             let matrices = 2 + u64::from(mlp.activation.gated());
             matrices * mlp.intermediate * hidden
                 + hidden * (u64::from(mlp.pre_norm) + u64::from(mlp.post_norm))
         }
         // A linear router has a row for each expert.
-        Component::Defined(_) => panic!("a definition"),
-        Component::Experts(e) => e.count * (3 * e.intermediate * hidden + hidden) + hidden,
+        Known::Own => panic!("a kind of its own"),
+        Known::Experts(e) => e.count * (3 * e.intermediate * hidden + hidden) + hidden,
     };
     let [Item::Repeat { count, items }] = body.as_slice() else { panic!("one `repeat`") };
     let layers: u64 = items

@@ -135,12 +135,7 @@ pub fn inside(name: &str, model: &Model) -> Result<Option<String>, Vec<Diagnosti
     match model.components.get(name) {
         None => Ok(None),
         Some(Component::Defined(defined)) => Ok(Some(formulas::svg(name, &defined.graph(model)?))),
-        Some(
-            component @ (Component::Sequence(_)
-            | Component::Depth(_)
-            | Component::Mlp(_)
-            | Component::Experts(_)),
-        ) => Ok(stepwise(name, component, model)),
+        Some(component) => Ok(stepwise(name, component, model)),
     }
 }
 
@@ -153,49 +148,12 @@ fn stepwise(name: &str, component: &Component, model: &Model) -> Option<String> 
     Some(picture(&format!("the inside of {name}"), chain, Stream::Sum))
 }
 
-/// Steps of a component, each with the dimensions of what it leaves; `n` tokens, each by itself
-/// where there is no other word.
+/// Steps of a component with its norms, each with the dimensions of what it leaves.
 fn steps(component: &Component, hidden: u64) -> Option<Vec<(String, String)>> {
-    let mut steps = vec![];
-    let mut step = |what: &str, dims: String| steps.push((what.to_string(), dims));
-    let (before, behind) = component.norms();
-    if before {
-        step("norm", format!("n × {hidden}"));
-    }
-    match component {
-        Component::Sequence(_) | Component::Depth(_) => {
-            let a = component.attention()?;
-            let value = a.latent.as_ref().map_or(a.head_size, |latent| latent.value);
-            step("queries", format!("n × {} × {}", a.heads, a.head_size));
-            if let Some(latent) = &a.latent {
-                step("latent of keys, values", format!("n × {}", latent.kv));
-            }
-            let keys = a.kv_from.as_ref().map_or("keys".into(), |of| format!("keys of {of}"));
-            step(&keys, format!("n × {} × {}", a.kv_heads, a.head_size));
-            step("values", format!("n × {} × {value}", a.kv_heads));
-            let over = match component.kind().mixes() {
-                Mixes::Depths => "attention over depths of a token",
-                Mixes::Tokens | Mixes::Features => "attention over tokens",
-            };
-            step(over, format!("n × {} × {value}", a.heads));
-            step("output", format!("n × {hidden}"));
-        }
-        Component::Mlp(mlp) => {
-            step("up, activation", format!("n × {}", mlp.intermediate));
-            step("down", format!("n × {hidden}"));
-        }
-        Component::Experts(e) => {
-            step("router", format!("n × {}", e.count + e.noop));
-            step("the chosen", format!("n × {}", e.active));
-            step("up, activation", format!("n × {} × {}", e.active + e.shared, e.intermediate));
-            step("down, weighted sum", format!("n × {hidden}"));
-        }
-        Component::Defined(_) => return None,
-    }
-    if behind {
-        step("norm", format!("n × {hidden}"));
-    }
-    Some(steps)
+    let norm = |is: bool| is.then(|| ("norm".to_string(), format!("n × {hidden}")));
+    let (before, after) = component.norms();
+    let inside = component.steps(component.kind().mixes(), hidden)?;
+    Some(norm(before).into_iter().chain(inside).chain(norm(after)).collect())
 }
 
 /// Pieces one after the other as SVG.

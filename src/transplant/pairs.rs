@@ -15,7 +15,7 @@ use crate::spec::open_data;
 use dreamc_compiler::probe::{Probe, matches};
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Attention, Component};
+use dreamc_dsl::spec::{Attention, Component, Mixes};
 use dreamc_runtime::analysis::probe::Probing;
 use dreamc_runtime::device::Device;
 use dreamc_runtime::model::Model;
@@ -92,10 +92,8 @@ fn largest(of: &[f64], many: usize) -> Vec<u64> {
 }
 
 fn attention<'a>(spec: &'a Spec, name: &str) -> Option<&'a Attention> {
-    match spec.model.components.get(name)? {
-        Component::Sequence(a) => Some(a),
-        Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) | Component::Defined(_) => None,
-    }
+    let component = spec.model.components.get(name)?;
+    component.attention().filter(|_| component.kind().mixes() == Mixes::Tokens)
 }
 
 /// Numbers of pairs of heads, for each attention.

@@ -2,38 +2,12 @@
 //! with its paper.
 
 use dreamc_compiler::architecture::{Architecture, Work};
-use dreamc_dsl::define::library::LIBRARY;
-use dreamc_dsl::spec::{Component, Expr};
+use dreamc_dsl::spec::Expr;
 
 /// That of a component.
 pub fn of_component(architecture: &Architecture, name: &str) -> String {
     let Some(component) = architecture.model.components.get(name) else { return String::new() };
-    match component {
-        Component::Defined(c) => {
-            let definition = &c.definition;
-            let library = LIBRARY.iter().find(|(own, _)| definition.library && *own == definition.name.text);
-            match library {
-                Some((_, text)) => text.trim().to_string(),
-                None => format!("define {}\n{}", definition.name.text, definition.text.trim_end()),
-            }
-        }
-        Component::Sequence(_) => {
-            "Attention along the sequence: softmax(q k^T) v of heads, over the tokens so far \
-            (Vaswani et al., 1706.03762)."
-                .into()
-        }
-        Component::Depth(_) => {
-            "Attention along depth: a token's query reads keys and values of earlier layers of the \
-            same token (depth-recurrent attention mixtures)."
-                .into()
-        }
-        Component::Experts(_) => {
-            "A mixture of experts: Σ_e g_e · down_e(act(gate_e x) ⊙ up_e x) over the experts that a \
-            router chooses (Shazeer et al., 1701.06538)."
-                .into()
-        }
-        Component::Mlp(_) => "A gated network: down(act(gate x) ⊙ up x) (Shazeer, 2002.05202).".into(),
-    }
+    component.formula(component.kind().mixes())
 }
 
 /// That of a layer or a statement.

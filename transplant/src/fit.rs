@@ -3,7 +3,7 @@
 use crate::{Heads, Side, Step, Weight, word};
 use dreamc_compiler::bind::Part;
 use dreamc_dsl::define::graph::Purpose;
-use dreamc_dsl::spec::{Attention, Component, How};
+use dreamc_dsl::spec::{Attention, How};
 
 /// The steps from the shape of one tensor to that of another; none where no such way leads there.
 /// Without a way said, those that roles and shapes allow.
@@ -52,10 +52,7 @@ fn fits(small: &[u64], large: &[u64]) -> bool {
 }
 
 fn attention<'a>(side: &'a Side, weight: &Weight) -> Option<&'a Attention> {
-    match side.components.get(weight.component()?)? {
-        Component::Sequence(a) | Component::Depth(a) => Some(a),
-        Component::Experts(_) | Component::Mlp(_) | Component::Defined(_) => None,
-    }
+    side.components.get(weight.component()?)?.attention()
 }
 
 /// Another number of key and value heads for as many query heads.

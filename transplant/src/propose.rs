@@ -3,7 +3,7 @@
 use crate::fit::{steps, ways, writes};
 use crate::{At, Move, Place, Side, Source, Step, Taken, TransplantError, Weight};
 use dreamc_compiler::bind::{Factor, Part};
-use dreamc_dsl::spec::Component;
+use dreamc_dsl::spec::{Component, Known};
 
 /// A tensor that comes of nothing of the donor.
 pub(crate) fn anew(to: &Weight, step: Step) -> Move {
@@ -154,18 +154,7 @@ fn outside(to: &Weight, (new, old): (&Side, &Side)) -> Result<Move, TransplantEr
 fn alike(a: &Component, b: &Component) -> bool {
     match (a, b) {
         (Component::Defined(a), Component::Defined(b)) => a.definition.name.text == b.definition.name.text,
-        (Component::Sequence(_), Component::Sequence(_))
-        | (Component::Depth(_), Component::Depth(_))
-        | (Component::Experts(_), Component::Experts(_))
-        | (Component::Mlp(_), Component::Mlp(_)) => true,
-        (
-            Component::Sequence(_)
-            | Component::Depth(_)
-            | Component::Experts(_)
-            | Component::Mlp(_)
-            | Component::Defined(_),
-            _,
-        ) => false,
+        (a, b) => a.kind() == b.kind(),
     }
 }
 
@@ -181,7 +170,7 @@ fn paired<'a>(
     let there = &old.layers[layer].components;
     let becomes = |other: &&String| match old.components.get(*other) {
         Some(other) => {
-            alike(own, other) || matches!((own, other), (Component::Experts(_), Component::Mlp(_)))
+            alike(own, other) || matches!((own.known(), other.known()), (Known::Experts(_), Known::Mlp(_)))
         }
         None => false,
     };

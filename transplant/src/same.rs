@@ -8,7 +8,7 @@ use crate::side::Done;
 use crate::{Move, Side, Step, Taken};
 use dreamc_compiler::bind::{Factor, Part};
 use dreamc_compiler::compiled::Init;
-use dreamc_dsl::spec::{Attention, Component, Experts, Expr, Latent, Mlp, QkNorm, Score};
+use dreamc_dsl::spec::{Attention, Component, Experts, Expr, Known, Latent, Mixes, Mlp, QkNorm, Score};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -135,19 +135,12 @@ fn part((new, old): (&Side, &Side), set: usize, name: &str, moves: &BTreeMap<&st
 
 /// A component as a layer reads it: a mixture of projections is of loops alone.
 fn read(component: &Component, mixes: bool) -> Cow<'_, Component> {
-    match component {
-        Component::Sequence(a) if !mixes => Cow::Owned(Component::Sequence(unmixed(a))),
-        Component::Depth(a) if !mixes => Cow::Owned(Component::Depth(unmixed(a))),
-        Component::Sequence(_)
-        | Component::Depth(_)
-        | Component::Experts(_)
-        | Component::Mlp(_)
-        | Component::Defined(_) => Cow::Borrowed(component),
+    if mixes {
+        return Cow::Borrowed(component);
     }
-}
-
-fn unmixed(a: &Attention) -> Attention {
-    Attention { projection: None, ..a.clone() }
+    let mut own = component.clone();
+    own.unmix();
+    Cow::Owned(own)
 }
 
 /// Whether a factor is of as high a rank as the matrix.
@@ -160,40 +153,33 @@ fn full_rank(m: &Move, old: &Side) -> bool {
 /// Whether settings let one component compute another's function, and the tensors on which it then
 /// does not depend.
 fn becomes(own: &Component, theirs: &Component) -> Result<Vec<Part>, String> {
-    match (own, theirs) {
-        (Component::Experts(own), Component::Mlp(theirs)) => upcycled(own, theirs),
-        (Component::Mlp(own), Component::Mlp(theirs)) => {
+    let differ = || Err("its settings differ from the donor's".to_string());
+    match (own.known(), theirs.known()) {
+        (Known::Experts(own), Known::Mlp(theirs)) => upcycled(own, theirs),
+        (Known::Mlp(own), Known::Mlp(theirs)) => {
             let wide = Mlp { intermediate: theirs.intermediate, ..own.clone() };
             match wide == *theirs && own.intermediate >= theirs.intermediate {
                 true => Ok(vec![]),
-                false => Err("its settings differ from the donor's".into()),
+                false => differ(),
             }
         }
-        (Component::Sequence(own), Component::Sequence(theirs))
-        | (Component::Depth(own), Component::Depth(theirs)) => {
-            let mut alike = own.clone();
-            if let (Some(l), None) = (&own.latent, &theirs.latent) {
-                return latent(own, l, theirs).map_or_else(|reason| Err(reason.into()), |()| Ok(vec![]));
+        (Known::Attention(a), Known::Attention(b)) if own.kind() == theirs.kind() => {
+            let mut alike = a.clone();
+            if let (Some(l), None) = (&a.latent, &b.latent) {
+                return latent(a, l, b).map_or_else(|reason| Err(reason.into()), |()| Ok(vec![]));
             }
             // Heads that are averaged are refused by their tensor, which says how.
-            if own.latent.is_none() {
-                alike.kv_heads = theirs.kv_heads;
+            if a.latent.is_none() {
+                alike.kv_heads = b.kv_heads;
             }
-            match alike == *theirs {
+            match alike == *b {
                 true => Ok(vec![]),
-                false => Err("its settings differ from the donor's".into()),
+                false => differ(),
             }
         }
-        (
-            Component::Sequence(_)
-            | Component::Depth(_)
-            | Component::Experts(_)
-            | Component::Mlp(_)
-            | Component::Defined(_),
-            _,
-        ) => match own == theirs {
+        (Known::Attention(_) | Known::Experts(_) | Known::Mlp(_) | Known::Own, _) => match own == theirs {
             true => Ok(vec![]),
-            false => Err("its settings differ from the donor's".into()),
+            false => differ(),
         },
     }
 }
@@ -301,10 +287,11 @@ fn whole(
 
 /// Whether what a component gives depends on the depth at which it stands.
 fn sees_depth(component: &Component, mixes: bool) -> bool {
-    match component {
-        Component::Depth(_) | Component::Defined(_) => true,
-        Component::Sequence(a) => mixes && a.projection.is_some() || a.depth_keys || a.value_residual,
-        Component::Experts(_) | Component::Mlp(_) => false,
+    match component.known() {
+        Known::Own => true,
+        Known::Attention(_) if component.kind().mixes() == Mixes::Depths => true,
+        Known::Attention(a) => mixes && a.projection.is_some() || a.depth_keys || a.value_residual,
+        Known::Experts(_) | Known::Mlp(_) => false,
     }
 }
 

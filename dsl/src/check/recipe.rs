@@ -463,11 +463,7 @@ impl Checker {
         let team = spec.train.parallel.experts;
         let home = if self.has(train, "ranks") { "ranks" } else { "parallel" };
         let path = train.path(&format!("{home}.experts"));
-        let experts = spec.model.components.iter().filter_map(|(name, c)| match c {
-            Component::Experts(e) => Some((name, e.count)),
-            Component::Sequence(a) | Component::Depth(a) => Some((name, a.projection.as_ref()?.count?)),
-            Component::Mlp(_) | Component::Defined(_) => None,
-        });
+        let experts = spec.model.components.iter().filter_map(|(name, c)| Some((name, c.owned()?)));
         let odd: Vec<(String, u64)> = experts
             .filter(|(_, count)| count % team != 0)
             .map(|(name, count)| (name.clone(), count))

@@ -740,6 +740,61 @@ impl Described for Attention {
         ]
     }
 
+    fn owned(&self) -> Option<u64> {
+        self.projection.as_ref()?.count
+    }
+
+    fn attends(&self, _: &Model) -> bool {
+        true
+    }
+
+    fn sees_by_place(&self, _: &Model) -> bool {
+        self.window.is_some()
+    }
+
+    fn reads_by_name(&self) -> bool {
+        false
+    }
+
+    fn steps(&self, mixes: Mixes, hidden: u64) -> Option<Vec<(String, String)>> {
+        let value = self.latent.as_ref().map_or(self.head_size, |latent| latent.value);
+        let heads = |count, size| format!("n × {count} × {size}");
+        let mut steps = vec![("queries".into(), heads(self.heads, self.head_size))];
+        if let Some(latent) = &self.latent {
+            steps.push(("latent of keys, values".into(), format!("n × {}", latent.kv)));
+        }
+        let keys = self.kv_from.as_ref().map_or("keys".into(), |of| format!("keys of {of}"));
+        let over = match mixes {
+            Mixes::Depths => "attention over depths of a token",
+            Mixes::Tokens | Mixes::Features => "attention over tokens",
+        };
+        steps.extend([
+            (keys, heads(self.kv_heads, self.head_size)),
+            ("values".into(), heads(self.kv_heads, value)),
+            (over.into(), heads(self.heads, value)),
+            ("output".into(), format!("n × {hidden}")),
+        ]);
+        Some(steps)
+    }
+
+    fn formula(&self, mixes: Mixes) -> String {
+        match mixes {
+            Mixes::Depths => {
+                "Attention along depth: a token's query reads keys and values of earlier layers of the \
+                 same token (depth-recurrent attention mixtures)."
+            }
+            Mixes::Tokens | Mixes::Features => {
+                "Attention along the sequence: softmax(q k^T) v of heads, over the tokens so far \
+                 (Vaswani et al., 1706.03762)."
+            }
+        }
+        .into()
+    }
+
+    fn unmix(&mut self) {
+        self.projection = None;
+    }
+
     fn matrices(&self, _: &Model) -> Vec<String> {
         let makes = match (&self.latent, &self.kv_from, &self.projection) {
             (Some(Latent { query: Some(_), .. }), ..) => &["q_down", "q_up", "kv_down", "kv_up"][..],

@@ -6,7 +6,8 @@ use indexmap::IndexMap;
 use serde::Serialize;
 
 use super::*;
-use crate::define::graph::{Function, Node, Purpose};
+use crate::define::graph::{Attend, Function, Node, Purpose};
+use crate::define::library::LIBRARY;
 use crate::define::{self, Context, Definition, Graph};
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::spec::Model;
@@ -204,6 +205,49 @@ impl Described for Defined {
             .find(|found| found.severity == Severity::Error)
             .map(|found| found.message)
     }
+
+    fn owned(&self) -> Option<u64> {
+        None
+    }
+
+    fn attends(&self, model: &Model) -> bool {
+        self.graph(model).is_ok_and(|graph| !graph.attentions().is_empty())
+    }
+
+    fn sees_by_place(&self, model: &Model) -> bool {
+        let place = |node: &Node| matches!(node.function, Function::QueryPlace | Function::KeyPlace);
+        let near = |a: &Attend| {
+            a.window.is_some()
+                || a.every.is_some()
+                || a.among.is_some()
+                || a.mask.as_ref().is_some_and(|mask| mask.nodes.iter().any(place))
+        };
+        let nodes = self.graph(model).map(|graph| graph.region.nodes).unwrap_or_default();
+        nodes.iter().any(|node| match &node.function {
+            Function::Attend(a) => near(a),
+            Function::Apply(applied) => applied.component.sees_by_place(model),
+            _ => false,
+        })
+    }
+
+    fn reads_by_name(&self) -> bool {
+        !self.definition.values_of_others().is_empty()
+    }
+
+    fn steps(&self, _: Mixes, _: u64) -> Option<Vec<(String, String)>> {
+        None
+    }
+
+    fn formula(&self, _: Mixes) -> String {
+        let definition = &self.definition;
+        let library = LIBRARY.iter().find(|(own, _)| definition.library && *own == definition.name.text);
+        match library {
+            Some((_, text)) => text.trim().to_string(),
+            None => format!("define {}\n{}", definition.name.text, definition.text.trim_end()),
+        }
+    }
+
+    fn unmix(&mut self) {}
 
     fn matrices(&self, model: &Model) -> Vec<String> {
         let Ok(graph) = self.graph(model) else { return vec![] };

@@ -194,6 +194,40 @@ impl Described for Experts {
         }
     }
 
+    fn owned(&self) -> Option<u64> {
+        Some(self.count)
+    }
+
+    fn attends(&self, _: &Model) -> bool {
+        false
+    }
+
+    fn sees_by_place(&self, _: &Model) -> bool {
+        false
+    }
+
+    fn reads_by_name(&self) -> bool {
+        false
+    }
+
+    fn steps(&self, _: Mixes, hidden: u64) -> Option<Vec<(String, String)>> {
+        let wide = format!("n × {} × {}", self.active + self.shared, self.intermediate);
+        Some(vec![
+            ("router".into(), format!("n × {}", self.count + self.noop)),
+            ("the chosen".into(), format!("n × {}", self.active)),
+            ("up, activation".into(), wide),
+            ("down, weighted sum".into(), format!("n × {hidden}")),
+        ])
+    }
+
+    fn formula(&self, _: Mixes) -> String {
+        "A mixture of experts: Σ_e g_e · down_e(act(gate_e x) ⊙ up_e x) over the experts that a \
+         router chooses (Shazeer et al., 1701.06538)."
+            .into()
+    }
+
+    fn unmix(&mut self) {}
+
     fn matrices(&self, _: &Model) -> Vec<String> {
         let shared = (self.shared > 0).then(|| self.activation.matrices("shared."));
         self.activation.matrices("").chain(shared.into_iter().flatten()).collect()

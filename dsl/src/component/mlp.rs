@@ -163,6 +163,35 @@ impl Described for Mlp {
         None
     }
 
+    fn owned(&self) -> Option<u64> {
+        None
+    }
+
+    fn attends(&self, _: &Model) -> bool {
+        false
+    }
+
+    fn sees_by_place(&self, _: &Model) -> bool {
+        false
+    }
+
+    fn reads_by_name(&self) -> bool {
+        false
+    }
+
+    fn steps(&self, _: Mixes, hidden: u64) -> Option<Vec<(String, String)>> {
+        Some(vec![
+            ("up, activation".into(), format!("n × {}", self.intermediate)),
+            ("down".into(), format!("n × {hidden}")),
+        ])
+    }
+
+    fn formula(&self, _: Mixes) -> String {
+        "A gated network: down(act(gate x) ⊙ up x) (Shazeer, 2002.05202).".into()
+    }
+
+    fn unmix(&mut self) {}
+
     fn matrices(&self, _: &Model) -> Vec<String> {
         self.activation.matrices("").collect()
     }

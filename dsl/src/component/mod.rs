@@ -165,6 +165,28 @@ pub trait Described {
     /// The first rule of the language that its sizes break in a model.
     fn broken(&self, model: &Model) -> Option<String>;
 
+    /// Experts of it that ranks can own, where it has any and says how many.
+    fn owned(&self) -> Option<u64>;
+
+    /// Whether it has scores of heads that have a size.
+    fn attends(&self, model: &Model) -> bool;
+
+    /// Whether it sees keys by how far they are.
+    fn sees_by_place(&self, model: &Model) -> bool;
+
+    /// Whether it reads values of other components by their names.
+    fn reads_by_name(&self) -> bool;
+
+    /// Its steps between the norms, each with the dimensions of what it leaves, for drawings: `n`
+    /// tokens, each by itself where there is no other word. `None` where its definition is drawn.
+    fn steps(&self, mixes: Mixes, hidden: u64) -> Option<Vec<(String, String)>>;
+
+    /// Its formula and the paper that it is of, or its definition, for docstrings.
+    fn formula(&self, mixes: Mixes) -> String;
+
+    /// Takes a mixture of projections away, which loops alone have.
+    fn unmix(&mut self);
+
     /// The names of its matrices that adapters can add to. Routers choose, and have none.
     fn matrices(&self, model: &Model) -> Vec<String>;
 

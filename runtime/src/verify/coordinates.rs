@@ -23,7 +23,7 @@ use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::probe::Probe;
 use dreamc_compiler::{Compiled, Options};
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Component, Expr, Item, Precision, Pace, Schedule, Setting, Stream, TransferRule};
+use dreamc_dsl::spec::{Component, Expr, Item, Pace, Precision, Schedule, Setting, Stream, TransferRule};
 use indexmap::IndexMap;
 use serde::Serialize;
 
@@ -235,19 +235,9 @@ pub fn check(s: &Subject, tell: &mut dyn FnMut(&str)) -> Result<Option<Report>, 
 
 /// The sizes of a model that grow.
 fn axes(base: &Spec) -> Vec<Axis> {
-    let heads = base.model.components.values().any(|c| attends(&base.model, c));
+    let heads = base.model.components.values().any(|c| c.attends(&base.model));
     let axes = [Some(Axis::Width), heads.then_some(Axis::Heads), Some(Axis::Depth)];
     axes.into_iter().flatten().collect()
-}
-
-/// Whether scores of a component are of heads that have a size.
-fn attends(model: &dreamc_dsl::spec::Model, component: &Component) -> bool {
-    match component {
-        Component::Defined(own) => own.graph(model).is_ok_and(|graph| !graph.attentions().is_empty()),
-        Component::Sequence(_) | Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) => {
-            component.attention().is_some()
-        }
-    }
 }
 
 /// Slopes of all that is measured.
@@ -489,7 +479,7 @@ fn larger_heads(base: &Spec, k: u64) -> Spec {
     if let Some(transfer) = &mut spec.train.transfer {
         transfer.sizes = sizes;
     }
-    counted(base, &mut spec, k, &|component| !attends(&base.model, component));
+    counted(base, &mut spec, k, &|component| !component.attends(&base.model));
     tied(&mut spec, k);
     carried(&mut spec);
     spec

@@ -16,7 +16,7 @@ use dreamc_compiler::oracle::Batch;
 use dreamc_compiler::program::KernelKind;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Compiled, PREPARE};
-use dreamc_dsl::define::graph::{Applied, Attend, Function, Node};
+use dreamc_dsl::define::graph::{Attend, Function, Node};
 use dreamc_dsl::spec::{Component, Item, Model, SkipKv};
 
 /// Executed work and tensors are as many as counted.
@@ -126,7 +126,7 @@ impl Proof for Counts {
         // Which keys chosen tokens see depends on which were chosen, where there is a window, where
         // others have keys, too, and where tokens merge: the count is of even distances.
         let spec = &s.spec.model;
-        let windows = |c: &str| spec.components.get(c).is_some_and(|c| sees_by_place(spec, c));
+        let windows = |c: &str| spec.components.get(c).is_some_and(|c| c.sees_by_place(spec));
         let shared = queries && first_keys(&s.spec.model.body);
         let chooses = spec.components.values().any(|c| chooses_less(spec, c));
         let varies = shared
@@ -166,29 +166,6 @@ impl Proof for Counts {
             exact(checks, format!("parameters of {component}"), found, *counted, place);
         }
         Ok(None)
-    }
-}
-
-/// Whether an attention of a component sees keys by how far they are.
-fn sees_by_place(model: &Model, component: &Component) -> bool {
-    match component {
-        Component::Sequence(a) => a.window.is_some(),
-        Component::Defined(defined) => {
-            let place = |node: &Node| matches!(node.function, Function::QueryPlace | Function::KeyPlace);
-            let near = |a: &Attend| {
-                a.window.is_some()
-                    || a.every.is_some()
-                    || a.among.is_some()
-                    || a.mask.as_ref().is_some_and(|mask| mask.nodes.iter().any(place))
-            };
-            let nodes = defined.graph(model).map(|graph| graph.region.nodes).unwrap_or_default();
-            nodes.iter().any(|node| {
-                let inner = |a: &Applied| sees_by_place(model, &a.component);
-                matches!(&node.function, Function::Attend(a) if near(a))
-                    || matches!(&node.function, Function::Apply(a) if inner(a))
-            })
-        }
-        Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) => false,
     }
 }
 

@@ -75,11 +75,7 @@ impl Proof for Names {
     }
 
     fn prove(&self, s: &Subject, checks: &mut Checks) -> Result<Option<String>, VerifyError> {
-        let reads = |component: &Component| match component {
-            Component::Defined(defined) => !defined.definition.values_of_others().is_empty(),
-            Component::Sequence(_) | Component::Depth(_) | Component::Experts(_) | Component::Mlp(_) => false,
-        };
-        if components(&s.spec.model).values().any(reads) {
+        if components(&s.spec.model).values().any(|component| component.reads_by_name()) {
             return Ok(Some("a definition reads values of a component by its name".into()));
         }
         // Patterns are of names, and choose what is trained.

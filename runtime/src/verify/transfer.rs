@@ -25,7 +25,7 @@ use dreamc_compiler::transfer::passes;
 use dreamc_compiler::{CompileError, Options};
 use dreamc_dsl::Spec;
 use dreamc_dsl::define::graph::{Graph, Purpose};
-use dreamc_dsl::spec::{Activation, Component, Described, Pace, Stream, TransferRule};
+use dreamc_dsl::spec::{Activation, Component, Described, Known, Mixes, Pace, Stream, TransferRule};
 use indexmap::IndexMap;
 
 /// Shapes of tensors at the base, by name.
@@ -176,17 +176,19 @@ fn number(spec: &Spec, t: &Tensor) -> Option<f64> {
         return Some(1.0);
     }
     let all = components(&spec.model);
-    Some(match all.get_index(i as usize)?.1 {
-        Component::Sequence(a) if a.gate.is_none() && !a.sink && !a.depth_keys => {
+    let component = all.get_index(i as usize)?.1;
+    let over_tokens = component.kind().mixes() == Mixes::Tokens;
+    Some(match component.known() {
+        Known::Attention(a) if over_tokens && a.gate.is_none() && !a.sink && !a.depth_keys => {
             let tokens = spec.train.sequence.unwrap_or(spec.model.context);
             let tokens = a.window.map_or(tokens, |window| window.min(tokens)) as f64;
             let share = 1.0 - 1.0 / (1.0 + 4.0 * a.head_size as f64);
             if tokens > 1.0 { (tokens / tokens.ln()).powf(share / 2.0) } else { 1.0 }
         }
-        Component::Mlp(m) if m.activation == Activation::Swiglu => 2f64.powf(0.75),
-        Component::Experts(e) if e.activation == Activation::Swiglu => 2f64.powf(0.75),
-        Component::Sequence(_) | Component::Depth(_) | Component::Mlp(_) | Component::Experts(_) => 1.0,
-        Component::Defined(_) => return None,
+        Known::Mlp(m) if m.activation == Activation::Swiglu => 2f64.powf(0.75),
+        Known::Experts(e) if e.activation == Activation::Swiglu => 2f64.powf(0.75),
+        Known::Attention(_) | Known::Mlp(_) | Known::Experts(_) => 1.0,
+        Known::Own => return None,
     })
 }
 
