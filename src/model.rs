@@ -154,7 +154,7 @@ impl Trained {
             (Some(Named::Bytes), _) => Tokenizer::bytes(),
             (None, None) => {
                 return Err(Failure::Usage(format!(
-                    "{} has no tokenizer.json beside it: text cannot be read or written; `dreamc probe` takes token ids, and an \
+                    "{} has no tokenizer.json next to it: text cannot be read or written; `dreamc probe` takes token ids, and an \
                      import of a folder with a tokenizer.json reads text",
                     self.tensors.path().display()
                 )));

@@ -597,7 +597,7 @@ impl Lowering<'_> {
         let mut words = words.into_iter().peekable();
         while let Some(word) = words.next() {
             let (ValueKind::Word(text) | ValueKind::Text(text)) = word.kind else {
-                let help = format!("behind the count stand settings: {}", key_names(&keys::RECUR));
+                let help = format!("after the count stand settings: {}", key_names(&keys::RECUR));
                 self.error(word.span, "this stands where a setting should be", help);
                 continue;
             };

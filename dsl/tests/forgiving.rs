@@ -102,7 +102,7 @@ fn one_mistake_is_one_error_with_the_answer() {
     let misplaced = "steps 10 optimizer { kind lion momentum 0.9 }";
     one(wrong("steps 10", misplaced), "`momentum` does not go with `lion`", "take it away");
     one(wrong("tie\n", "n_layers 12\n"), "n_layers", "repeat 12 { sa > mlp }");
-    one(wrong("(sa | mlp)", "(sa | moe)"), "moe", "beside the others");
+    one(wrong("(sa | mlp)", "(sa | moe)"), "moe", "next to the others");
     let only = "model t { vocab 256 hidden 64 context 32 sa = sequence { heads 4 } recurr 4 { sa } }";
     one(errors(only, Spelling::Dream), "recurr", "`recur`");
 }

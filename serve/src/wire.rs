@@ -145,7 +145,7 @@ impl Completion {
             return Err(Refusal::of("logit_bias", "logits have no biases: leave it out"));
         }
         if body.suffix.is_some_and(|suffix| !suffix.is_empty()) {
-            return Err(Refusal::of("suffix", "the model writes behind prompts only: leave it out"));
+            return Err(Refusal::of("suffix", "the model writes after prompts only: leave it out"));
         }
         let choices = body.n.unwrap_or(1);
         if body.best_of.is_some_and(|best| best != choices) {

@@ -340,7 +340,7 @@ fn table(report: &Report) -> String {
         let each = format!("{}FLOP a token of all steps", decimals(teacher.flops_per_token));
         line(
             &mut t,
-            "  the teacher's, beside it",
+            "  the teacher's, next to it",
             teacher.bytes.into(),
             &format!("{}, {each}", decimal_bytes(teacher.bytes.into())),
         );
@@ -411,8 +411,8 @@ fn many(t: &mut String, s: &Scaling, m: &Memory, experts: Option<(u64, f64)>) {
     let links =
         format!("{} inside nodes of {}, {} between", network.inside.name, network.node, network.between.name);
     row("sum of gradients", s.communication, format!("of {}; {links}", decimal_bytes(m.gradients)));
-    row("step, sum hidden", s.hidden, "behind the backward, as far as that is as long".into());
-    row("step, sum behind", s.exposed, format!("efficiency {:.1} %", 100.0 * s.efficiency));
+    row("step, sum hidden", s.hidden, "by the backward, as far as that is as long".into());
+    row("step, sum after", s.exposed, format!("efficiency {:.1} %", 100.0 * s.efficiency));
     if s.gpus > s.rows {
         let _ = writeln!(
             t,

@@ -161,7 +161,7 @@ fn window(all: Vec<String>, around: usize, room: usize) -> Vec<String> {
     let word = |n: usize, place: &str| format!("  … {n} runs {place}");
     let mut shown = vec![word(first, "before")];
     shown.extend_from_slice(&all[first..first + room]);
-    shown.push(word(all.len() - room - first, "behind"));
+    shown.push(word(all.len() - room - first, "after"));
     shown
 }
 
@@ -445,9 +445,9 @@ mod tests {
         let all: Vec<String> = (0..50).map(|i| i.to_string()).collect();
         assert_eq!(window(all.clone(), 30, 60), all);
         let shown = window(all.clone(), 30, 8);
-        assert_eq!(shown, ["  … 26 runs before", "26", "27", "28", "29", "30", "31", "  … 18 runs behind"]);
-        assert_eq!(window(all.clone(), 49, 5).last().unwrap(), "  … 0 runs behind");
-        assert_eq!(window(all, 0, 4), ["  … 0 runs before", "0", "1", "  … 48 runs behind"]);
+        assert_eq!(shown, ["  … 26 runs before", "26", "27", "28", "29", "30", "31", "  … 18 runs after"]);
+        assert_eq!(window(all.clone(), 49, 5).last().unwrap(), "  … 0 runs after");
+        assert_eq!(window(all, 0, 4), ["  … 0 runs before", "0", "1", "  … 48 runs after"]);
     }
 
     #[test]

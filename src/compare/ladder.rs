@@ -597,7 +597,7 @@ pub fn run(a: &Arguments, suite: Suite) -> Done {
             for arm in &names[1..] {
                 if behind(&two[0], &names[0], arm, &seeds)? && behind(&two[1], &names[0], arm, &seeds)? {
                     note!(
-                        "{arm} is behind the baseline by more than the noise at both of the smallest cells: it stops here"
+                        "{arm} is worse than the baseline by more than the noise at both of the smallest cells: it stops here"
                     );
                     manifest.stopped.push(arm.clone());
                 }

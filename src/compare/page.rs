@@ -891,7 +891,7 @@ fn differences(page: &mut Page, study: &Study) {
     let figure = |arm: &Arm| draw::figure(&arm.name, &arm.spec.model);
     page.add(Block::Figures(study.arms.iter().map(figure).collect()));
     page.text(format!(
-        "As `.dream`, defaults left out; lines that the baseline `{}` lacks are set off. The whole specifications are beside this page.",
+        "As `.dream`, defaults left out; lines that the baseline `{}` lacks are set off. The whole specifications are next to this page.",
         study.arms[0].name
     ));
     let side = study.arms.iter().map(|arm| (format!("`{}`", arm.name), dreamc_dsl::sketch(&arm.spec)));

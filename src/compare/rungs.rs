@@ -341,7 +341,7 @@ pub fn page(climb: &Climb) -> Page {
         page.text(format!("{} of {all} runs are at their end: the rest is missing below.", climb.runs.len()));
     }
     for arm in &m.stopped {
-        page.text(format!("`{arm}` was behind the baseline by more than its noise at both of the smallest cells, and was stopped there."));
+        page.text(format!("`{arm}` was worse than the baseline by more than its noise at both of the smallest cells, and was stopped there."));
     }
     page.heading("Results");
     if let Some(table) = climb.quoted() {

@@ -179,10 +179,10 @@ fn streams(page: &mut Page, streams: &Streams) {
         }
     };
     let norms = streams.norms.iter().map(|n| (n.depth as f64, n.norm)).collect();
-    let caption = "Mean norm of the stream behind every layer, that of the embedding first.";
+    let caption = "Mean norm of the stream after every layer, that of the embedding first.";
     plot("stream-norms", "layers before", "mean norm of the stream", norms, caption);
     let turned = streams.influence.iter().enumerate().map(|(depth, i)| (depth as f64, *i)).collect();
-    let caption = "Block influence: 1 - cos of the stream before and behind every layer, the mean over tokens (arXiv 2403.03853).";
+    let caption = "Block influence: 1 - cos of the stream before and after every layer, the mean over tokens (arXiv 2403.03853).";
     plot("block-influence", "layers before", "block influence", turned, caption);
     let moved = streams.passes.iter().map(|p| (p.pass as f64 + 1.0, p.movement)).collect();
     let caption =
@@ -212,9 +212,9 @@ fn passes(page: &mut Page, passes: &[Pass]) {
             figures.push(Figure { name: name.into(), svg, caption: caption.into(), full: false });
         }
     };
-    let caption = "Loss of the stream behind every pass, through the final norm and the head.";
+    let caption = "Loss of the stream after every pass, through the final norm and the head.";
     plot("loss-by-pass", "loss, nats per target", &|pass| Some(pass.loss), caption, Format::default());
-    let caption = "The share of tokens that leaves behind every pass, the mean of the gate's.";
+    let caption = "The share of tokens that leaves after every pass, the mean of the gate's.";
     plot("exits-by-pass", "share of tokens", &|pass| pass.share, caption, Format::Percent);
     page.heading("Passes");
     let head = ["pass", "loss, nats per target", "targets", "tokens that leave"].map(String::from).to_vec();

@@ -163,7 +163,7 @@ impl Routing {
             },
             series: series.collect(),
         };
-        let caption = "Share of all tokens that so many applications of a wrapped part process.";
+        let caption = "Share of all tokens, by how many applications of a wrapped part process them.";
         page.add(Block::Figures(vec![figure("routing-recursion", &plot, caption)]));
         let most = self.recursions.iter().map(|r| r.shares.len()).max().unwrap_or(0);
         let numbers = (0..most).map(|passes| passes.to_string());

@@ -657,7 +657,7 @@ function reading({ model, depth, tokens }) {
     ["experts by depth", (t) => lines(routes(t.experts ?? []), (route) => route), tokens.some((t) => t.experts)],
     ["processed at depths", (t) => (t.parts ?? []).filter((p) => p.taken).map((p) => p.depth).join(" ") || "none", tokens.some((t) => t.parts)],
     ["attention over depth", (t) => (t.looks ?? []).length ? heat(t.looks) : "", tokens.some((t) => t.looks)],
-    ["leaves behind pass", (t) => (t.exits ?? []).map((share, n) => `${n + 1}: ${percent(share, 0)}`).join(", "), tokens.some((t) => t.exits)],
+    ["leaves after pass", (t) => (t.exits ?? []).map((share, n) => `${n + 1}: ${percent(share, 0)}`).join(", "), tokens.some((t) => t.exits)],
   ].filter(([, , there]) => there);
   const head = element("tr", columns.map(([name]) => element("th", name, { scope: "col" })));
   const rows = tokens.map((token) => element("tr", columns.map(([, of], n) => element(n ? "td" : "th", of(token), n ? {} : { scope: "row" }))));

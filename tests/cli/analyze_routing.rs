@@ -206,7 +206,7 @@ fn a_text_is_read_token_by_token() {
     let written: Value = serde_json::from_str(&written).unwrap();
     assert_eq!(written["ids"][0], tokens[11]["next"][0]["id"]);
     let table = sandbox.good(&["analyze", "tokens", "run", "ab"]);
-    assert!(table.contains("ea@0: ") && table.contains("leaves behind pass "), "{table}");
+    assert!(table.contains("ea@0: ") && table.contains("leaves after pass "), "{table}");
     let refused = sandbox.error(&["analyze", "tokens", "run", &"a".repeat(65)]);
     assert!(refused.contains("66 tokens, and at most 64 are shown"), "{refused}");
     assert_eq!(read("")["tokens"].as_array().unwrap().len(), 1);

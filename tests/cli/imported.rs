@@ -69,7 +69,10 @@ fn what_reads_no_text_is_refused() {
     assert!(said.contains("no tokenizer.json") && !said.contains("dreamc generate"), "{said}");
     for line in [&["generate", "imported", "a"][..], &["eval", "imported", "--data", "book.txt"]] {
         let error = sandbox.error(line);
-        assert!(error.contains("has no tokenizer.json beside it: text cannot be read or written"), "{error}");
+        assert!(
+            error.contains("has no tokenizer.json next to it: text cannot be read or written"),
+            "{error}"
+        );
     }
     for line in [
         &["train", "imported", "--data", "book.txt", "--out", "run"][..],

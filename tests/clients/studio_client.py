@@ -135,7 +135,7 @@ def look(page):
     table = page.locator("#reading table")
     expect(table.locator("tr")).to_have_count(13, timeout=60_000)
     head = table.locator("tr").first.locator("th").all_inner_texts()
-    assert head == ["token", "given", "next", "experts by depth", "processed at depths", "attention over depth", "leaves behind pass"], head
+    assert head == ["token", "given", "next", "experts by depth", "processed at depths", "attention over depth", "leaves after pass"], head
     cells = table.locator("tr").nth(3).locator("td").all_inner_texts()
     shares = [float(share) for share in re.findall(r"([\d.]+) %", cells[1])]
     assert len(shares) == 5 and shares == sorted(shares, reverse=True), cells

@@ -1349,7 +1349,7 @@ class Forward:
         sees = jnp.any(visible, axis=-1, keepdims=True)
         scores = jnp.where(visible | ~sees, scores, -jnp.inf)
         if c["sink"]:
-            # A logit beside the others, with a value of zero.
+            # A logit next to the others, with a value of zero.
             sink = jnp.broadcast_to(self.w[f"{prefix}.sink"][:, None], (*scores.shape[:3], 1))
             probabilities = jax.nn.softmax(jnp.concatenate([scores, sink], axis=-1), axis=-1)[..., :-1] * sees
         else:

@@ -184,7 +184,7 @@ impl Checker {
                 |item: &Option<Item>| matches!(item, None | Some(Item::Statement(Statement::Norm(_))));
             if !(looping.exit.is_last() || behind.len() < 2 && behind.iter().all(through)) {
                 let message =
-                    "every pass goes through what is behind this loop, and that may be a `norm` alone";
+                    "every pass goes through what is after this loop, and that may be a `norm` alone";
                 let help = "make the `recur` the last item of the body, or the last but a `norm`";
                 self.error_at("exit", &format!("model.body[{index}].exit"), message, help);
             }
@@ -371,7 +371,7 @@ impl Checker {
                 "a `skip` has something for each of {most} passes, and `depth` draws up to {}",
                 depths.max
             );
-            let help = format!("write `max {most}` behind the distribution, or a larger count");
+            let help = format!("write `max {most}` after the distribution, or a larger count");
             self.error_at("depth", &format!("{path}.depth"), message, help);
         }
         if let (Some(items), true) = (&items, recur) {
@@ -544,7 +544,7 @@ impl Checker {
                 "define it: `{name} = mlp {{…}}` in .dream, `components: {{{name}: {{mlp: {{…}}}}}}` in YAML"
             ),
             None => format!(
-                "define it beside the others; there {} {}",
+                "define it next to the others; there {} {}",
                 if components.len() == 1 { "is" } else { "are" },
                 crate::suggest::listing(components.keys().map(String::as_str)).replace(" or ", " and ")
             ),
@@ -754,7 +754,7 @@ impl Checker {
         };
         if depth_choice(items).is_none() {
             let message = "with `depth_choice` a token that has made its passes is in no part of later ones: the `skip` is the whole body of its loop";
-            refuse("layers", message, "wrap the composition of one layer, and write nothing beside it");
+            refuse("layers", message, "wrap the composition of one layer, and write nothing next to it");
         }
         if residual_norm == Some(true) {
             let message = "`residual_norm` normalises tokens that have made their passes, too, which `depth_choice` leaves as they are";

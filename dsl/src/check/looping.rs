@@ -60,7 +60,7 @@ impl Checker {
             };
             let message =
                 format!("`{key}` has weights for {most} passes, and `depth` draws up to {}", depths.max);
-            let help = format!("write `max {most}` behind the distribution, or a larger count");
+            let help = format!("write `max {most}` after the distribution, or a larger count");
             self.error_at("depth", &group.path("depth"), message, &help);
             return None;
         }

@@ -32,7 +32,7 @@ impl Checker {
                         self.error_at(
                             "duplicate-key",
                             &group.path(key),
-                            format!("`{key}` stands beside `sources`"),
+                            format!("`{key}` stands next to `sources`"),
                             help,
                         );
                     }

@@ -136,7 +136,7 @@ fn definition(
     }
     let Some((text, span)) = code else {
         let message = format!("`{}` has no formulas", name.text);
-        let help = "write `{ return … }` behind it (YAML: `code: |`)";
+        let help = "write `{ return … }` after it (YAML: `code: |`)";
         found.push(Diagnostic::error("missing-key", message).on(name.span).help(help));
         return None;
     };

@@ -127,7 +127,7 @@ class Model:
         return self._model.end_token
 
     def logits(self, ids: Any):
-        """Logits behind every token in f32, `[rows, tokens, vocab]`."""
+        """Logits after every token in f32, `[rows, tokens, vocab]`."""
         return self._model.logits(_rows(ids))
 
     def loss(self, ids: Any) -> float:

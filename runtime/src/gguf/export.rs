@@ -280,7 +280,7 @@ fn texts(model: &Model, vocab: u64) -> Result<vocab::Keys, HfError> {
     let Some(tokenizer) = model.tokenizer else {
         return Ok((
             vocab::none(),
-            vec!["no tokenizer beside the weights: llama.cpp reads token ids alone".into()],
+            vec!["no tokenizer next to the weights: llama.cpp reads token ids alone".into()],
         ));
     };
     let made;

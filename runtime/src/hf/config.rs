@@ -1597,7 +1597,7 @@ fn named(model: &Model, expr: &Expr) -> std::result::Result<Named, String> {
     };
     let other = || {
         let layer = super::composition(expr);
-        format!("the layer `{layer}` is not a sequence attention and a network behind it")
+        format!("the layer `{layer}` is not a sequence attention and a network after it")
     };
     let mut parts = vec![];
     for term in terms.iter().filter(|term| **term != Expr::Norm) {

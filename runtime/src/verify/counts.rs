@@ -140,7 +140,7 @@ impl Proof for Counts {
         checks.check("FLOPs of decoding a text", off as f64, 0.0, Place::default());
         // Everything else is exact, whatever the keys are.
         let off = (done - attended).abs_diff(counted - attention);
-        checks.check("FLOPs of decoding a text beside attention", off as f64, 0.0, Place::default());
+        checks.check("FLOPs of decoding a text without attention", off as f64, 0.0, Place::default());
 
         // Parameters.
         let tensors = &model.compiled().tensors;

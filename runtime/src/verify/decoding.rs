@@ -114,7 +114,7 @@ impl Proof for Batches {
     }
 
     fn how(&self) -> &'static str {
-        "rows together against rows alone; decoding with the rows in another order, and behind tokens that were kept, to the bit; gradients of \
+        "rows together against rows alone; decoding with the rows in another order, and after tokens that were kept, to the bit; gradients of \
          rows added up"
     }
 
@@ -217,7 +217,7 @@ fn turned(
         seen.push(logits.into_iter().flatten().collect::<Vec<f32>>());
         prompts.rotate_left(1);
     }
-    let what = format!("bits of decoded logits with the rows turned, behind {n} tokens");
+    let what = format!("bits of decoded logits with the rows turned, after {n} tokens");
     checks.check(what, other_bits(&seen[0], &seen[1]), 0.0, Place::default());
     Ok(())
 }
@@ -238,7 +238,7 @@ fn goes_on(
     cached.load_saved(row, &saved)?;
     cached.take(row, n);
     let there = cached.step(&[Next::written(row, &next)])?.concat();
-    let what = "bits of logits behind tokens that were kept and put elsewhere";
+    let what = "bits of logits after tokens that were kept and put elsewhere";
     checks.check(what, other_bits(&here, &there), 0.0, Place::default());
     Ok(())
 }

@@ -119,7 +119,7 @@ fn route(token: &Token) -> String {
     }
     let likely = token.exits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
     words.extend(
-        likely.map(|(pass, share)| format!("leaves behind pass {} ({:.0} %)", pass + 1, 100.0 * share)),
+        likely.map(|(pass, share)| format!("leaves after pass {} ({:.0} %)", pass + 1, 100.0 * share)),
     );
     words.join(", ")
 }

@@ -300,7 +300,7 @@ impl<'a> Elaborator<'a> {
                 }
                 Statement::Return(value) if outermost => self.give(value),
                 Statement::Return(value) => {
-                    let help = "name the value here, and return what is made of it behind the braces";
+                    let help = "name the value here, and return what is made of it after the braces";
                     self.error("nested", value.span, "a recurrence returns nothing", help);
                 }
             }

@@ -91,7 +91,7 @@ impl<'a> Elaborator<'a> {
                 let word = *word;
                 let node = self.graph.region.node(outer);
                 let name = node.name.clone().unwrap_or("v".into());
-                let message = format!("`{word}` reads `{name}` of a token, and does not say of which");
+                let message = format!("`{word}` reads `{name}` of a token, and does not say which one");
                 let help = format!("write `{name}[i]` at the query, `{name}[j]` at the key");
                 self.error("token", span, message, help);
                 None

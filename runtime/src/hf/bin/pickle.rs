@@ -116,7 +116,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<(String, Tensor)>> {
             Value::Tensor(tensor) => found.push((name.to_string(), (**tensor).clone())),
             Value::Dict(_) => {
                 return Err(format!(
-                    "has a dict `{name}` among its tensors: it is a checkpoint of training, of which the model's own dict is imported alone"
+                    "has a dict `{name}` among its tensors: it is a checkpoint of training; the model's own dict alone is imported"
                 ));
             }
             _ => return Err(format!("has `{name}` among its tensors, which is none")),

@@ -1,5 +1,5 @@
 class Experts(nn.Module):
-    """A mixture of networks, of which each token uses some."""
+    """A mixture of networks; each token uses some."""
 
     slots = 0
 

@@ -13,7 +13,7 @@ class Choice(nn.Module):  #? depth_choice
 #? depth_choice
 #? depth_choice
 class Gate(nn.Module):  #? exit_gate
-    """A direction of the stream and an offset, which say how much of a token leaves a loop behind a pass."""  #? exit_gate
+    """A direction of the stream and an offset, which say how much of a token leaves a loop after a pass."""  #? exit_gate
 #? exit_gate
     def __init__(self, hidden):  #? exit_gate
         super().__init__()  #? exit_gate

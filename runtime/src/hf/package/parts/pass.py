@@ -57,7 +57,7 @@ class Pass:
         return self.first_pass[self.place - 1]  #? kv_first
 #? kv_first
     def stay(self, before, x):  #? leaving
-        """The stream behind a step, and of tokens that left what it was before."""  #? leaving
+        """The stream after a step, and of tokens that left what it was before."""  #? leaving
         return x if self.gone is None else torch.where(self.gone[..., None], before, x)  #? leaving
 #? leaving&remember
     def remember(self, x):  #? remember

@@ -1,6 +1,6 @@
 class ProjectionMixture(nn.Module):
-    """A matrix of each expert, of which a token uses one, times its score; and one that all tokens share."""  #? shared
-    """A matrix of each expert, of which a token uses one, times its score."""  #? !shared
+    """A matrix of each expert; a token uses one, times its score; and one that all tokens share."""  #? shared
+    """A matrix of each expert; a token uses one, times its score."""  #? !shared
 
     def __init__(self, experts, rows, columns, shared):
         super().__init__()

@@ -1,5 +1,5 @@
 class Shared(nn.Module):
-    """A network that every token uses, beside those that are chosen."""
+    """A network that every token uses, as well as those that are chosen."""
 
     def __init__(self, c, h):
         super().__init__()

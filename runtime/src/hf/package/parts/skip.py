@@ -114,7 +114,7 @@ class Skip(nn.Module):
         return (same @ streams) / same.sum(-1, keepdim=True).clamp(min=1)  #? merge
 #? merge
     def shared(self, y, part, at):  #? merge
-        """The update of the last token that takes part, for those behind it."""  #? merge
+        """The update of the last token that takes part, for those after it."""  #? merge
         t = y.shape[1]  #? merge
         whole = at.remember(torch.cat([y, part[..., None].to(y.dtype)], -1))  #? merge
         updates, parts = whole[..., :-1], whole[..., -1] > 0  #? merge
