@@ -15,7 +15,10 @@
 //! - *Gradients* of a layer are summed while the layer before it computes, as many as the windows
 //!   of a layer hold.
 //!
-//! A device that exchanges by itself, as GPUs by NCCL, does so where exchanges stand.
+//! An exchange under way has a *slot* of the room, for numbers that were brought and that nothing
+//! reads yet, or that are still going away. A slot is given again when its exchange is over. The
+//! host has slots in its memory, a device that exchanges by itself, as GPUs by NCCL, next to its
+//! arena.
 
 use crate::program::kernel::{Gathered, Returned, Scattered, Sent};
 use crate::program::{BufferId, Kernel, KernelKind, Launch, Operand, Plan, Program, Space, Step};
@@ -27,7 +30,7 @@ pub struct Ahead {
     pub list: Vec<Exchange>,
     /// Those that begin at the beginning of the program.
     pub first: Vec<usize>,
-    /// Bytes of the host that hold numbers under way, at the most.
+    /// Bytes of all slots.
     pub room: u64,
 }
 
@@ -46,6 +49,10 @@ pub struct Exchange {
     pub waits: bool,
     /// Those that begin after it.
     pub then: Vec<usize>,
+    /// Where its slot begins in the room, in bytes.
+    pub at: u64,
+    /// Bytes of its slot.
+    pub bytes: u64,
 }
 
 /// The use that an exchange makes of memory.
@@ -164,6 +171,9 @@ fn bytes(kernel: &Kernel, unit: u64) -> u64 {
     }
 }
 
+/// Slots begin at multiples of this number of bytes, as tensors do.
+const ALIGN: u64 = 256;
+
 /// Bytes of the arena that an operand's buffer has.
 fn range(plan: &Plan, operand: &Operand) -> Option<std::ops::Range<u64>> {
     let Operand::Tensor { buffer, .. } = operand else { return None };
@@ -232,18 +242,64 @@ pub fn ahead(plan: &Plan, program: &Program) -> Ahead {
             Kind::Returns => v.last,
         },
         then: vec![],
+        at: 0,
+        bytes: v.bytes,
     };
     let mut all = Ahead { list: visits.iter().map(exchange).collect(), first: vec![], room: 0 };
     if steady {
         gathers(&visits, &mut all);
     }
     rows(&visits, &mut all);
-    all.room += bounded(&visits, &mut all.list, Kind::Scatters, window(&visits, Kind::Scatters));
-    let most = |kind| visits.iter().filter(|v| v.kind == kind).map(|v| v.bytes).max().unwrap_or(0);
-    all.room += bounded(&visits, &mut all.list, Kind::Returns, most(Kind::Returns));
-    // Rows of the turn under way and of the next.
-    all.room += 2 * most(Kind::Sends) + window(&visits, Kind::Gathers);
+    bounded(&visits, &mut all.list, Kind::Scatters, window(&visits, Kind::Scatters));
+    let most = visits.iter().filter(|v| v.kind == Kind::Returns).map(|v| v.bytes).max();
+    bounded(&visits, &mut all.list, Kind::Returns, most.unwrap_or(0));
+    Slots::default().place(&visits, &mut all);
     all
+}
+
+/// Slots that are taken: where they begin and end, and the exchange.
+#[derive(Default)]
+struct Slots(Vec<(u64, u64, usize)>);
+
+impl Slots {
+    /// Gives every exchange a slot, the first that is free when it begins.
+    fn place(mut self, visits: &[Visit], all: &mut Ahead) {
+        for &number in &all.first.clone() {
+            self.take(number, visits, all);
+        }
+        for number in 0..visits.len() {
+            if !all.list[number].begun {
+                self.take(number, visits, all);
+            }
+            if all.list[number].waits {
+                self.leave(number, visits);
+            }
+            for &next in &all.list[number].then.clone() {
+                self.take(next, visits, all);
+            }
+        }
+    }
+
+    fn take(&mut self, number: usize, visits: &[Visit], all: &mut Ahead) {
+        if let Some(over) = all.list[number].over {
+            self.leave(over, visits);
+        }
+        let bytes = visits[number].bytes.next_multiple_of(ALIGN);
+        let mut at = 0;
+        let before = self.0.iter().position(|&(begins, ends, _)| {
+            let fits = at + bytes <= begins;
+            at = if fits { at } else { ends };
+            fits
+        });
+        self.0.insert(before.unwrap_or(self.0.len()), (at, at + bytes, number));
+        all.list[number].at = at;
+        all.room = all.room.max(at + bytes);
+    }
+
+    /// An exchange is over, and those of its kind that began before it.
+    fn leave(&mut self, number: usize, visits: &[Visit]) {
+        self.0.retain(|&(_, _, other)| other > number || visits[other].kind != visits[number].kind);
+    }
 }
 
 /// Bytes of the exchanges of a kind in a round of a loop, where they are most; of one at least.
@@ -293,8 +349,8 @@ fn rows(visits: &[Visit], all: &mut Ahead) {
     }
 }
 
-/// Keeps exchanges of a kind that are not waited for inside `room` bytes; gives the bytes.
-fn bounded(visits: &[Visit], list: &mut [Exchange], kind: Kind, room: u64) -> u64 {
+/// Keeps exchanges of a kind that are not waited for inside `room` bytes.
+fn bounded(visits: &[Visit], list: &mut [Exchange], kind: Kind, room: u64) {
     let mut under_way: std::collections::VecDeque<usize> = Default::default();
     let mut bytes = 0;
     for i in (0..visits.len()).filter(|&i| visits[i].kind == kind) {
@@ -307,10 +363,9 @@ fn bounded(visits: &[Visit], list: &mut [Exchange], kind: Kind, room: u64) -> u6
         bytes += visits[i].bytes;
         under_way.push_back(i);
     }
-    room
 }
 
-/// Bytes of the host that hold numbers under way in any program of a plan.
+/// Bytes of the slots of any program of a plan.
 pub fn room(plan: &Plan) -> u64 {
     plan.programs.values().map(|program| ahead(plan, program).room).max().unwrap_or(0)
 }
