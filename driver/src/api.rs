@@ -109,6 +109,8 @@ calls! {
     cuMemcpyDtoHAsync_v2(to: *mut c_void, at: u64, bytes: usize, stream: Handle) =>
         // SAFETY: likewise.
         |m, to, at, bytes, stream| unsafe { m.to_host(to.cast(), at, bytes, stream as u64) };
+    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) =>
+        |m, to, from, bytes, stream| m.copy(to, from, bytes as u64, stream as u64);
     cuStreamCreate(to: *mut Handle, flags: c_uint) => |m, to, flags| put_handle(to, m.stream(flags));
     cuStreamSynchronize(stream: Handle) => |m, stream| m.wait(stream as u64);
     cuStreamDestroy_v2(stream: Handle) => |m, stream| m.destroy_stream(stream as u64);

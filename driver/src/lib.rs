@@ -13,7 +13,7 @@
 //! [`api`] is the C interface over it, [`hip`] that of AMD's runtime and compiler over the same;
 //! [`nvrtc`] wraps NVRTC, so that what it gives as machine code is PTX under a line that names the
 //! card; [`cublaslt`] is what of cuBLASLt dreamc calls, [`nccl`] what of NCCL, and [`library`] the
-//! form of their calls.
+//! form of their calls. [`order`] knows which work of several streams comes after which.
 
 pub mod api;
 pub mod cublaslt;
@@ -22,6 +22,7 @@ pub mod library;
 pub mod machine;
 pub mod nccl;
 pub mod nvrtc;
+pub mod order;
 pub mod settings;
 
 pub use machine::Machine;

@@ -17,6 +17,7 @@
 use crate::cublaslt::{Description, EXECUTION_FAILED, Layout, Library, NOT_INITIALIZED, compute};
 use crate::library::Status;
 use crate::nccl::{self, Collective, Comm};
+use crate::order::{Flight, Known, Range};
 use crate::settings::Spoil;
 use crate::{CUBIN, Settings};
 use cudarc::driver::sys::CUresult;
@@ -98,8 +99,9 @@ impl Shared {
     fn say(&self, line: String) {
         let mut log = held(&self.log);
         if let Some(file) = &mut log.0 {
-            // A log that cannot be written fails the test that reads it.
-            let _ = writeln!(file, "{line}");
+            // Whole lines, as processes share a log; one that cannot be written fails the test that
+            // reads it.
+            let _ = file.write_all(format!("{line}\n").as_bytes());
         }
         log.1.push(line);
     }
@@ -202,6 +204,16 @@ pub struct Context {
     events: HashMap<u64, Option<u64>>,
     /// Events that were asked for, by the number of the work that reaches them.
     asked: HashSet<(u64, u64)>,
+    /// By each event the work before its last record, and all that came before that.
+    records: HashMap<u64, Known>,
+    /// By each thread the work that it has seen done.
+    seen: HashMap<ThreadId, Known>,
+    /// Exchanges that some work may not come after, and of work that was given meanwhile what that
+    /// comes after.
+    flights: Vec<Flight>,
+    orders: HashMap<u64, Known>,
+    /// Waits of streams that compute.
+    waits: u64,
     /// Of cuBLASLt.
     libraries: HashSet<u64>,
     dead: HashSet<u64>,
@@ -218,6 +230,10 @@ pub struct Context {
 #[derive(Default)]
 struct Stream {
     blocking: bool,
+    /// Whether kernels were given to it.
+    computes: bool,
+    /// The work on other streams that comes before all that is given to it now.
+    known: Known,
     queue: VecDeque<(u64, Work)>,
     capture: Option<Capture>,
 }
@@ -259,6 +275,11 @@ enum Work {
         at: u64,
         bytes: usize,
     },
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: u64,
+    },
     Replay(Arc<Vec<Work>>),
     Record(u64),
     Product(Arc<Product>),
@@ -268,6 +289,40 @@ enum Work {
         given: u64,
     },
     Exchange(Arc<Collective>),
+}
+
+impl Work {
+    /// A few words for the log.
+    fn words(&self) -> String {
+        match self {
+            Work::Launch { launch, .. } => format!("kernel {}", launch.kernel),
+            Work::Set { .. } => "set".into(),
+            Work::ToDevice { .. } => "copy to the device".into(),
+            Work::ToHost { .. } => "copy to the host".into(),
+            Work::Copy { .. } => "copy".into(),
+            Work::Replay(list) => format!("replay of {}", list.len()),
+            Work::Record(event) => format!("record {event:#x}"),
+            Work::Product(_) => "product".into(),
+            Work::Behind { .. } => "behind".into(),
+            Work::Exchange(_) => "exchange".into(),
+        }
+    }
+
+    /// Memory that it reads, and that it writes, where that is known.
+    fn ranges(&self) -> Option<(Vec<Range>, Vec<Range>)> {
+        match self {
+            Work::Set { at, bytes, .. } => Some((vec![], vec![(*at, *bytes)])),
+            Work::ToDevice { at, was, .. } => Some((vec![], vec![(*at, was.len() as u64)])),
+            Work::ToHost { at, bytes, .. } => Some((vec![(*at, *bytes as u64)], vec![])),
+            Work::Copy { to, from, bytes } => Some((vec![(*from, *bytes)], vec![(*to, *bytes)])),
+            Work::Launch { .. }
+            | Work::Replay(_)
+            | Work::Record(_)
+            | Work::Product(_)
+            | Work::Behind { .. }
+            | Work::Exchange(_) => None,
+        }
+    }
 }
 
 /// A product of cuBLASLt's, `D = alpha · op(A) · op(B) + beta · C`.
@@ -428,6 +483,11 @@ impl Machine {
             executables: HashMap::new(),
             events: HashMap::new(),
             asked: HashSet::new(),
+            records: HashMap::new(),
+            seen: HashMap::new(),
+            flights: vec![],
+            orders: HashMap::new(),
+            waits: 0,
             libraries: HashSet::new(),
             dead: HashSet::new(),
             handles: 0,
@@ -485,7 +545,7 @@ impl Machine {
     pub(crate) fn give_exchange(&mut self, stream: u64, collective: Arc<Collective>) -> Outcome<()> {
         let context = self.current()?;
         context.broken.map_or(Ok(()), Err)?;
-        context.give(stream, Work::Exchange(collective))
+        context.give_exchange(stream, collective)
     }
 
     /// `cuCtxSetCurrent`; 0 is no context.
@@ -548,6 +608,14 @@ impl Machine {
         let context = self.context("cuMemcpyDtoHAsync")?;
         context.inside(at, bytes as u64)?;
         context.give(stream, Work::ToHost { to: to as usize, at, bytes })
+    }
+
+    /// `cuMemcpyDtoDAsync`
+    pub fn copy(&mut self, to: u64, from: u64, bytes: u64, stream: u64) -> Outcome<()> {
+        let context = self.context("cuMemcpyDtoDAsync")?;
+        context.inside(to, bytes)?;
+        context.inside(from, bytes)?;
+        context.give(stream, Work::Copy { to, from, bytes })
     }
 
     /// `cuStreamCreate`
@@ -700,7 +768,9 @@ impl Machine {
     pub fn record_event(&mut self, event: u64, stream: u64) -> Outcome<()> {
         let context = self.context("cuEventRecord")?;
         context.find(&context.events, event, "event")?;
-        context.give(stream, Work::Record(event))
+        context.give(stream, Work::Record(event))?;
+        context.records_event(event, stream);
+        Ok(())
     }
 
     /// `cuStreamWaitEvent`: later work waits for the work before the event's last record.
@@ -709,6 +779,9 @@ impl Machine {
         context.find(&context.events, event, "event")?;
         if flags != 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if context.waits_for(event, stream) {
+            return Ok(());
         }
         match context.recorded(event) {
             Some((of, given)) => context.give(stream, Work::Behind { stream: of, given }),
@@ -721,14 +794,20 @@ impl Machine {
         let context = self.context("cuEventQuery")?;
         context.find(&context.events, event, "event")?;
         context.unseen("cuEventQuery")?;
-        let Some((stream, given)) = context.recorded(event) else { return Ok(()) };
+        let Some((stream, given)) = context.recorded(event) else {
+            context.sees(event);
+            return Ok(());
+        };
         if !context.asked.insert((event, given)) {
             context.drain(stream, given);
             context.broken.map_or(Ok(()), Err)?;
         }
         match context.recorded(event) {
             Some(_) => Err(CUresult::CUDA_ERROR_NOT_READY),
-            None => Ok(()),
+            None => {
+                context.sees(event);
+                Ok(())
+            }
         }
     }
 
@@ -926,7 +1005,18 @@ impl Context {
         }
         self.given += 1;
         let (given, early) = (self.given, self.shared.settings.early);
+        let seen = self.seen.get(&thread::current().id());
         let Some(s) = self.streams.get_mut(&stream) else { return Ok(()) };
+        s.computes |= matches!(work, Work::Launch { .. } | Work::Replay(_));
+        if s.capture.is_none() {
+            if self.shared.settings.given {
+                self.shared.say(format!("given: cuda:{} {stream:#x} {}", self.device, work.words()));
+            }
+            seen.into_iter().for_each(|seen| s.known.learn(seen));
+            if !self.flights.is_empty() {
+                self.orders.insert(given, s.known.clone());
+            }
+        }
         match &mut s.capture {
             Some(capture) if !capture.valid => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
             Some(capture) => {
@@ -941,6 +1031,60 @@ impl Context {
                 Ok(())
             }
         }
+    }
+
+    /// Puts an exchange on a stream, and remembers what it touches.
+    fn give_exchange(&mut self, stream: u64, collective: Arc<Collective>) -> Outcome<()> {
+        let (reads, writes) = collective.ranges();
+        self.forget_flights();
+        self.give(stream, Work::Exchange(collective))?;
+        let known = self.streams.get(&stream).map(|s| s.known.clone()).unwrap_or_default();
+        self.flights.push(Flight { stream, given: self.given, known, reads, writes });
+        Ok(())
+    }
+
+    /// Forgets exchanges that all work on other streams comes after.
+    fn forget_flights(&mut self) {
+        let (streams, orders) = (&self.streams, &self.orders);
+        self.flights.retain(|flight| {
+            streams.iter().filter(|(number, s)| **number != flight.stream && s.computes).any(|(_, s)| {
+                let none = Known::default();
+                let next = s.queue.front().map(|(given, _)| orders.get(given).unwrap_or(&none));
+                !next.unwrap_or(&s.known).has(flight.stream, flight.given)
+            })
+        });
+    }
+
+    /// An event is recorded after all that was given to a stream.
+    fn records_event(&mut self, event: u64, stream: u64) {
+        let Some(s) = self.streams.get(&stream).filter(|s| s.capture.is_none()) else { return };
+        let mut known = s.known.clone();
+        known.reach(stream, self.given);
+        self.records.insert(event, known);
+    }
+
+    /// Work that is given to a stream from now on comes after an event; whether the wait is one to
+    /// be left out.
+    fn waits_for(&mut self, event: u64, stream: u64) -> bool {
+        let Some(s) = self.streams.get_mut(&stream) else { return false };
+        if s.computes {
+            self.waits += 1;
+            if self.shared.settings.lost.is_some_and(|lost| lost == 0 || lost == self.waits) {
+                self.shared.say(format!("fault: wait {} is left out", self.waits));
+                return true;
+            }
+        }
+        if self.shared.settings.given {
+            self.shared.say(format!("given: cuda:{} {stream:#x} wait {event:#x}", self.device));
+        }
+        self.records.get(&event).into_iter().for_each(|known| s.known.learn(known));
+        false
+    }
+
+    /// This thread has seen that an event was reached.
+    fn sees(&mut self, event: u64) {
+        let Some(known) = self.records.get(&event) else { return };
+        self.seen.entry(thread::current().id()).or_default().learn(known);
     }
 
     /// Does a stream's work up to some number, and what that has to wait for: the legacy stream and
@@ -966,7 +1110,10 @@ impl Context {
             } else if blocking {
                 self.drain(LEGACY, given);
             }
-            self.execute(&work);
+            let known = self.orders.remove(&given).unwrap_or_default();
+            let flights = self.flights.iter().filter(|f| !f.in_order((stream, given), &known));
+            let flights: Vec<Flight> = flights.cloned().collect();
+            self.execute(&work, &flights);
         }
     }
 
@@ -987,6 +1134,7 @@ impl Context {
             Work::Set { .. }
             | Work::ToDevice { .. }
             | Work::ToHost { .. }
+            | Work::Copy { .. }
             | Work::Replay(_)
             | Work::Record(_)
             | Work::Product(_) => true,
@@ -1049,7 +1197,12 @@ impl Context {
             self.shared.complain("a stream is waited for whose collective waits for another rank".into());
             self.broken = Some(CUresult::CUDA_ERROR_LAUNCH_TIMEOUT);
         }
-        self.broken.map_or(Ok(()), Err)
+        self.broken.map_or(Ok(()), Err)?;
+        let (given, known) = (self.given, self.streams.get(&stream).map(|s| s.known.clone()));
+        let seen = self.seen.entry(thread::current().id()).or_default();
+        known.iter().for_each(|known| seen.learn(known));
+        seen.reach(stream, given);
+        Ok(())
     }
 
     /// "the function will return immediately and the resources associated with hStream will be
@@ -1179,13 +1332,20 @@ impl Context {
         self.give(stream, Work::Launch { function, launch })
     }
 
-    fn execute(&mut self, work: &Work) {
+    /// Does work that is out of order with some exchanges.
+    fn execute(&mut self, work: &Work, flights: &[Flight]) {
         if self.broken.is_some() {
             return;
         }
+        if let Some((reads, writes)) = work.ranges() {
+            let problem = flights.iter().find_map(|flight| flight.problem(&reads, &writes));
+            if let Some(problem) = problem {
+                self.shared.complain(format!("{} {problem}", work.words()));
+            }
+        }
         let moved = match work {
-            Work::Launch { function, launch } => return self.execute_launch(*function, launch),
-            Work::Replay(list) => return list.iter().for_each(|work| self.execute(work)),
+            Work::Launch { function, launch } => return self.execute_among(*function, launch, flights),
+            Work::Replay(list) => return list.iter().for_each(|work| self.execute(work, flights)),
             Work::Product(product) => return self.execute_product(product),
             // Done when it was ready.
             Work::Behind { .. } | Work::Exchange(_) => return,
@@ -1204,6 +1364,9 @@ impl Context {
                     self.shared.complain("host memory changed before a copy of it was waited for".into());
                 }
                 self.memory.write(*at, now)
+            }
+            Work::Copy { to, from, bytes } => {
+                self.memory.read(*from, *bytes).and_then(|data| self.memory.write(*to, &data))
             }
             Work::ToHost { to, at, bytes } => self.memory.read(*at, *bytes as u64).map(|data| {
                 // SAFETY: the caller of `to_host` promised that it can be written until now.
@@ -1225,6 +1388,31 @@ impl Context {
         if let Err(error) = compute(product, &mut self.memory, self.shared.settings.wrong) {
             self.shared.complain(format!("a product outside memory: {error}"));
             self.broken = Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        }
+    }
+
+    /// Runs a kernel that is out of order with some exchanges: what they write counts as written by
+    /// nobody, and what they have must be as it was.
+    fn execute_among(&mut self, function: u64, launch: &Launch, flights: &[Flight]) {
+        let (mut hidden, mut kept) = (vec![], vec![]);
+        for flight in flights {
+            for &(at, bytes) in &flight.writes {
+                hidden.extend(self.memory.hide(at, bytes).ok().map(|was| (at, was)));
+            }
+            for &(at, bytes) in &flight.reads {
+                kept.extend(self.memory.read(at, bytes).ok().map(|was| (at, was)));
+            }
+        }
+        self.execute_launch(function, launch);
+        let mut touched =
+            kept.iter().any(|(at, was)| self.memory.read(*at, was.len() as u64).as_ref() != Ok(was));
+        for (at, was) in hidden.iter().rev() {
+            touched |= self.memory.show(*at, was).unwrap_or(false);
+        }
+        if self.broken.is_some() && !flights.is_empty() {
+            self.shared.complain(format!("{} is out of order with an exchange", launch.kernel));
+        } else if touched {
+            self.shared.complain(format!("{} writes what an exchange still has", launch.kernel));
         }
     }
 

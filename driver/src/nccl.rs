@@ -24,6 +24,7 @@
 use crate::Machine;
 use crate::library::{self, Status, calls};
 use crate::machine::Context;
+use crate::order::Range;
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs;
@@ -392,6 +393,25 @@ impl Collective {
             write(&self.comm.folder, &name, &content)?;
         }
         Ok(())
+    }
+
+    /// Memory of this rank that it reads, and that it writes.
+    pub(crate) fn ranges(&self) -> (Vec<Range>, Vec<Range>) {
+        let (mut reads, mut writes) = (vec![], vec![]);
+        for call in &self.calls {
+            let gives = match call.kind {
+                Kind::To(_) => true,
+                Kind::Sum | Kind::SumOn(_) | Kind::From(_) | Kind::Of(_) => self.brings(call, self.comm.rank),
+            };
+            let takes = match call.kind {
+                Kind::SumOn(root) => root == self.comm.rank,
+                Kind::Sum | Kind::From(_) | Kind::Of(_) => true,
+                Kind::To(_) => false,
+            };
+            reads.extend(gives.then_some((call.from, call.bytes())));
+            writes.extend(takes.then_some((call.to, call.bytes())));
+        }
+        (reads, writes)
     }
 
     /// Whether it is of a communicator.
@@ -778,6 +798,63 @@ mod tests {
         }
         assert!(b.machine.log().iter().any(|line| line.contains("bytes where")));
         end([a, b]);
+    }
+
+    /// `bump` adds one to each of a warp's words.
+    const PTX: &[u8] = b"\
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry bump(.param .u64 at)
+{
+.reg .b32 %r<3>;
+.reg .b64 %rd<4>;
+ld.param.u64 %rd1, [at];
+mov.u32 %r1, %tid.x;
+mul.wide.u32 %rd2, %r1, 4;
+add.s64 %rd3, %rd1, %rd2;
+ld.global.u32 %r2, [%rd3];
+add.s32 %r2, %r2, 1;
+st.global.u32 [%rd3], %r2;
+ret;
+}
+";
+
+    #[test]
+    fn work_that_does_not_wait_for_an_exchange_is_noticed_whenever_it_runs() {
+        // Another stream has the second half of numbers: by a kernel or a copy, while all are
+        // summed or the first half, with a wait before or none, during the exchange or after it.
+        for (kernel, all, waits, over) in (0..16).map(|i| (i & 1 > 0, i & 2 > 0, i & 4 > 0, i & 8 > 0)) {
+            let [mut a, mut b] = pair("");
+            let compute = a.machine.stream(1).unwrap();
+            let module = a.machine.load(PTX).unwrap();
+            let bump = a.machine.function(module, "bump").unwrap();
+            let shape = |threads| crate::machine::Shape { grid: [1; 3], block: [threads, 1, 1], shared: 0 };
+            let half = (a.memory + 8).to_le_bytes().to_vec();
+            // A stream that computes.
+            a.machine.launch(bump, shape(2), compute, vec![half.clone()]).unwrap();
+            a.machine.wait(compute).unwrap();
+            a.collect(Kind::Sum, 0, if all { 4 } else { 2 }).unwrap();
+            a.record();
+            b.collect(Kind::Sum, 0, if all { 4 } else { 2 }).unwrap();
+            b.record();
+            while over && (a.done().is_err() | b.done().is_err()) {}
+            if waits {
+                a.machine.wait_event(compute, a.event, 0).unwrap();
+            }
+            let given = match kernel {
+                true => a.machine.launch(bump, shape(2), compute, vec![half]),
+                false => a.machine.copy(a.memory + 8, a.memory + 12, 4, compute),
+            };
+            given.unwrap();
+            while a.done().is_err() | b.done().is_err() {}
+            let _ = a.machine.wait(compute);
+            let log = a.machine.log().join("\n");
+            // A thread that looked and saw it done knows as much as a stream that waits.
+            let bad = all && !waits && !over;
+            assert_eq!(log.contains("exchange"), bad, "{kernel} {all} {waits} {over}: {log}");
+            end([a, b]);
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// `STANDIN` as words:
 /// `card=sm_90 processors=108 cards=2 memory=1000000 version=12040 log=FILE timing=early checks=all
-/// nvrtc=FILE product=2000 product=wrong fault=CALL:NUMBER:CODE spoil=HOW:KERNEL`.
+/// nvrtc=FILE product=2000 product=wrong fault=CALL:NUMBER:CODE spoil=HOW:KERNEL lost=2 given=all`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Compute capability, as in `sm_90`: (9, 0).
@@ -32,6 +32,11 @@ pub struct Settings {
     pub nvrtc: Option<PathBuf>,
     /// Calls that fail.
     pub faults: Vec<Fault>,
+    /// Of the waits for events on streams that compute the one of that number (from 1) is left out;
+    /// 0 leaves out all.
+    pub lost: Option<u64>,
+    /// Whether the log has all that is given to streams.
+    pub given: bool,
     /// Kernels that are not what they were.
     pub spoils: Vec<(Spoil, String)>,
 }
@@ -81,6 +86,8 @@ impl Default for Settings {
             wrong: false,
             nvrtc: None,
             faults: vec![],
+            lost: None,
+            given: false,
             spoils: vec![],
         }
     }
@@ -122,6 +129,8 @@ impl Settings {
             "checks" => self.races = value == "all",
             "product" if value == "wrong" => self.wrong = true,
             "product" => self.product = value.parse().ok()?,
+            "lost" => self.lost = Some(value.parse().ok()?),
+            "given" => self.given = value == "all",
             "nvrtc" => self.nvrtc = Some(value.into()),
             "fault" => {
                 let mut parts = value.split(':');
@@ -161,7 +170,9 @@ mod tests {
         assert_eq!(settings.faults, [Fault { call: "kernel".into(), number: 3, code: 700 }]);
         let settings = Settings::parse("spoil=hang:product").unwrap();
         assert!(settings.spoils(Spoil::Hang, "product_k") && !settings.spoils(Spoil::Wrong, "product_k"));
-        for wrong in ["card", "spoil=odd:product", "card=90", "colour=red", "fault=kernel"] {
+        let settings = Settings::parse("lost=2 given=all").unwrap();
+        assert_eq!((settings.lost, settings.given), (Some(2), true));
+        for wrong in ["card", "lost=all", "spoil=odd:product", "card=90", "colour=red", "fault=kernel"] {
             assert!(Settings::parse(wrong).unwrap_err().contains(wrong));
         }
     }

@@ -128,6 +128,30 @@ impl Memory {
         Ok(())
     }
 
+    /// Has a range count as written by nobody, until [`Memory::show`] gets what this gives: reading
+    /// it is a finding. Nothing is hidden of an allocation whose bytes all count as written.
+    pub fn hide(&mut self, address: u64, bytes: u64) -> Result<Vec<u8>, MemoryError> {
+        let written = self.written(address, bytes)?;
+        Ok(written.map_or(vec![], |all| all.iter().map(|byte| byte.swap(0, Relaxed)).collect()))
+    }
+
+    /// Ends that; whether something was written there meanwhile.
+    pub fn show(&mut self, address: u64, hidden: &[u8]) -> Result<bool, MemoryError> {
+        let written = self.written(address, hidden.len() as u64)?.unwrap_or_default();
+        let mut any = false;
+        for (byte, was) in written.iter().zip(hidden) {
+            any |= byte.fetch_or(*was, Relaxed) != 0;
+        }
+        Ok(any)
+    }
+
+    fn written(&self, address: u64, bytes: u64) -> Result<Option<&[AtomicU8]>, MemoryError> {
+        let at = self.find(address, bytes).ok_or(MemoryError { address, bytes })?;
+        let allocation = &self.allocations[at];
+        let first = (address - allocation.base) as usize;
+        Ok(allocation.written.as_ref().map(|all| &all[first..first + bytes as usize]))
+    }
+
     /// A slice of numbers on the device.
     pub fn alloc_slice<T: bytemuck::NoUninit>(&mut self, values: &[T]) -> u64 {
         self.alloc_from(bytemuck::cast_slice(values))
