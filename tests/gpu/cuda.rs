@@ -3,6 +3,7 @@
 
 use crate::support::sandbox::{Sandbox, bits, metrics, texts};
 use dreamc_runtime::nvrtc::Nvrtc;
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -909,6 +910,68 @@ fn cards_that_share_experts_pass_rows_to_one_another() {
         for (a, b) in losses(&sandbox, out).iter().zip(losses(&sandbox, "whole")) {
             assert!((a - b).abs() <= 1e-3 * b.abs(), "{out}: {a} and {b}");
         }
+    }
+}
+
+/// Kernels that a card launches between the beginning of each exchange and the moment from which
+/// its stream waits for it, by what is given to its streams.
+fn kernels_meanwhile(log: &str, card: u64) -> Vec<u64> {
+    let begins = format!("given: cuda:{card} ");
+    let given: Vec<(&str, &str)> =
+        log.lines().filter_map(|line| line.strip_prefix(&begins)?.split_once(' ')).collect();
+    let main = given.iter().find(|(_, what)| what.starts_with("kernel")).expect("a kernel is launched").0;
+    let (mut launched, mut found) = (0, vec![]);
+    // Kernels before a record on that stream, by the event; and before an exchange, by its last
+    // one.
+    let (mut before, mut of) = (HashMap::new(), HashMap::new());
+    let mut after = None;
+    for (stream, what) in given {
+        let (verb, event) = what.split_once(' ').unwrap_or((what, ""));
+        match (stream == main, verb) {
+            (true, "kernel") => launched += 1,
+            (true, "replay") => launched += event.rsplit(' ').next().unwrap().parse::<u64>().unwrap(),
+            (true, "record") => drop(before.insert(event, launched)),
+            (false, "wait") => after = before.get(event).copied(),
+            (false, "record") => drop(after.take().map(|launched: u64| of.insert(event, launched))),
+            (true, "wait") => found.extend(of.remove(event).map(|before| launched - before)),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Exchanges that are ahead of their use begin, kernels run, and then the stream waits; a wait that
+/// is left out is noticed.
+#[test]
+fn cards_compute_while_they_exchange() {
+    let Some(card) = with_nccl() else { return };
+    let sandbox = sandbox();
+    let nccl = card.folder.path().join("libnccl.so.2").display().to_string();
+    let command = |out: &str, settings: &str, set: &str| {
+        let sets =
+            ["train.batch=4", "train.accumulate=4", "train.steps=2", "model.components.ea.experts.count=4"];
+        let sets = sets.iter().chain([&set]).flat_map(|set| ["--set", set]).collect::<Vec<_>>();
+        let line = [&["launch", "-n", "2"][..], &train("cuda", out), &sets].concat();
+        let mut command = card.command(&sandbox, &format!("cards=2 {settings}"), &line);
+        command.env("DREAMC_NCCL", &nccl);
+        command
+    };
+    let cut = "train.parallel={shard: weights}";
+    for (out, set) in [("weights", cut), ("rows", "train.parallel={experts: 2}")] {
+        card.succeeds(&sandbox, &mut command(out, "given=all", set));
+        let log = sandbox.read("log");
+        for number in 0..2 {
+            let found = kernels_meanwhile(&log, number);
+            let hidden = found.iter().filter(|kernels| **kernels > 0).count();
+            println!("{out}, cuda:{number}: {hidden} of {} exchanges with kernels meanwhile", found.len());
+            assert!(hidden > 8, "{out}: {found:?}");
+        }
+    }
+    for lost in [1, 4, 0] {
+        let out = format!("lost-{lost}");
+        command(&out, &format!("lost={lost}"), cut).output().unwrap();
+        let log = sandbox.read("log");
+        assert!(log.contains("complaint: copy reads what an exchange still writes"), "{lost}: {log}");
     }
 }
 

@@ -253,10 +253,6 @@ impl<'p> Collective<'p> {
                 let from = place(parts.of(parts.rank).0);
                 gather(backend, group, numbers, (parts, each), (from, at))?;
             }
-            Collective::Sent(sent, moved) if backend.pass(&[])? => rows::pass_away(sent, moved, backend)?,
-            Collective::Returned(returned, moved) if backend.pass(&[])? => {
-                rows::pass_back(returned, moved, backend)?;
-            }
             Collective::Gathered(..)
             | Collective::Scattered(..)
             | Collective::Sent(..)

@@ -15,16 +15,17 @@
 //!
 //! Sums that may overlap with later launches, whole or sharded over the ranks, begin where they
 //! stand in the list, by the backend itself or by a thread that has the group meanwhile
-//! ([`Overlap`]). The program waits for them at its end. Where the host exchanges, that thread also
-//! gathers weights and moves rows ahead of their use, in the order of
+//! ([`Overlap`]). The program waits for them at its end. That thread, or the device
+//! ([`Staged`]), also gathers weights and moves rows ahead of their use, in the order of
 //! [`ahead`](dreamc_compiler::ahead).
 
 use super::backend::{Backend, Call, Value};
 use super::check::check;
 use super::exchange::{Collective, Overlap};
+use super::staged::{Room, Staged};
 use super::{Choice, DeviceError, Group, Instrument, LaunchStats, RunStats, Session};
 use crate::mapped::Mapped;
-use dreamc_compiler::ahead::{Ahead, ahead};
+use dreamc_compiler::ahead::{Ahead, Exchange, ahead};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::ints;
 use dreamc_compiler::program::{
@@ -242,6 +243,8 @@ pub(crate) struct Executor<B: Backend> {
     overlap: Option<Overlap>,
     /// Of each program: exchanges that begin before their place or end after it.
     ahead: Vec<Ahead>,
+    /// The room of what is under way, of a device that exchanges by itself.
+    room: Option<Room>,
 }
 
 /// Most numbers that go to the group at once.
@@ -265,11 +268,12 @@ impl<B: Backend> Executor<B> {
         }
         let longest = all().map(|launch| launch.operands.len()).max().unwrap_or(0);
         let (mut backend, codes) = make(&programs)?;
-        // A device that exchanges by itself does so where exchanges stand.
-        let far = group.size() > 1 && group.any_thread() && !backend.pass(&[])?;
+        let itself = group.size() > 1 && backend.pass(&[])?;
+        let early = group.size() > 1 && (itself || group.any_thread());
         let ahead: Vec<Ahead> =
-            plan.programs.values().map(|p| if far { ahead(plan, p) } else { Ahead::default() }).collect();
-        let overlap = group.any_thread() && overlap || ahead.iter().any(|ahead| !ahead.list.is_empty());
+            plan.programs.values().map(|p| if early { ahead(plan, p) } else { Ahead::default() }).collect();
+        let some = ahead.iter().any(|ahead| !ahead.list.is_empty());
+        let overlap = group.any_thread() && overlap || !itself && some;
         Ok(Executor {
             recordings: programs.iter().map(|_| Recording::Never).collect(),
             counted: vec![(vec![], 0); programs.len()],
@@ -284,6 +288,7 @@ impl<B: Backend> Executor<B> {
             numbers: vec![0.0; most as usize],
             overlap: if overlap { Overlap::new(group.clone()) } else { None },
             ahead,
+            room: itself.then(|| Room::of(plan)),
         })
     }
 
@@ -323,6 +328,8 @@ struct Run<'a, B: Backend> {
     /// Exchanges of it that the program has come to, and the jobs of those that have begun.
     come: usize,
     jobs: Vec<Option<u64>>,
+    /// Those of a device that exchanges by itself.
+    staged: Option<Staged<'a>>,
     instrument: Instrument,
     /// Every launch is waited for, so that a failure has a name.
     synchronous: bool,
@@ -336,7 +343,7 @@ struct Run<'a, B: Backend> {
     done: u64,
 }
 
-impl<B: Backend> Run<'_, B> {
+impl<'a, B: Backend> Run<'a, B> {
     /// All launches, now or from a recording that is made the second time.
     fn all(&mut self, recording: &mut Recording<B::Recording>, graphs: Graphs) -> Result<(), DeviceError> {
         let program = self.program;
@@ -427,7 +434,6 @@ impl<B: Backend> Run<'_, B> {
         if self.backend.collective(collective, at)? {
             if !collective.overlaps() {
                 self.stats.exchanged += self.backend.joined()?;
-                collective.end(self.backend, at)?;
             }
         } else if let Some(overlap) = overlap {
             overlap.begin(collective.job(self.backend, at)?, false);
@@ -444,20 +450,30 @@ impl<B: Backend> Run<'_, B> {
         Ok(())
     }
 
+    /// The collective of an exchange of those that may be ahead of their place, and where its
+    /// numbers are.
+    fn ahead(&self, number: usize) -> Option<(&'a Exchange, Collective<'a>, u64)> {
+        let (program, plan) = (self.program, self.plan);
+        let exchange = self.ahead.list.get(number)?;
+        let launch = program.launches.get(exchange.launch)?;
+        let values: Vec<Value> = launch.operands.iter().map(|place| place.at(&exchange.variables)).collect();
+        let collective = Collective::of(plan.kernel(launch.kernel))?.with(&values);
+        Some((exchange, collective, values.first().map_or(0, Value::at)))
+    }
+
     /// Begins an exchange, of those that may be ahead of their place.
     fn begin(&mut self, number: usize) -> Result<(), DeviceError> {
+        let Some((exchange, collective, at)) = self.ahead(number) else { return Ok(()) };
+        if let Some(staged) = self.staged.as_mut() {
+            self.jobs[number] = Some(0);
+            return staged.begin(self.backend, (number, exchange), (collective, at));
+        }
         let Some(overlap) = self.overlap.as_mut() else { return Ok(()) };
-        let Some(exchange) = self.ahead.list.get(number) else { return Ok(()) };
         if let Some(job) = exchange.over.and_then(|before| self.jobs[before]) {
             overlap.until(job, self.backend)?;
         }
-        let launch = &self.program.launches[exchange.launch];
-        let values: Vec<Value> = launch.operands.iter().map(|place| place.at(&exchange.variables)).collect();
-        let collective = Collective::of(self.plan.kernel(launch.kernel)).map(|c| c.with(&values));
-        if let Some(collective) = collective {
-            let job = collective.job(self.backend, values.first().map_or(0, Value::at))?;
-            self.jobs[number] = Some(overlap.begin(job, exchange.waits));
-        }
+        let job = collective.job(self.backend, at)?;
+        self.jobs[number] = Some(overlap.begin(job, exchange.waits));
         Ok(())
     }
 
@@ -465,14 +481,23 @@ impl<B: Backend> Run<'_, B> {
     fn come_to(&mut self) -> Result<(), DeviceError> {
         let number = self.come;
         self.come += 1;
-        let Some(exchange) = self.ahead.list.get(number) else { return Ok(()) };
+        let Some((exchange, collective, at)) = self.ahead(number) else { return Ok(()) };
         if self.jobs[number].is_none() {
             self.begin(number)?;
         }
-        if let (true, Some(job), Some(overlap)) = (exchange.waits, self.jobs[number], self.overlap.as_mut()) {
-            overlap.take(job, self.backend)?;
+        match (exchange.waits, self.jobs[number], self.staged.as_mut(), self.overlap.as_mut()) {
+            (true, Some(_), Some(staged), _) => {
+                staged.take(self.backend, (number, exchange), (collective, at))?;
+            }
+            (true, Some(job), None, Some(overlap)) => overlap.take(job, self.backend)?,
+            _ => {}
         }
         exchange.then.iter().try_for_each(|&next| self.begin(next))
+    }
+
+    /// Ends what a device has under way by itself.
+    fn end(&mut self) -> Result<(), DeviceError> {
+        self.staged.as_mut().map_or(Ok(()), |staged| staged.end(self.backend))
     }
 
     fn steps(&mut self, steps: &[Walk]) -> Result<(), DeviceError> {
@@ -675,6 +700,7 @@ impl<B: Backend> Session for Executor<B> {
         let measured = instrument != Instrument::default();
         let by_launch =
             program.launches.iter().filter(|_| measured).map(|l| LaunchStats::of(&l.origin, l.kernel));
+        let first = self.backend.room();
         let mut run = Run {
             stats: RunStats { by_launch: by_launch.collect(), ..RunStats::default() },
             backend: &mut self.backend,
@@ -688,6 +714,7 @@ impl<B: Backend> Session for Executor<B> {
             ahead: &self.ahead[number],
             come: 0,
             jobs: vec![None; self.ahead[number].list.len()],
+            staged: self.room.map(|room| Staged::new(&room, first, self.ahead[number].list.len())),
             instrument,
             synchronous: !B::SYNCHRONOUS && std::env::var_os("DREAMC_SYNCHRONOUS").is_some_and(|v| v != "0"),
             variables: vec![0; program.variables],
@@ -695,7 +722,7 @@ impl<B: Backend> Session for Executor<B> {
             recorder: None,
             done: 0,
         };
-        let ran = run.all(&mut self.recordings[number], self.graphs);
+        let ran = run.all(&mut self.recordings[number], self.graphs).and_then(|()| run.end());
         // Also where a launch failed: the other ranks wait for the sums that were begun.
         let joined = run.join();
         ran.and(joined)?;

@@ -25,6 +25,7 @@ mod executor;
 pub mod machine;
 pub mod poison;
 mod rows;
+mod staged;
 
 pub use crate::group::Group;
 pub use backend::*;

@@ -272,80 +272,177 @@ impl Going {
     }
 }
 
-/// Brings the rows of a turn to the owners of their experts, by devices that pass bytes to one
-/// another: first how many, then the rows.
-pub(crate) fn pass_away<B: Backend>(sent: &Sent, moved: Moved, backend: &mut B) -> Result<(), DeviceError> {
-    let [x, counts, rows, begins] = moved.places;
-    let turn = turn(sent.owners, (sent.slots, sent.width), &moved);
-    let (own, row) = (turn.owners.own(), turn.row);
-    let size = 4 * (own + 1);
-    let first;
-    if turn.is_source() {
-        let offsets = turn.own_offsets(backend, counts)?;
-        let list: Vec<Pass> =
-            turn.others().map(|(member, rank)| Pass::to(rank, counts + 4 * member * own, size)).collect();
-        pass(backend, &list)?;
-        let all = of_all(&offsets, &turn.owners, turn.slots).unwrap_or_default();
-        let of = |member| of_member(&all, &turn.owners, member);
-        let mut list: Vec<Pass> = turn
-            .others()
-            .map(|(member, rank)| Pass::to(rank, x + of(member).start * row, length(&of(member)) * row))
-            .collect();
-        let kept = of(turn.owners.member());
-        list.push(Pass::to(turn.rank(), x + kept.start * row, length(&kept) * row));
-        list.push(Pass::of(turn.rank(), rows, length(&kept) * row));
-        pass(backend, &list)?;
-        let own = (turn.owners.member() * own) as usize..;
-        first = all.get(own).unwrap_or_default().to_vec();
-    } else {
-        pass(backend, &[Pass::of(turn.rank(), begins, size)])?;
-        let mut all = vec![0u8; size as usize];
-        backend.read(begins, &mut all)?;
-        first = offsets(&all, own + 1, turn.slots).ok_or_else(unsorted)?;
-        let count = first.last().copied().unwrap_or(0) - first.first().copied().unwrap_or(0);
-        pass(backend, &[Pass::of(turn.rank(), rows, count * row)])?;
-    }
-    let of_own = first.iter().take(own as usize + 1).map(|offset| (offset - first[0]) as i32);
-    let of_own: Vec<i32> = of_own.collect();
-    backend.write(begins, bytemuck::cast_slice(&of_own))
+/// Rows of each expert that every member has in a loop of turns, for devices that pass bytes to one
+/// another. Ranks learn it once for all turns, so that no turn waits for the host.
+pub(crate) struct Tables {
+    /// Where the first table is in the memory of the backend, bytes of each, and how many there may
+    /// be.
+    first: u64,
+    bytes: u64,
+    most: u64,
+    /// By the place of a rank's own offsets: those of every member, its own of all experts and
+    /// those of others of this rank's.
+    known: Vec<(u64, Vec<Vec<u64>>)>,
 }
 
-/// Brings the rows of a turn back, by the devices.
-pub(crate) fn pass_back<B: Backend>(
-    returned: &Returned,
+impl Tables {
+    pub(crate) fn new(first: u64, bytes: u64, most: u64) -> Self {
+        Tables { first, bytes, most, known: vec![] }
+    }
+
+    /// Bytes of a table: of each member where the rows of this rank's experts begin.
+    pub(crate) fn bytes(owners: &Owners) -> u64 {
+        owners.team * Tables::line(owners)
+    }
+
+    fn line(owners: &Owners) -> u64 {
+        size_of::<i32>() as u64 * (owners.own() + 1)
+    }
+
+    /// Another loop begins.
+    pub(crate) fn forget(&mut self) {
+        self.known.clear();
+    }
+
+    /// Where the table is that has the offsets at a place, and what every member has; the members
+    /// exchange them where nobody has asked so far.
+    fn of<B: Backend>(
+        &mut self,
+        turn: &Turn,
+        counts: u64,
+        backend: &mut B,
+    ) -> Result<(u64, &[Vec<u64>]), DeviceError> {
+        let number = self.known.iter().position(|(place, _)| *place == counts).unwrap_or(self.known.len());
+        let at = self.first + number as u64 * self.bytes;
+        if number == self.known.len() {
+            if number as u64 >= self.most {
+                return Err(refused("a loop of turns has more groupings than its plan".into()).into());
+            }
+            let lines = exchange_offsets(turn, counts, at, backend)?;
+            self.known.push((counts, lines));
+        }
+        Ok((at, self.known.get(number).map_or(&[], |(_, lines)| lines)))
+    }
+}
+
+/// Brings every member's offsets to the owners of the experts, and leaves a table of them, which
+/// count from 0 on in each line.
+fn exchange_offsets<B: Backend>(
+    turn: &Turn,
+    counts: u64,
+    table: u64,
+    backend: &mut B,
+) -> Result<Vec<Vec<u64>>, DeviceError> {
+    let (owners, size) = (turn.owners, Tables::line(&turn.owners));
+    let own = turn.own_offsets(backend, counts)?;
+    let own = of_all(&own, &owners, turn.slots).ok_or_else(unsorted)?;
+    let gives = |(member, rank)| Pass::to(rank, counts + 4 * member * owners.own(), size);
+    let takes = |(member, rank)| Pass::of(rank, table + member * size, size);
+    let list: Vec<Pass> = turn.others().map(gives).chain(turn.others().map(takes)).collect();
+    pass(backend, &list)?;
+    backend.until(backend.begun())?;
+    let mut bytes = vec![0u8; Tables::bytes(&owners) as usize];
+    backend.read(table, &mut bytes)?;
+    let (mut lines, mut begins) = (vec![], vec![]);
+    for (member, line) in (0..owners.team).zip(bytes.chunks(size as usize)) {
+        let found = match member == owners.member() {
+            true => own.clone(),
+            false => offsets(line, owners.own() + 1, turn.slots).ok_or_else(unsorted)?,
+        };
+        let first = if member == owners.member() { (member * owners.own()) as usize } else { 0 };
+        let of_own = &found[first..=first + owners.own() as usize];
+        begins.extend(of_own.iter().map(|offset| (offset - of_own[0]) as i32));
+        lines.push(found);
+    }
+    backend.write(table, bytemuck::cast_slice(&begins))?;
+    Ok(lines)
+}
+
+impl Turn {
+    /// Rows that this rank has of its own experts in the turn, by what every member has.
+    fn own_rows(&self, lines: &[Vec<u64>]) -> Range<u64> {
+        let line = lines.get(self.source as usize).map_or(&[][..], Vec::as_slice);
+        match self.is_source() {
+            true => of_member(line, &self.owners, self.owners.member()),
+            false => line.first().copied().unwrap_or(0)..line.last().copied().unwrap_or(0),
+        }
+    }
+
+    /// The rows of the source of the turn for each other member, by its own offsets.
+    fn parts(&self, lines: &[Vec<u64>]) -> Vec<(u64, Range<u64>)> {
+        let line = lines.get(self.source as usize).map_or(&[][..], Vec::as_slice);
+        self.others().map(|(member, rank)| (rank, of_member(line, &self.owners, member))).collect()
+    }
+}
+
+/// Begins to bring the rows of a turn to the owners of their experts, each to a slot.
+pub(crate) fn send<B: Backend>(
+    sent: &Sent,
     moved: Moved,
+    slot: u64,
+    tables: &mut Tables,
     backend: &mut B,
 ) -> Result<(), DeviceError> {
-    let [rows, counts, begins, y] = moved.places;
-    let turn = turn(returned.owners, (returned.slots, returned.width), &moved);
-    let row = turn.row;
-    let count = turn.come(backend, begins)?;
+    let [x, counts, ..] = moved.places;
+    let turn = turn(sent.owners, (sent.slots, sent.width), &moved);
+    let (_, lines) = tables.of(&turn, counts, backend)?;
+    let (own, row) = (turn.own_rows(lines), turn.row);
     if !turn.is_source() {
-        return pass(backend, &[Pass::to(turn.rank(), rows, count * row)]);
+        return pass(backend, &[Pass::of(turn.rank(), slot, length(&own) * row)]);
     }
-    let offsets = turn.own_offsets(backend, counts)?;
-    let all = of_all(&offsets, &turn.owners, turn.slots).unwrap_or_default();
-    let of = |member| of_member(&all, &turn.owners, member);
-    let mut list: Vec<Pass> = turn
-        .others()
-        .map(|(member, rank)| Pass::of(rank, y + of(member).start * row, length(&of(member)) * row))
-        .collect();
-    let kept = of(turn.owners.member());
-    list.push(Pass::to(turn.rank(), rows, length(&kept) * row));
-    list.push(Pass::of(turn.rank(), y + kept.start * row, length(&kept) * row));
-    pass(backend, &list)?;
-    let used = all.last().copied().unwrap_or(0);
-    let zeros = vec![0u8; ((turn.slots - used) * row) as usize];
-    if zeros.is_empty() { Ok(()) } else { backend.write(y + used * row, &zeros) }
+    let to = |(rank, rows): (u64, Range<u64>)| Pass::to(rank, x + rows.start * row, length(&rows) * row);
+    pass(backend, &turn.parts(lines).into_iter().map(to).collect::<Vec<_>>())?;
+    backend.copy(x + own.start * row, slot, length(&own) * row)
 }
 
-/// Passes what there is to pass, and waits for it.
+/// Leaves rows of a turn that have come where launches read them.
+pub(crate) fn arrive<B: Backend>(
+    sent: &Sent,
+    moved: Moved,
+    slot: u64,
+    tables: &mut Tables,
+    backend: &mut B,
+) -> Result<(), DeviceError> {
+    let [_, counts, rows, begins] = moved.places;
+    let turn = turn(sent.owners, (sent.slots, sent.width), &moved);
+    let (table, lines) = tables.of(&turn, counts, backend)?;
+    let (own, size) = (turn.own_rows(lines), Tables::line(&turn.owners));
+    backend.copy(slot, rows, length(&own) * turn.row)?;
+    backend.copy(table + turn.source * size, begins, size)
+}
+
+/// Begins to bring results of a turn back to their slots.
+pub(crate) fn give_back<B: Backend>(
+    returned: &Returned,
+    moved: Moved,
+    slot: u64,
+    tables: &mut Tables,
+    backend: &mut B,
+) -> Result<(), DeviceError> {
+    let [rows, counts, _, y] = moved.places;
+    let turn = turn(returned.owners, (returned.slots, returned.width), &moved);
+    let (_, lines) = tables.of(&turn, counts, backend)?;
+    let (own, row) = (turn.own_rows(lines), turn.row);
+    let bytes = length(&own) * row;
+    if !turn.is_source() {
+        backend.copy(rows, slot, bytes)?;
+        return pass(backend, &[Pass::to(turn.rank(), slot, bytes)]);
+    }
+    let of = |(rank, rows): (u64, Range<u64>)| Pass::of(rank, y + rows.start * row, length(&rows) * row);
+    let used = lines.get(turn.source as usize).and_then(|line| line.last()).copied().unwrap_or(0);
+    pass(backend, &turn.parts(lines).into_iter().map(of).collect::<Vec<_>>())?;
+    backend.copy(rows, y + own.start * row, bytes)?;
+    // Slots of no expert become zero.
+    backend.zero(y + used * row, (turn.slots - used) * row)
+}
+
+/// Begins to pass what there is to pass.
 fn pass<B: Backend>(backend: &mut B, list: &[Pass]) -> Result<(), DeviceError> {
     let some: Vec<Pass> = list.iter().filter(|pass| pass.bytes > 0).copied().collect();
     if !some.is_empty() && !backend.pass(&some)? {
         return Err(refused("a device passes no bytes to other ranks any more".into()).into());
     }
-    backend.joined().map(drop)
+    Ok(())
 }
 
 /// Sums numbers over the ranks that own the same experts: each adds an equal part of them.

@@ -187,6 +187,42 @@ pub(crate) trait Backend: Send + 'static {
         Ok(0.0)
     }
 
+    /// Where the [room](crate::device::staged::Room) of exchanges under way begins, in bytes from
+    /// the arena's beginning; asked for, as what follows, only where a device exchanges by itself.
+    fn room(&self) -> u64 {
+        0
+    }
+
+    /// The number of the exchange that was begun last.
+    fn begun(&self) -> u64 {
+        0
+    }
+
+    /// Launches and copies from now on come after the exchange of that number, and those before it;
+    /// the host goes on.
+    fn after(&mut self, number: u64) -> Result<(), DeviceError> {
+        let _ = number;
+        Ok(())
+    }
+
+    /// The host waits for the exchange of that number, and those before it.
+    fn until(&mut self, number: u64) -> Result<(), DeviceError> {
+        let _ = number;
+        Ok(())
+    }
+
+    /// Copies inside the memory of the arena and the room, after all launches before it.
+    fn copy(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), DeviceError> {
+        let _ = (from, to, bytes);
+        Err(exchanges_nothing())
+    }
+
+    /// Zeroes memory of the arena, after all launches before it.
+    fn zero(&mut self, at: u64, bytes: u64) -> Result<(), DeviceError> {
+        let _ = (at, bytes);
+        Err(exchanges_nothing())
+    }
+
     /// The work of the launch before, which was counted.
     fn work(&mut self, call: &Call) -> Result<Work, DeviceError>;
 
@@ -232,6 +268,10 @@ pub(crate) trait Backend: Send + 'static {
         let _ = code;
         None
     }
+}
+
+fn exchanges_nothing() -> DeviceError {
+    DeviceError::Driver { device: "this device".into(), message: "it exchanges nothing by itself".into() }
 }
 
 fn records_nothing() -> DeviceError {

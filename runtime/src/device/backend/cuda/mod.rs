@@ -21,6 +21,7 @@ use cudarc::driver::{DriverError, result, sys};
 use dreamc_compiler::codegen::{Argument, Language, Limits, Pass, Source, Turns};
 use dreamc_compiler::count::device::{self, DEVICES};
 use dreamc_compiler::program::Plan;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -547,11 +548,10 @@ struct Stream {
     library: Option<Library>,
     /// The library at work, from the first product on.
     products: Option<cublaslt::Handle>,
-    /// Even ones are marks of the clock, odd ones the work that exchanges with other ranks wait
-    /// for; made when they are first asked for.
+    /// Marks of the clock, made when they are first asked for.
     events: Vec<sys::CUevent>,
     /// NCCL, where all ranks of the group have it.
-    ranks: Option<nccl::Communicator>,
+    ranks: RefCell<Option<nccl::Communicator>>,
     recording: bool,
     /// Recorded after the work that is waited for.
     end: sys::CUevent,
@@ -576,7 +576,7 @@ impl Stream {
             library,
             products: None,
             events: vec![],
-            ranks: None,
+            ranks: RefCell::new(None),
             recording: false,
             end,
         })
@@ -605,9 +605,11 @@ impl Stream {
             .map_err(|e| self.context.error("cuEventRecord", e))
     }
 
-    /// Waits for the stream, and no longer than a person would.
+    /// Waits for the stream, and no longer than a person would. Exchanges that its work comes after
+    /// are waited for first, by the communicator, which listens to the other ranks.
     fn wait(&self) -> Result<(), DeviceError> {
         self.context.enter()?;
+        self.ranks.borrow_mut().as_mut().map_or(Ok(()), nccl::Communicator::settle)?;
         self.record_event(self.end)?;
         let begun = Instant::now();
         // SAFETY: a live event that was recorded.
@@ -683,7 +685,7 @@ impl Drop for Stream {
         // SAFETY: made by this session in this context and freed once, after the stream has come to
         // its end. There is no one to tell of a failure.
         unsafe {
-            self.ranks = None;
+            *self.ranks.get_mut() = None;
             let _ = result::stream::synchronize(self.stream);
             self.products = None;
             for &event in self.events.iter().chain([&self.end]) {
@@ -812,35 +814,58 @@ impl Gpu for Stream {
     }
 
     fn join(&mut self, group: &Group) -> Result<(), DeviceError> {
-        self.ranks = nccl::Communicator::meet(&self.context, group)?;
+        *self.ranks.get_mut() = nccl::Communicator::meet(&self.context, group)?;
         Ok(())
     }
 
     fn exchange(&mut self, list: Vec<Exchange>) -> Result<bool, DeviceError> {
-        let Some(pending) = self.ranks.as_ref().map(nccl::Communicator::pending) else { return Ok(false) };
-        if list.is_empty() {
-            return Ok(true);
+        let Some(ranks) = self.ranks.get_mut() else { return Ok(false) };
+        if !list.is_empty() {
+            self.context.enter()?;
+            ranks.begin(self.stream, list)?;
         }
-        self.context.enter()?;
-        let behind = self.event(2 * pending + 1)?;
-        self.record_event(behind)?;
-        self.ranks.as_mut().map_or(Ok(()), |ranks| ranks.begin(behind, list))?;
         Ok(true)
     }
 
+    fn begun(&self) -> u64 {
+        self.ranks.borrow().as_ref().map_or(0, nccl::Communicator::begun)
+    }
+
+    fn after(&mut self, number: u64) -> Result<(), DeviceError> {
+        let Some(ranks) = self.ranks.get_mut() else { return Ok(()) };
+        self.context.enter()?;
+        ranks.after(number, self.stream)
+    }
+
+    fn until(&mut self, number: u64) -> Result<(), DeviceError> {
+        let Some(ranks) = self.ranks.get_mut() else { return Ok(()) };
+        self.context.enter()?;
+        ranks.until(number, self.stream)
+    }
+
     fn exchanged(&mut self) -> Result<f64, DeviceError> {
-        self.ranks.as_mut().map_or(Ok(0.0), nccl::Communicator::wait)
+        let Some(ranks) = self.ranks.get_mut() else { return Ok(0.0) };
+        self.context.enter()?;
+        ranks.wait(self.stream)
+    }
+
+    fn copy(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        // SAFETY: both ranges are inside the session's memory, by the check of the plan and the
+        // slots of exchanges, and apart.
+        unsafe { result::memcpy_dtod_async(to, from, bytes as usize, self.stream) }
+            .map_err(|e| self.context.error("cuMemcpyDtoDAsync", e))
     }
 
     fn mark(&mut self, number: usize) -> Result<bool, DeviceError> {
         self.context.enter()?;
-        let event = self.event(2 * number)?;
+        let event = self.event(number)?;
         self.record_event(event).map(|()| true)
     }
 
     fn between(&mut self, from: usize, to: usize) -> Result<f64, DeviceError> {
         self.context.enter()?;
-        let (begin, end) = (self.event(2 * from)?, self.event(2 * to)?);
+        let (begin, end) = (self.event(from)?, self.event(to)?);
         // The bindings have the call's second version, which drivers before CUDA 12.8 lack.
         type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
         let mut milliseconds = 0.0;

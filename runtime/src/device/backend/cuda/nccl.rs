@@ -7,9 +7,14 @@
 //! ends or hangs ends the others with its number.
 //!
 //! Calls of the library may block where another rank is gone, so a thread of its own makes them, on
-//! a stream of its own, after the work that was given before. It asks the library for asynchronous
-//! errors (`ncclCommGetAsyncError`) while it waits, and ends the communicator (`ncclCommAbort`)
-//! when it is asked to; the session meanwhile listens to the group.
+//! a stream of its own, after the work that was given before: an event of the session's stream says
+//! so. It asks the library for asynchronous errors (`ncclCommGetAsyncError`) while it waits, and
+//! ends the communicator (`ncclCommAbort`) when it is asked to; the session meanwhile listens to
+//! the group.
+//!
+//! Exchanges go on while the session's stream computes. Work that it gives after
+//! [`Communicator::after`] waits for an event that the exchange reaches, so that the host waits for
+//! nothing; where the host itself needs the result, or waits for the stream, it listens meanwhile.
 //!
 //! Calls, codes and rules are those of `nccl.h` (2.27) and NVIDIA's *NCCL*, sections "Creating a
 //! Communicator", "Group Calls", "In-place Operations", "Point-to-point communication" and "Fault
@@ -23,13 +28,13 @@ use crate::group::{Group, patience};
 use crate::nvrtc::search::{library_in, usual_places};
 use cudarc::driver::{DriverError, result, sys};
 use libloading::Library;
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -147,10 +152,25 @@ struct Shared<T>(T);
 // SAFETY: handles of NCCL and of the driver may be used from any thread, one at a time.
 unsafe impl<T> Send for Shared<T> {}
 
+/// Events of an exchange: the work before it is done, and it is.
+#[derive(Clone, Copy)]
+struct Events {
+    begins: sys::CUevent,
+    ends: sys::CUevent,
+}
+
 /// Exchanges to do together, after the work before an event.
 struct Job {
-    behind: Shared<sys::CUevent>,
+    events: Shared<Events>,
     list: Vec<Exchange>,
+}
+
+/// Words of the thread about a job.
+enum Answer {
+    /// The library has it, and its end is an event of the stream.
+    Given,
+    /// It is done, and took this number of seconds.
+    Done(f64),
 }
 
 /// A rank's way to the others.
@@ -159,14 +179,25 @@ pub(super) struct Communicator {
     group: Group,
     patience: Duration,
     jobs: Option<Sender<Job>>,
-    /// The seconds of each.
-    done: Receiver<Result<f64, String>>,
-    /// Jobs that are not done.
-    pending: usize,
+    answers: Receiver<Result<Answer, String>>,
+    /// Jobs that were begun, that the library has, that are done, and that the session's stream
+    /// comes after; the first is the beginning of the communicator.
+    begun: u64,
+    given: u64,
+    done: u64,
+    passed: u64,
+    /// Seconds of jobs that are done, since they were asked for last.
+    seconds: f64,
+    /// Events of the last jobs, those that are done and passed left out, and events for others.
+    events: VecDeque<Events>,
+    free: Vec<Events>,
     /// Asks the thread to end the communicator.
     abort: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }
+
+// SAFETY: events may be used from any thread whose current context is theirs.
+unsafe impl Send for Communicator {}
 
 impl Communicator {
     /// Meets the other ranks of a group; nothing where one of them has no NCCL, or several share a
@@ -200,7 +231,8 @@ impl Communicator {
         made.map_err(|why| context.refuses(why))?;
         let Ok(bytes) = <[u8; 128]>::try_from(bytes) else { return Ok(None) };
         let mut made = Communicator::start(nccl, context.clone(), group.clone(), UniqueId(bytes));
-        let began = made.wait();
+        let began = made.hear(|made| made.done > 0);
+        made.passed = 1;
         // Ranks that share a GPU are no group of NCCL's.
         let refused = matches!(began, Err(DeviceError::Driver { .. }));
         let all = group.gather(&[u8::from(refused)])?;
@@ -213,7 +245,7 @@ impl Communicator {
 
     fn start(nccl: &'static Nccl, context: Arc<Context>, group: Group, id: UniqueId) -> Self {
         let (jobs, todo) = channel();
-        let (answers, done) = channel();
+        let (answers, heard) = channel();
         let abort = Arc::new(AtomicBool::new(false));
         let place = (group.size() as i32, group.rank() as i32);
         let (own, asked) = (context.clone(), abort.clone());
@@ -223,50 +255,118 @@ impl Communicator {
                 Ok(at) => at,
                 Err(why) => return drop(answers.send(Err(why))),
             };
-            if answers.send(Ok(0.0)).is_err() {
-                return;
-            }
-            while let Ok(job) = todo.recv() {
-                let done = at.run(&job);
-                let last = done.is_err();
-                if answers.send(done).is_err() || last {
-                    return;
-                }
+            let begun = answers.send(Ok(Answer::Given)).and_then(|()| answers.send(Ok(Answer::Done(0.0))));
+            if begun.is_ok()
+                && let Err(why) = at.serve(&todo, &answers)
+            {
+                let _ = answers.send(Err(why));
             }
         };
         let thread = thread::Builder::new().name("nccl".into()).spawn(work).ok();
-        let patience = patience();
-        // The first answer is that of the beginning.
-        Communicator { context, group, patience, jobs: Some(jobs), done, pending: 1, abort, thread }
+        Communicator {
+            context,
+            group,
+            patience: patience(),
+            jobs: Some(jobs),
+            answers: heard,
+            begun: 1,
+            given: 0,
+            done: 0,
+            passed: 0,
+            seconds: 0.0,
+            events: VecDeque::new(),
+            free: vec![],
+            abort,
+            thread,
+        }
     }
 
-    /// Jobs that are not done.
-    pub(super) fn pending(&self) -> usize {
-        self.pending
+    /// The number of the exchange that was begun last.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun
     }
 
-    /// Begins to exchange, after the work before an event.
-    pub(super) fn begin(&mut self, behind: sys::CUevent, list: Vec<Exchange>) -> Result<(), DeviceError> {
-        let sent = self.jobs.as_ref().map(|jobs| jobs.send(Job { behind: Shared(behind), list }));
+    /// Begins to exchange, after the work of a stream so far.
+    pub(super) fn begin(&mut self, stream: sys::CUstream, list: Vec<Exchange>) -> Result<(), DeviceError> {
+        self.hear(|_| true)?;
+        let events = match self.free.pop() {
+            Some(events) => events,
+            None => Events { begins: self.event()?, ends: self.event()? },
+        };
+        self.events.push_back(events);
+        self.begun += 1;
+        // SAFETY: a live event and a live stream of the current context.
+        unsafe { result::event::record(events.begins, stream) }
+            .map_err(|e| self.context.error("cuEventRecord", e))?;
+        let sent = self.jobs.as_ref().map(|jobs| jobs.send(Job { events: Shared(events), list }));
         if !matches!(sent, Some(Ok(()))) {
             // The thread ended with its reason among the answers.
-            let why = self.done.try_iter().find_map(Result::err);
+            let why = self.answers.try_iter().find_map(Result::err);
             return Err(self.failed(why.unwrap_or_else(|| "its thread ended".into())));
         }
-        self.pending += 1;
         Ok(())
     }
 
+    fn event(&self) -> Result<sys::CUevent, DeviceError> {
+        result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+            .map_err(|e| self.context.error("cuEventCreate", e))
+    }
+
+    /// Work that is given to a stream from now on comes after that exchange, and those before it.
+    pub(super) fn after(&mut self, number: u64, stream: sys::CUstream) -> Result<(), DeviceError> {
+        if number <= self.passed {
+            return Ok(());
+        }
+        self.hear(|own| own.given >= number)?;
+        let first = self.begun - self.events.len() as u64 + 1;
+        if let Some(events) = self.events.get(number.saturating_sub(first) as usize) {
+            let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+            // SAFETY: a live stream, and a live event of the same context.
+            unsafe { result::stream::wait_event(stream, events.ends, flags) }
+                .map_err(|e| self.context.error("cuStreamWaitEvent", e))?;
+        }
+        self.passed = number;
+        self.reuse();
+        Ok(())
+    }
+
+    /// The host waits until that exchange is done, and those before it; the stream comes after it.
+    pub(super) fn until(&mut self, number: u64, stream: sys::CUstream) -> Result<(), DeviceError> {
+        self.hear(|own| own.done >= number)?;
+        self.after(number, stream)
+    }
+
+    /// Waits for all that the stream comes after: whoever waits for the stream then waits for no
+    /// other rank.
+    pub(super) fn settle(&mut self) -> Result<(), DeviceError> {
+        let passed = self.passed;
+        self.hear(|own| own.done >= passed)
+    }
+
     /// Waits until everything that was begun is done; gives the seconds of it.
-    pub(super) fn wait(&mut self) -> Result<f64, DeviceError> {
-        let (begun, mut all) = (Instant::now(), 0.0);
-        while self.pending > 0 {
-            match self.done.recv_timeout(LISTEN) {
-                Ok(Ok(seconds)) => {
-                    self.pending -= 1;
-                    all += seconds;
-                }
-                Ok(Err(why)) => return Err(self.failed(why)),
+    pub(super) fn wait(&mut self, stream: sys::CUstream) -> Result<f64, DeviceError> {
+        self.until(self.begun, stream)?;
+        Ok(std::mem::take(&mut self.seconds))
+    }
+
+    /// Events of jobs that are done and passed are for others.
+    fn reuse(&mut self) {
+        let (kept, last) = (self.begun - self.done.min(self.passed), self.events.len());
+        self.free.extend(self.events.drain(..last - last.min(kept as usize)));
+    }
+
+    /// Hears the thread, until that is enough.
+    fn hear(&mut self, enough: impl Fn(&Self) -> bool) -> Result<(), DeviceError> {
+        let begun = Instant::now();
+        loop {
+            while let Ok(answer) = self.answers.try_recv() {
+                self.heard(answer)?;
+            }
+            if enough(self) {
+                return Ok(());
+            }
+            match self.answers.recv_timeout(LISTEN) {
+                Ok(answer) => self.heard(answer)?,
                 Err(RecvTimeoutError::Disconnected) => return Err(self.failed("its thread ended".into())),
                 Err(RecvTimeoutError::Timeout) => {
                     if let Some(error) = self.group.failed() {
@@ -279,7 +379,19 @@ impl Communicator {
                 }
             }
         }
-        Ok(all)
+    }
+
+    fn heard(&mut self, answer: Result<Answer, String>) -> Result<(), DeviceError> {
+        match answer {
+            Ok(Answer::Given) => self.given += 1,
+            Ok(Answer::Done(seconds)) => {
+                self.done += 1;
+                self.seconds += seconds;
+                self.reuse();
+            }
+            Err(why) => return Err(self.failed(why)),
+        }
+        Ok(())
     }
 
     /// The library failed: another rank may be the reason, and say so.
@@ -322,16 +434,27 @@ impl Communicator {
                 thread::sleep(LOOK);
             }
         }
-        self.pending = 0;
+        self.done = self.begun;
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if self.pending > 0 {
+        let done = self.answers.try_iter().filter(|answer| matches!(answer, Ok(Answer::Done(_)))).count();
+        if self.done + (done as u64) < self.begun {
             self.abort.store(true, SeqCst);
         }
         self.end_softly();
+        // A thread that a call holds for good may still look at them.
+        if self.thread.is_none() && self.context.enter().is_ok() {
+            for events in self.events.iter().chain(&self.free) {
+                for event in [events.begins, events.ends] {
+                    // SAFETY: made by this communicator and let go of once, after its stream has
+                    // come to its end.
+                    let _ = unsafe { result::event::destroy(event) };
+                }
+            }
+        }
     }
 }
 
@@ -359,8 +482,8 @@ struct At {
     /// Communicators of ranks that are as far apart as a team's length, by that.
     apart: RefCell<BTreeMap<u64, Raw>>,
     stream: sys::CUstream,
-    /// After the work that was given last.
-    reached: sys::CUevent,
+    /// Whether all jobs are done.
+    ready: Cell<bool>,
     abort: Arc<AtomicBool>,
 }
 
@@ -380,46 +503,108 @@ impl At {
         let driver = |call: &str, error: DriverError| format!("{call}: {}", words(error));
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(|error| driver("cuStreamCreate", error))?;
-        let reached = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-            .map_err(|error| driver("cuEventCreate", error))?;
-        Ok(At { nccl, _context: context, raw, rank, apart: RefCell::default(), stream, reached, abort })
+        Ok(At {
+            nccl,
+            _context: context,
+            raw,
+            rank,
+            apart: RefCell::default(),
+            stream,
+            ready: Cell::new(true),
+            abort,
+        })
     }
 
-    /// Does a job to its end, or to the end of the communicator; gives its seconds since the work
-    /// before it was done.
-    fn run(&self, job: &Job) -> Result<f64, String> {
+    /// Gives jobs to the library as they come, and says when each is done.
+    fn serve(&self, todo: &Receiver<Job>, answers: &Sender<Result<Answer, String>>) -> Result<(), String> {
+        let mut under_way: VecDeque<Shared<Events>> = VecDeque::new();
+        // When the work before the first of them was done.
+        let mut since = None;
+        let mut open = true;
+        while open || !under_way.is_empty() {
+            let job = match under_way.is_empty() {
+                true => todo.recv().map_err(|_| TryRecvError::Disconnected),
+                false => todo.try_recv(),
+            };
+            match job {
+                Ok(job) => {
+                    // No work is under way where ranks make a communicator.
+                    while self.splits(&job.list) && !under_way.is_empty() {
+                        self.look(&mut under_way, &mut since, answers)?;
+                    }
+                    self.begin_job(&job)?;
+                    under_way.push_back(job.events);
+                    if answers.send(Ok(Answer::Given)).is_err() {
+                        return Ok(());
+                    }
+                }
+                Err(TryRecvError::Empty) => self.look(&mut under_way, &mut since, answers)?,
+                Err(TryRecvError::Disconnected) => {
+                    open = false;
+                    self.look(&mut under_way, &mut since, answers)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a job to the stream, between its events.
+    fn begin_job(&self, job: &Job) -> Result<(), String> {
         let driver = |call: &str, error: DriverError| format!("{call}: {}", words(error));
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        let Shared(events) = job.events;
+        self.ready.set(false);
         // SAFETY: a live stream, and an event that the session keeps until this is done.
-        unsafe { result::stream::wait_event(self.stream, job.behind.0, flags) }
+        unsafe { result::stream::wait_event(self.stream, events.begins, flags) }
             .map_err(|error| driver("cuStreamWaitEvent", error))?;
         self.give(&job.list)?;
         // SAFETY: a live event and a live stream of the context of this thread.
-        unsafe { result::event::record(self.reached, self.stream) }
-            .map_err(|error| driver("cuEventRecord", error))?;
-        let mut since = None;
-        loop {
-            if self.abort.load(SeqCst) {
-                return Err("another rank failed".into());
-            }
-            // SAFETY: a live event.
-            if since.is_none() && unsafe { result::event::query(job.behind.0) }.is_ok() {
-                since = Some(Instant::now());
-            }
-            for comm in self.all() {
-                let mut code = 0;
-                // SAFETY: a live communicator, and a place for the code.
-                let asked = unsafe { (self.nccl.calls.ncclCommGetAsyncError)(comm, &mut code) };
-                self.nccl.check("ncclCommGetAsyncError", asked)?;
-                self.nccl.check("a collective", code)?;
-            }
-            // SAFETY: a live event.
-            match unsafe { result::event::query(self.reached) } {
-                Ok(()) => return Ok(since.map_or(0.0, |since| since.elapsed().as_secs_f64())),
-                Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => thread::sleep(LOOK),
-                Err(error) => return Err(driver("cuEventQuery", error)),
-            }
+        unsafe { result::event::record(events.ends, self.stream) }
+            .map_err(|error| driver("cuEventRecord", error))
+    }
+
+    /// Looks after the jobs under way: says of the first that it is done, or rests.
+    fn look(
+        &self,
+        under_way: &mut VecDeque<Shared<Events>>,
+        since: &mut Option<Instant>,
+        answers: &Sender<Result<Answer, String>>,
+    ) -> Result<(), String> {
+        if self.abort.load(SeqCst) {
+            return Err("another rank failed".into());
         }
+        let Some(&Shared(first)) = under_way.front() else { return Ok(()) };
+        // SAFETY: a live event.
+        if since.is_none() && unsafe { result::event::query(first.begins) }.is_ok() {
+            *since = Some(Instant::now());
+        }
+        for comm in self.all() {
+            let mut code = 0;
+            // SAFETY: a live communicator, and a place for the code.
+            let asked = unsafe { (self.nccl.calls.ncclCommGetAsyncError)(comm, &mut code) };
+            self.nccl.check("ncclCommGetAsyncError", asked)?;
+            self.nccl.check("a collective", code)?;
+        }
+        // SAFETY: a live event.
+        match unsafe { result::event::query(first.ends) } {
+            Ok(()) => {
+                under_way.pop_front();
+                self.ready.set(under_way.is_empty());
+                let seconds = since.take().map_or(0.0, |since| since.elapsed().as_secs_f64());
+                // A session that is gone hears nothing.
+                let _ = answers.send(Ok(Answer::Done(seconds)));
+            }
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => thread::sleep(LOOK),
+            Err(error) => return Err(format!("cuEventQuery: {}", words(error))),
+        }
+        Ok(())
+    }
+
+    /// Whether a list needs a communicator that is not made yet.
+    fn splits(&self, list: &[Exchange]) -> bool {
+        let apart = self.apart.borrow();
+        list.iter()
+            .any(|exchange| matches!(exchange.what, Exchanged::SumAmong(team) if !apart.contains_key(&team)))
     }
 
     /// The communicators, that of all ranks last.
@@ -428,7 +613,7 @@ impl At {
     }
 
     /// The communicator of the ranks that are so far apart, which all ranks make when they first
-    /// need it; no other work of theirs is under way then.
+    /// need it; no other work of theirs is under way then ([`At::splits`]).
     fn among(&self, team: u64) -> Result<Raw, String> {
         if let Some(comm) = self.apart.borrow().get(&team) {
             return Ok(*comm);
@@ -490,7 +675,7 @@ impl Drop for At {
     fn drop(&mut self) {
         // SAFETY: made by this thread and let go of once. There is no one to tell of a failure.
         unsafe {
-            let ready = result::event::query(self.reached).is_ok();
+            let ready = self.ready.get();
             for comm in self.all() {
                 let mut code = 0;
                 let asked = (self.nccl.calls.ncclCommGetAsyncError)(comm, &mut code);
@@ -501,7 +686,6 @@ impl Drop for At {
                 }
             }
             let _ = result::stream::synchronize(self.stream);
-            let _ = result::event::destroy(self.reached);
             let _ = result::stream::destroy(self.stream);
         }
     }

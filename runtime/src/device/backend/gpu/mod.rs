@@ -26,6 +26,7 @@ mod tests;
 use super::{Backend, Call, Pass, Value, Work};
 use crate::device::exchange::Collective;
 use crate::device::executor::{self, Listed, Place, Program};
+use crate::device::staged::Room;
 use crate::device::{Choice, DeviceError, Group, Session};
 use crate::mapped::Mapped;
 use crate::notice::notice;
@@ -140,6 +141,30 @@ pub(crate) trait Gpu: Send + 'static {
     /// were done.
     fn exchanged(&mut self) -> Result<f64, DeviceError> {
         Ok(0.0)
+    }
+
+    /// The number of the exchange that was begun last.
+    fn begun(&self) -> u64 {
+        0
+    }
+
+    /// Work that is given from now on comes after the exchange of that number, and those before it;
+    /// the host goes on.
+    fn after(&mut self, number: u64) -> Result<(), DeviceError> {
+        let _ = number;
+        Ok(())
+    }
+
+    /// The host waits for the exchange of that number, and those before it.
+    fn until(&mut self, number: u64) -> Result<(), DeviceError> {
+        let _ = number;
+        Ok(())
+    }
+
+    /// Copies inside the device's memory, after all launches before it.
+    fn copy(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), DeviceError> {
+        let _ = (from, to, bytes);
+        Err(no_library(self))
     }
 
     /// The library of products that may be used. The methods that follow are called only where
@@ -418,8 +443,11 @@ pub(crate) fn scratch_bytes(
 ) -> Result<u64, DeviceError> {
     let launches = launches(plan, &executor::list(plan)?, compiler.texts());
     let sources = Sources::new(device, &launches, &Trust::default())?;
-    Ok(sources.scratch(&launches, library) + STATUS_BYTES)
+    Ok(sources.scratch(&launches, library) + STATUS_BYTES + Room::of(plan).bytes())
 }
+
+/// The room after an arena begins at a multiple of this number of bytes, as tensors do.
+const ALIGN: u64 = 256;
 
 /// The status word's allocation, and what it holds where nothing was reported.
 const STATUS_BYTES: u64 = 4;
@@ -476,6 +504,8 @@ struct Loaded<G: Gpu> {
     sources: Vec<Source>,
     memory: Memory,
     scratch_bytes: u64,
+    /// Where numbers of exchanges under way are, after the arena.
+    room: std::ops::Range<u64>,
 }
 
 /// Addresses of what a session has on a GPU.
@@ -522,15 +552,19 @@ impl<G: Gpu> Generated<G> {
         let launches = launches(plan, programs, variant);
         let sources = Sources::new(gpu.name(), &launches, trust)?;
         let scratch_bytes = sources.scratch(&launches, gpu.library());
+        // Where GPUs exchange, what is under way is in their memory.
+        let first = plan.arena.next_multiple_of(ALIGN);
+        let room = first..first + if gpu.exchange(vec![])? { Room::of(plan).bytes() } else { 0 };
+        let arena = if room.is_empty() { plan.arena } else { room.end };
         // Memory first: what does not fit is known before anything is compiled.
         if let Some(free) = gpu.free()? {
-            let pages = [plan.arena, plan.mapped, scratch_bytes, STATUS_BYTES]
-                .map(|b| b.max(1).next_multiple_of(G::PAGE));
+            let pages =
+                [arena, plan.mapped, scratch_bytes, STATUS_BYTES].map(|b| b.max(1).next_multiple_of(G::PAGE));
             let needed = pages.iter().sum::<u64>() + G::RESERVE;
-            let beside = (scratch_bytes + STATUS_BYTES, plan.mapped);
+            let beside = (scratch_bytes + STATUS_BYTES + room.end - room.start, plan.mapped);
             super::room::check(gpu.name(), plan, beside, needed, free)?;
         }
-        let arena = gpu.allocate(plan.arena, "arena")?;
+        let arena = gpu.allocate(arena, "arena")?;
         let mapped = if plan.mapped > 0 { gpu.allocate(plan.mapped, "packed weights")? } else { 0 };
         let scratch = gpu.allocate_scratch(scratch_bytes)?;
         let status = gpu.allocate(STATUS_BYTES, "status word")?;
@@ -559,7 +593,7 @@ impl<G: Gpu> Generated<G> {
         }
         let sources = sources.list;
         let memory = Memory { arena, mapped, scratch, status };
-        let loaded = Loaded { gpu, modules, texts, sources, memory, scratch_bytes };
+        let loaded = Loaded { gpu, modules, texts, sources, memory, scratch_bytes, room };
         Ok((Generated { products: products.map_or(vec![], |p| p.list), loaded, executed: 0 }, codes))
     }
 }
@@ -676,7 +710,12 @@ impl<G: Gpu> Backend for Generated<G> {
     const COPIES: bool = true;
 
     fn scratch_bytes(&self) -> u64 {
-        self.loaded.scratch_bytes + STATUS_BYTES
+        let room = &self.loaded.room;
+        self.loaded.scratch_bytes + STATUS_BYTES + room.end - room.start
+    }
+
+    fn room(&self) -> u64 {
+        self.loaded.room.start
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -758,6 +797,27 @@ impl<G: Gpu> Backend for Generated<G> {
 
     fn joined(&mut self) -> Result<f64, DeviceError> {
         self.loaded.gpu.exchanged()
+    }
+
+    fn begun(&self) -> u64 {
+        self.loaded.gpu.begun()
+    }
+
+    fn after(&mut self, number: u64) -> Result<(), DeviceError> {
+        self.loaded.gpu.after(number)
+    }
+
+    fn until(&mut self, number: u64) -> Result<(), DeviceError> {
+        self.loaded.gpu.until(number)
+    }
+
+    fn copy(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), DeviceError> {
+        let arena = self.loaded.memory.arena;
+        if bytes == 0 { Ok(()) } else { self.loaded.gpu.copy(arena + from, arena + to, bytes) }
+    }
+
+    fn zero(&mut self, at: u64, bytes: u64) -> Result<(), DeviceError> {
+        if bytes == 0 { Ok(()) } else { self.loaded.gpu.zero(self.loaded.memory.arena + at, bytes) }
     }
 
     fn work(&mut self, call: &Call) -> Result<Work, DeviceError> {
