@@ -2,7 +2,8 @@
 //!
 //! *In*: a plan, seconds of each launch of its lists, micro-batches of a rank, a mesh. *Out*:
 //! [`Work`], loops unrolled. *Promise*: exchanges are the collectives of the plan, where the
-//! executor begins them; the last micro-batch is [`LAST`] where gradients are summed during it.
+//! executor begins them and waits for them; the last micro-batch is [`LAST`] where gradients are
+//! summed during it.
 
 use crate::exchange::{Exchange, Mesh, Rows, What};
 use crate::machine::Way;
@@ -11,7 +12,7 @@ use dreamc_compiler::ahead::{self, Ahead, ahead};
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::program::kernel::{Pooled, Returned, Sent};
 use dreamc_compiler::program::{Kernel, Launch, Operand, Owners, Parts, Plan, Step};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Bytes that each rank brings to the pool of a step: losses, work, wishes to stop, its own time.
@@ -71,9 +72,8 @@ pub fn forward(plan: &Plan, prices: &Prices, share: f64) -> Vec<Work> {
 fn program(plan: &Plan, prices: &Prices, mesh: Option<&Mesh>, name: &str, work: &mut Vec<Work>) {
     let Some(program) = plan.programs.get(name) else { return };
     let prices = prices.get(name).map_or(&[][..], Vec::as_slice);
-    // Where GPUs exchange by themselves, they do so where exchanges stand.
     let by_host = mesh.is_some_and(|mesh| mesh.machine.way == Way::Star);
-    let ahead = if by_host { ahead(plan, program) } else { Ahead::default() };
+    let ahead = if mesh.is_some() { ahead(plan, program) } else { Ahead::default() };
     let launches = if ahead.list.is_empty() { vec![] } else { listed(&program.steps) };
     let jobs = vec![None; ahead.list.len()];
     let (variables, copy) = (vec![0; program.variables as usize], mesh.map_or(f64::MAX, |m| m.machine.copy));
@@ -89,11 +89,13 @@ fn program(plan: &Plan, prices: &Prices, mesh: Option<&Mesh>, name: &str, work: 
         come: 0,
         jobs,
         begun: 0,
+        sums: VecDeque::new(),
     };
     for &number in &ahead.first {
         walk.begin(number);
     }
     walk.steps(&program.steps, &mut 0);
+    walk.end_sums(usize::MAX);
     work.push(Work::Join);
 }
 
@@ -104,7 +106,7 @@ struct Walk<'a> {
     copy: f64,
     variables: Vec<u64>,
     work: &'a mut Vec<Work>,
-    /// Whether hosts exchange, ahead of the use in this order.
+    /// Whether hosts exchange.
     by_host: bool,
     ahead: &'a Ahead,
     /// The launches of the list.
@@ -113,6 +115,9 @@ struct Walk<'a> {
     come: usize,
     jobs: Vec<Option<usize>>,
     begun: usize,
+    /// Sums of GPUs under way: a host adds its rank's part when one is over; the seconds that this
+    /// takes.
+    sums: VecDeque<(usize, f64)>,
 }
 
 impl Walk<'_> {
@@ -149,30 +154,46 @@ impl Walk<'_> {
             return self.come_to();
         }
         self.begun += 1;
-        let own = match (self.plan.kernel(launch.kernel), &exchange.what) {
-            // A rank adds the sum of its part by its host.
-            (Kernel::Scattered(scattered), What::Scatter { lengths }) if !self.by_host => {
-                lengths.get(scattered.parts.rank as usize).copied()
-            }
-            _ => None,
-        };
         let exchange = Arc::new(exchange);
         self.work.push(if overlaps { Work::Begin(exchange) } else { Work::Wait(exchange) });
-        if let Some(own) = own {
-            self.work.push(Work::Launch((3 * 4 * own) as f64 / self.copy));
-        }
     }
 
     /// Begins an exchange, of those that may be ahead of their place.
     fn begin(&mut self, number: usize) {
         let of = &self.ahead.list[number];
-        if let Some(job) = of.over.and_then(|before| self.jobs[before]) {
-            self.work.push(Work::Until(self.begun - 1 - job));
+        let kernel = self.plan.kernel(self.launches[of.launch].kernel);
+        match (kernel, of.over) {
+            (Kernel::Scattered(_), Some(before)) if !self.by_host => self.end_sums(before),
+            (_, Some(before)) => self.until(before),
+            (_, None) => {}
         }
         if let Some((exchange, _)) = self.exchange(self.launches[of.launch], &of.variables) {
+            if let (Kernel::Scattered(scattered), What::Scatter { lengths }, false) =
+                (kernel, &exchange.what, self.by_host)
+            {
+                let own = lengths.get(scattered.parts.rank as usize).copied().unwrap_or(0);
+                self.sums.push_back((number, (3 * 4 * own) as f64 / self.copy));
+            }
             self.work.push(Work::Begin(Arc::new(exchange)));
             self.jobs[number] = Some(self.begun);
             self.begun += 1;
+        }
+    }
+
+    /// Waits for an exchange that was begun.
+    fn until(&mut self, number: usize) {
+        if let Some(job) = self.jobs[number] {
+            self.work.push(Work::Until(self.begun - 1 - job));
+        }
+    }
+
+    /// Waits for sums up to an exchange; each rank's host adds its part.
+    fn end_sums(&mut self, last: usize) {
+        while self.sums.front().is_some_and(|(number, _)| *number <= last)
+            && let Some((number, seconds)) = self.sums.pop_front()
+        {
+            self.until(number);
+            self.work.push(Work::Launch(seconds));
         }
     }
 
@@ -184,8 +205,10 @@ impl Walk<'_> {
         if self.jobs[number].is_none() {
             self.begin(number);
         }
-        if let (true, Some(job)) = (of.waits, self.jobs[number]) {
-            self.work.push(Work::Until(self.begun - 1 - job));
+        match (of.waits, self.plan.kernel(self.launches[of.launch].kernel)) {
+            (true, Kernel::Scattered(_)) if !self.by_host => self.end_sums(number),
+            (true, _) => self.until(number),
+            (false, _) => {}
         }
         for &next in &of.then {
             self.begin(next);
