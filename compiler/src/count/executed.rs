@@ -15,7 +15,7 @@ use crate::op::attention::kernel::visible;
 use crate::op::kernel::{Amount, Units};
 use crate::program::{BufferId, Kernel, KernelKind, Launch, Operand, Plan, Space, Step};
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// Work of a program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -96,6 +96,42 @@ impl Masks<'_> {
     }
 }
 
+/// Loops in which ranks that share experts take turns: where the rows of each expert begin, which a
+/// turn brings, and the ranks of a team.
+#[derive(Clone, Debug, Default)]
+pub struct Turns(HashMap<BufferId, u64>);
+
+impl Turns {
+    /// Those of a plan.
+    pub fn of(plan: &Plan) -> Self {
+        let mut all = HashMap::new();
+        for program in plan.programs.values() {
+            for launch in listed(&program.steps) {
+                if let Kernel::Sent(sent) = plan.kernel(launch.kernel)
+                    && let Some((begins, _)) = place(launch.operands.get(BEGINS))
+                {
+                    all.insert(begins, sent.owners.team);
+                }
+            }
+        }
+        Turns(all)
+    }
+
+    /// Extents of a grouped matmul in a turn, where experts are as often chosen as one another: of
+    /// the slots of a rank those that choose experts of this one. Other launches stay open.
+    pub fn even(&self, plan: &Plan, launch: &Launch) -> Extents {
+        let Units::Slots { offsets, slots, .. } = plan.kernel(launch.kernel).work().units else {
+            return Extents::default();
+        };
+        let team = place(launch.operands.get(offsets)).and_then(|(begins, _)| self.0.get(&begins));
+        Extents { slots: team.map(|team| slots.div_ceil((*team).max(1))), ..Extents::default() }
+    }
+}
+
+/// The operand of [`Sent`](crate::program::kernel::Sent) that says where the rows of each expert
+/// begin.
+const BEGINS: usize = 3;
+
 /// Base address of a tensor, whatever the loops.
 type Place = (BufferId, u64);
 
@@ -106,22 +142,25 @@ fn place(operand: Option<&Operand>) -> Option<Place> {
     }
 }
 
-/// Offsets of groupings that leave choices out: those of routers with no-op experts.
+/// The launches of a list, loops once.
+fn listed<'p>(steps: &'p [Step]) -> Vec<&'p Launch> {
+    let of = |step: &'p Step| match step {
+        Step::Launch(launch) => vec![launch],
+        Step::Loop { steps, .. } => listed(steps),
+    };
+    steps.iter().flat_map(of).collect()
+}
+
+/// Offsets of groupings that leave slots out: those of routers with no-op experts, and of rows that
+/// another rank has for this one.
 fn partial_offsets(plan: &Plan, steps: &[Step]) -> HashSet<Place> {
-    fn walk<'a>(steps: &'a [Step], out: &mut Vec<&'a Launch>) {
-        for step in steps {
-            match step {
-                Step::Launch(l) => out.push(l),
-                Step::Loop { steps, .. } => walk(steps, out),
-            }
-        }
-    }
-    let mut launches = vec![];
-    walk(steps, &mut launches);
-    let mut candidates = std::collections::HashMap::new();
+    let mut candidates = HashMap::new();
     let mut partial = HashSet::new();
-    for l in launches {
+    for l in listed(steps) {
         let kernel = plan.kernel(l.kernel);
+        if let Kernel::Sent(_) = kernel {
+            partial.extend(place(l.operands.get(BEGINS)));
+        }
         let operand = |name: &str| {
             let at = kernel.signature().iter().position(|slot| slot.name == name)?;
             place(l.operands.get(at))

@@ -244,6 +244,11 @@ fn number(text: &str) -> Option<f64> {
 
 /// The code of a pass of a source, with its registers where they are known.
 pub fn read(source: &Source, pass: &Pass, registers: Option<u32>) -> Code {
+    read_part(source, pass, registers, 1.0)
+}
+
+/// The same of a launch that has this share of its slots, where it has slots.
+pub(super) fn read_part(source: &Source, pass: &Pass, registers: Option<u32>, share: f64) -> Code {
     let mut code = Code {
         grid: pass.grid.into(),
         block: pass.block,
@@ -252,7 +257,7 @@ pub fn read(source: &Source, pass: &Pass, registers: Option<u32>) -> Code {
         body: Body::Items,
     };
     let Some((bound, names, body)) = entry(&source.text, &pass.entry) else { return code };
-    let sizes: HashMap<&str, f64> = names
+    let mut sizes: HashMap<&str, f64> = names
         .iter()
         .zip(&pass.arguments)
         .filter_map(|(&name, argument)| match argument {
@@ -261,6 +266,9 @@ pub fn read(source: &Source, pass: &Pass, registers: Option<u32>) -> Code {
             _ => None,
         })
         .collect();
+    if let Some(slots) = sizes.get_mut("slots") {
+        *slots *= share;
+    }
     let most = (REGISTERS / (pass.block * bound).max(1) / 8 * 8).min(255);
     let called = template(body);
     let found = called.as_ref().and_then(|(name, list)| {

@@ -7,18 +7,20 @@
 //! once and written once; no expected time is less than the data sheet's. Exchanges of GPUs take
 //! what [`Network`] gives them.
 
-use super::machine::{Body, Code, Why, read};
+use super::machine::{Body, Code, Why, read_part};
 use super::{STATUS_BYTES, Sources, Trust, cache, launches};
 use crate::device::exchange::Collective;
+use crate::device::staged::Room;
 use crate::device::{DeviceError, executor};
 use dreamc_compiler::codegen::{Limits, Source, Variant};
 use dreamc_compiler::count::CountError;
 use dreamc_compiler::count::device::Device;
-use dreamc_compiler::count::executed::{Launched, executed};
+use dreamc_compiler::count::executed::{Launched, Turns, executed};
 use dreamc_compiler::count::network::Network;
 use dreamc_compiler::count::roofline::{Bound, Demand, Rates};
-use dreamc_compiler::ir::{DType, Extents};
-use dreamc_compiler::program::{KernelKind, Launch, Operand, Parts, Plan, Role, Step, Touches};
+use dreamc_compiler::ir::DType;
+use dreamc_compiler::op::kernel::Units;
+use dreamc_compiler::program::{Kernel, KernelKind, Launch, Operand, Parts, Plan, Role, Step, Touches};
 use dreamc_compiler::rewrite::Target;
 use std::collections::HashMap;
 use std::fmt;
@@ -127,8 +129,9 @@ pub fn prices_by_rates(
     rates: Rates,
     launch: f64,
 ) -> Result<HashMap<String, Vec<f64>>, TableError> {
+    let turns = Turns::of(plan);
     let of = |name: &String| -> Result<Vec<f64>, TableError> {
-        let counted = executed(plan, name, &|_| Extents::default())?;
+        let counted = executed(plan, name, &|launch| turns.even(plan, launch))?;
         let list = listed(&plan.programs[name].steps);
         let seconds = list.into_iter().zip(&counted.launches).map(|(own, counted)| {
             match Collective::of(plan.kernel(own.kernel)) {
@@ -160,18 +163,16 @@ fn each_line(
     let target = Target::of(device);
     let all = launches(plan, &executor::list(plan)?, variant(architecture, device));
     let sources = Sources::new("cuda", &all, &Trust::default())?;
-    let read: Vec<Vec<Code>> = sources
-        .list
-        .iter()
-        .map(|source| {
-            let counted = registers(source);
-            source.passes.iter().map(|p| read(source, p, counted.get(&p.entry).copied())).collect()
-        })
-        .collect();
+    let codes = |source: &Source, share: f64| -> Vec<Code> {
+        let counted = registers(source);
+        source.passes.iter().map(|p| read_part(source, p, counted.get(&p.entry).copied(), share)).collect()
+    };
+    let whole: Vec<Vec<Code>> = sources.list.iter().map(|source| codes(source, 1.0)).collect();
+    let turns = Turns::of(plan);
     let mut variants = all.iter();
     for (program, steps) in &plan.programs {
         let often = times(program);
-        let counted = executed(plan, program, &|_| Extents::default())?;
+        let counted = executed(plan, program, &|launch| turns.even(plan, launch))?;
         for (number, (launch, counted)) in listed(&steps.steps).into_iter().zip(&counted.launches).enumerate()
         {
             let Some(own) = variants.next() else { continue };
@@ -182,7 +183,10 @@ fn each_line(
             let name = plan.kernel(launch.kernel).to_string();
             let line = match (source, Collective::of(plan.kernel(launch.kernel))) {
                 (Some(number), _) => {
-                    let mut codes = read[number].clone();
+                    let mut codes = match share(plan.kernel(launch.kernel), counted) {
+                        share if share < 1.0 => codes(&sources.list[number], share),
+                        _ => whole[number].clone(),
+                    };
                     recode(&name, &mut codes);
                     let of = &sources.list[number];
                     of_launch(plan, launch, counted, often, (of, &codes), &target, device)
@@ -205,7 +209,8 @@ fn variant(architecture: &str, device: &Device) -> Variant {
 }
 
 /// Bytes outside the arena of a plan on a GPU that is not here: scratch, where products may be
-/// those of cuBLASLt as much as its documentation recommends, and the status word.
+/// those of cuBLASLt as much as its documentation recommends, the status word, and what ranks have
+/// under way.
 pub(crate) fn scratch_on_paper(
     plan: &Plan,
     architecture: &str,
@@ -213,7 +218,7 @@ pub(crate) fn scratch_on_paper(
 ) -> Result<u64, DeviceError> {
     let all = launches(plan, &executor::list(plan)?, variant(architecture, device));
     let sources = Sources::new(device.name, &all, &Trust::default())?;
-    Ok(sources.scratch(&all, None) + STATUS_BYTES)
+    Ok(sources.scratch(&all, None) + STATUS_BYTES + Room::of(plan).bytes())
 }
 
 /// The line of a collective, by the α–β model.
@@ -343,13 +348,32 @@ fn of_launch(
     }
 }
 
+/// The part of its slots that a launch multiplies.
+fn share(kernel: &Kernel, counted: &Launched) -> f64 {
+    let work = kernel.work();
+    let Units::Slots { slots, .. } = work.units else { return 1.0 };
+    let all = counted.times as f64 * slots as f64 * work.each.multiply_adds as f64;
+    if all > 0.0 { counted.multiply_adds as f64 / all } else { 1.0 }
+}
+
 /// Bytes of a launch's operands as far as it touches them.
 fn moved(plan: &Plan, launch: &Launch, counted: &Launched) -> f64 {
     let mut bytes = 0.0;
-    for (slot, operand) in plan.kernel(launch.kernel).signature().iter().zip(&launch.operands) {
+    let kernel = plan.kernel(launch.kernel);
+    let (share, slots) = match kernel.work().units {
+        Units::Slots { slots, .. } => (share(kernel, counted), slots),
+        _ => (1.0, 0),
+    };
+    for (slot, operand) in kernel.signature().iter().zip(&launch.operands) {
         let Operand::Tensor { buffer, .. } = operand else { continue };
         let all = slot.shape.iter().map(|&n| n as f64).product::<f64>();
         let elements = match slot.touches {
+            // Of rows that are read in order, those of slots that are used.
+            Touches::All
+                if slot.role == Role::Input && matches!(slot.shape[..], [rows, _] if rows == slots) =>
+            {
+                all * share
+            }
             Touches::All => all,
             Touches::AtMost(elements) => all.min(elements as f64),
             Touches::Share(of) => all * counted.multiply_adds as f64 / counted.times as f64 / of as f64,
