@@ -1,7 +1,8 @@
-//! SLURM on this machine: one node, whose daemons are children of the test.
+//! SLURM on this machine: a node or several, whose daemons are children of the test.
 //!
-//! In: the programs of `slurm-wlm` and `munge`. Out: a cluster that takes jobs. Promise: keys,
-//! ports, states and logs are the cluster's own, and its jobs and daemons end with it.
+//! In: the programs of `slurm-wlm` and `munge`. Out: a cluster that takes jobs; its nodes are
+//! daemons of this machine with ports of their own. Promise: keys, ports, states and logs are the
+//! cluster's own, and its jobs and daemons end with it.
 
 use crate::support::sandbox::texts;
 use dreamc_skip::skip;
@@ -19,10 +20,13 @@ use tempfile::TempDir;
 /// Within this daemons start, jobs begin, and a requeued job begins again.
 const SOON: Duration = Duration::from_secs(60);
 
-/// One cluster of one node.
+/// One cluster.
 pub struct Cluster {
     folder: TempDir,
     daemons: Vec<Child>,
+    /// Names of its nodes, and the program of their daemons.
+    nodes: Vec<String>,
+    slurmd: PathBuf,
 }
 
 /// The fields of a job by `scontrol show job`.
@@ -40,20 +44,24 @@ fn said(program: &str, arguments: &[&str]) -> String {
 }
 
 impl Cluster {
-    /// One that is up; nothing, and counted as skipped, where SLURM is not installed.
+    /// One of one node that is up; nothing, and counted as skipped, where SLURM is not installed.
     pub fn start() -> Option<Self> {
+        Cluster::of(vec![said("hostname", &["-s"])])
+    }
+
+    /// The same of nodes of these names.
+    pub fn of(nodes: Vec<String>) -> Option<Self> {
         let needed = ["munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel"];
         let Some(found) = needed.map(program).into_iter().collect::<Option<Vec<_>>>() else {
             skip("SLURM is not installed: `apt-get install slurm-wlm munge`");
             return None;
         };
         let folder = tempfile::tempdir().unwrap();
-        let mut cluster = Cluster { folder, daemons: vec![] };
+        let mut cluster = Cluster { folder, daemons: vec![], nodes, slurmd: found[2].clone() };
         // munged refuses a socket that others cannot reach.
         fs::set_permissions(cluster.path(""), Permissions::from_mode(0o755)).unwrap();
-        for name in ["states", "node"] {
-            fs::create_dir(cluster.path(name)).unwrap();
-        }
+        fs::create_dir(cluster.path("states")).unwrap();
+        cluster.nodes.iter().for_each(|node| fs::create_dir(cluster.path(&format!("node-{node}"))).unwrap());
         let mut key = [0; 128];
         File::open("/dev/urandom").unwrap().read_exact(&mut key).unwrap();
         fs::write(cluster.path("key"), key).unwrap();
@@ -71,22 +79,50 @@ impl Cluster {
         cluster.daemon(&found[0], &munge);
         cluster.until("munged has no socket", |c| c.path("munge").exists());
         cluster.daemon(&found[1], &["-D".into(), "-i".into()]);
-        cluster.daemon(&found[2], &["-D".into()]);
-        cluster.until("the node is not idle", |c| {
-            texts(&c.command("sinfo").args(["-h", "-o", "%T"]).output().unwrap()).0.contains("idle")
-        });
+        for number in 0..cluster.nodes.len() {
+            cluster.join(number);
+        }
         Some(cluster)
+    }
+
+    /// Starts the daemon of a node, and waits until the node takes jobs.
+    pub fn join(&mut self, number: usize) {
+        let (slurmd, node) = (self.slurmd.clone(), self.nodes[number].clone());
+        self.daemon(&slurmd, &["-D".into(), "-N".into(), node.clone()]);
+        self.until("a node is not idle", |c| {
+            texts(&c.command("sinfo").args(["-h", "-n", &node, "-o", "%T"]).output().unwrap()).0.trim()
+                == "idle"
+        });
+    }
+
+    /// Ends the daemon of the node that was started last, as a machine fails.
+    pub fn fail(&mut self) {
+        let mut daemon = self.daemons.pop().expect("a node was started");
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Two partitions of one node; jobs of `urgent` take it from those of `usual`.
+    /// Two partitions of all nodes; jobs of `urgent` take them from those of `usual`.
     fn configuration(&self) -> String {
-        let (node, user) = (said("hostname", &["-s"]), said("id", &["-un"]));
-        let ports = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [control, work] = ports.map(|listener| listener.local_addr().unwrap().port());
+        let (host, user) = (said("hostname", &["-s"]), said("id", &["-un"]));
+        let listeners: Vec<TcpListener> =
+            (0..=self.nodes.len()).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let mut ports = listeners.iter().map(|listener| listener.local_addr().unwrap().port());
+        let control = ports.next().unwrap();
+        let processors = (2 / self.nodes.len()).max(1);
+        let of = |(node, port): (&String, u16)| {
+            format!(
+                "NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={processors} State=UNKNOWN\n"
+            )
+        };
+        let lines: String = self.nodes.iter().zip(ports).map(of).collect();
+        let all = self.nodes.join(",");
+        // Soon enough for a test; a node by itself has SLURM's five minutes.
+        let patience = if self.nodes.len() > 1 { "SlurmdTimeout=5\n" } else { "" };
         // Ranks meet at a port by the number of their job, so that jobs of two clusters of a
         // machine need different ones.
         let first = 1 + u64::from(control) % 10_000 * 100;
@@ -94,18 +130,17 @@ impl Cluster {
         let home = home.display();
         format!(
             "ClusterName=dreamc
-SlurmctldHost={node}(127.0.0.1)
+SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={control}
-SlurmdPort={work}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 AuthInfo=socket={home}munge,cred_expire=5
 StateSaveLocation={home}states
-SlurmdSpoolDir={home}node
+SlurmdSpoolDir={home}node-%n
 SlurmctldPidFile={home}slurmctld.pid
-SlurmdPidFile={home}slurmd.pid
-MailProg=/bin/true
+SlurmdPidFile={home}slurmd.%n.pid
+{patience}MailProg=/bin/true
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 MpiDefault=none
@@ -119,16 +154,15 @@ PreemptMode=REQUEUE
 SchedulerParameters=sched_interval=1,bf_interval=1
 ReturnToService=2
 FirstJobId={first}
-NodeName={node} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
-PartitionName=usual Nodes={node} Default=YES PriorityTier=1
-PartitionName=urgent Nodes={node} PriorityTier=2
+{lines}PartitionName=usual Nodes={all} Default=YES PriorityTier=1
+PartitionName=urgent Nodes={all} PriorityTier=2
 "
         )
     }
 
     fn daemon(&mut self, program: &Path, arguments: &[String]) {
         let name = program.file_name().unwrap().to_string_lossy();
-        let log = File::create(self.path(&format!("{name}.out"))).unwrap();
+        let log = File::options().create(true).append(true).open(self.path(&format!("{name}.out"))).unwrap();
         let mut command = Command::new(program);
         command.args(arguments).env("SLURM_CONF", self.path("slurm.conf")).stdin(Stdio::null());
         command.stdout(log.try_clone().unwrap()).stderr(log);
@@ -184,8 +218,11 @@ PartitionName=urgent Nodes={node} PriorityTier=2
 
     /// Process of a rank of a job's first step, once it has begun.
     pub fn process(&self, job: &str, rank: u64) -> Option<String> {
-        let output = self.command("scontrol").args(["listpids", job]).output().unwrap();
-        let (out, _) = texts(&output);
+        let on = |node: &String| {
+            let output = self.command("scontrol").args(["listpids", job, node]).output().unwrap();
+            texts(&output).0
+        };
+        let out: String = self.nodes.iter().map(on).collect();
         let of = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
             [process, _, "0", _, number] if number == rank.to_string() => Some(process.to_string()),
             _ => None,

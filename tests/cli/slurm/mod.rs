@@ -1,5 +1,6 @@
 //! Jobs of SLURM, by the scripts of `docs/scaling.md`: they train what `dreamc launch` trains, go
-//! on after a rank is killed and after their node is taken, and share the runs of a comparison.
+//! on after a rank is killed, after their node is taken and after one of two nodes fails, and share
+//! the runs of a comparison.
 
 mod cluster;
 
@@ -160,6 +161,52 @@ fn a_job_whose_node_is_taken_leaves_a_checkpoint_and_goes_on_to_the_same_bits() 
         assert!(left.exists(), "{taken}: {step} steps, {log}");
         same(&s, taken, taken);
     }
+}
+
+/// A node that fails is one whose daemon is gone and whose rank stands still: the controller hears
+/// nothing of it for its time-out, requeues the job, and starts it when the node is back. The other
+/// rank may miss a sign of life before, and end the job, which then requeues itself.
+#[test]
+fn a_job_over_two_nodes_of_which_one_fails_is_requeued_and_goes_on_to_the_same_bits() {
+    let Some(mut cluster) = Cluster::of(["one", "two"].map(String::from).into()) else { return };
+    let s = sandbox();
+    whole(&s);
+    let over = ["--nodes=2", "--ntasks-per-node=1", "--export=ALL,MASTER_ADDR=127.0.0.1"];
+    for fails in [false, true] {
+        let folder = if fails { "fails" } else { "both" };
+        let job = submit(&cluster, &s, folder, &over);
+        if fails {
+            saved(&cluster, &s, folder, 50);
+            let rank = cluster.process(&job, 1).expect("the job has a second rank");
+            let still = [parent(&rank), rank];
+            still.iter().for_each(|process| signal("STOP", process));
+            cluster.fail();
+            cluster.reaches(&job, &["PENDING"], Duration::from_secs(120));
+            assert_eq!(cluster.job(&job)["Restarts"], "1");
+            still.iter().for_each(|process| signal("KILL", process));
+            cluster.join(1);
+        }
+        let found = cluster.reaches(&job, &["COMPLETED", "FAILED"], LONG);
+        let log = s.read(&format!("{folder}/log"));
+        let expected = ("COMPLETED", if fails { "1" } else { "0" }, "2");
+        let [state, restarts, nodes] = ["JobState", "Restarts", "NumNodes"].map(|name| found[name].as_str());
+        assert_eq!((state, restarts, nodes), expected, "{log}");
+        let noticed = ["DUE TO NODE FAILURE", "no sign of life"].map(|words| log.contains(words));
+        assert_eq!(noticed.contains(&true), fails, "{log}");
+        println!("{folder}: {state:?}, noticed by SLURM and by the other rank: {noticed:?}");
+        same(&s, folder, folder);
+    }
+}
+
+/// The process that started a process.
+fn parent(process: &str) -> String {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    // The name of a program may have spaces, and is in brackets.
+    stat.rsplit_once(") ").unwrap().1.split_whitespace().nth(1).unwrap().to_string()
+}
+
+fn signal(name: &str, process: &str) {
+    assert!(Command::new("kill").args([&format!("-{name}"), process]).status().unwrap().success());
 }
 
 #[test]
