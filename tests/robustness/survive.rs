@@ -339,6 +339,23 @@ fn a_full_disk_and_a_read_only_one_are_errors() {
 }
 
 #[test]
+fn a_full_disk_of_one_rank_ends_all_and_they_go_on_to_the_same_bits() {
+    let sandbox = sandbox();
+    let parts = ["--set", "train.accumulate=2"];
+    sandbox.good(&[&["launch", "-n", "2", "train", "tiny.yaml", "--out", "whole"], &parts[..]].concat());
+    // Rank 0 writes, and the other waits for it: `timeout` would give 124.
+    let script = "mkdir -p disk && mount -t tmpfs -o size=120k none disk || exit 9
+        timeout 60 \"$0\" launch -n 2 train tiny.yaml --set train.accumulate=2 --out disk/run; echo \"code $?\" >&2
+        mount -o remount,size=10m disk; \"$0\" launch -n 2 resume disk/run >/dev/null || exit 8
+        cmp disk/run/checkpoints/step-00000004/model.safetensors whole/checkpoints/step-00000004/model.safetensors";
+    let Some(output) = alone(&sandbox, script) else { return };
+    let error = error(&output);
+    assert!(output.status.success(), "{:?}: {error}", output.status);
+    assert!(error.contains("No space left on device") && error.contains("code 1"), "{error}");
+    assert!(error.contains("rank 1") && !error.contains("panicked"), "{error}");
+}
+
+#[test]
 fn a_folder_without_permission_is_an_error() {
     let sandbox = sandbox();
     sandbox.good(&["train", "tiny.yaml", "--out", "run"]);
