@@ -11,12 +11,13 @@
 //! A tilde is a row with the decays from the chunk's begin, or to its end. States are kept as
 //! panels of their values, in which products read and write them.
 
-use super::{decay, narrow};
-use crate::device::backend::cpu::product::{self, Left as Operand, Right, Side, pack_columns, panels, tile};
+use super::{decay, operand};
+use crate::device::backend::cpu::Stored;
+use crate::device::backend::cpu::product::{self, panels};
 use crate::device::backend::cpu::simd::{fma, kernel_fn};
-use crate::device::backend::cpu::{Pointer, Stored};
 use dreamc_compiler::op::linear_attention::kernel::LinearShape;
 use dreamc_compiler::op::{Decay, Delta};
+use half::bf16;
 
 /// Most tokens of a chunk.
 pub(super) const CHUNK: usize = 64;
@@ -76,7 +77,7 @@ pub(super) struct Sizes {
 }
 
 /// Steps that do not compete for the same places of the cache.
-fn apart(floats: usize) -> usize {
+pub(super) fn apart(floats: usize) -> usize {
     floats.next_multiple_of(16) | 16
 }
 
@@ -106,7 +107,7 @@ impl Sizes {
 
     /// The same with operands that are `T`.
     pub(super) fn storing<T: Stored>(self) -> Self {
-        Sizes { rounds: narrow::rounds::<T>(), ..self }
+        Sizes { rounds: operand::rounds::<T>(), ..self }
     }
 
     pub(super) fn chunks(&self) -> usize {
@@ -131,10 +132,21 @@ impl Sizes {
         self.chunk * self.stride
     }
 
-    /// Floats of a right operand.
+    /// Floats of a right operand of keys, scores or values.
     fn packed(&self) -> usize {
-        let (size, chunk) = (self.size, self.chunk);
-        panels(chunk, size.max(self.panel), self.panel).max(panels(size, chunk.max(self.panel), self.panel))
+        let lines = self.size.max(self.chunk);
+        panels(lines, lines.max(self.wide), self.panel)
+    }
+
+    /// Floats of a left operand of keys, scores or values.
+    fn room(&self) -> usize {
+        let lines = self.size.max(self.chunk);
+        lines * apart(lines.max(self.wide))
+    }
+
+    /// Floats of rows of values.
+    pub(super) fn rows_of_values(&self) -> usize {
+        self.chunk * apart(self.wide)
     }
 
     /// Floats of the decays of a token.
@@ -153,7 +165,7 @@ impl Sizes {
     }
 
     /// Floats of the buffers of a [`Chunk`], in order.
-    fn lengths(&self) -> [usize; 17] {
+    fn lengths(&self) -> [usize; 21] {
         let (rows, square) = (self.rows(), self.square());
         let of = |there: bool, n: usize| if there { n } else { 0 };
         let (u, w) = (self.with_u(), self.with_w());
@@ -178,6 +190,10 @@ impl Sizes {
             near,
             self.chunk * self.decays() + self.line + PART * self.line,
             self.packed(),
+            self.room(),
+            self.state(),
+            self.values(),
+            of(w, self.values()),
         ]
     }
 
@@ -194,66 +210,23 @@ pub(super) fn take<'s>(scratch: &mut &'s mut [f32], floats: usize) -> &'s mut [f
     taken
 }
 
-/// A left operand: rows some floats apart, or columns.
+/// A left operand of words: rows some words apart, or columns.
 #[derive(Clone, Copy)]
 pub(super) enum Lines<'a> {
     Rows(&'a [f32], usize),
     Columns(&'a [f32], usize),
 }
 
-/// `c = a · b` or `c += a · b`: `m` lines of `a`, `k` steps, `b` panels of as many steps, `n`
-/// columns; in f32 throughout.
-fn multiply_wide(
-    (m, n, k): (usize, usize, usize),
-    a: Lines,
-    (b, panel): (&[f32], usize),
-    c: &mut [f32],
-    stride: usize,
-    accumulate: bool,
-) {
-    assert!(c.len() >= (m - 1) * stride + n);
-    let (to, right) = (Pointer::to(c), Right::apart(b, panel));
-    match a {
-        Lines::Rows(a, step) => {
-            assert!(m <= CHUNK && a.len() >= (m - 1) * step + k);
-            let start = Pointer(a.as_ptr().cast_mut());
-            let lines: [Pointer<f32>; CHUNK] = std::array::from_fn(|i| start.add(i.min(m - 1) * step));
-            // SAFETY: `m` lines of `k` steps are in `a`, and `c` has been measured.
-            unsafe { tile::<f32>((m, n, k), Operand::Lines(&lines[..m]), right, to, stride, accumulate) }
-        }
-        Lines::Columns(a, step) => {
-            assert!(k == 0 || a.len() >= (k - 1) * step + m);
-            let left = Operand::Steps(Pointer(a.as_ptr().cast_mut()), step);
-            // SAFETY: likewise.
-            unsafe { tile::<f32>((m, n, k), left, right, to, stride, accumulate) }
-        }
-    }
-}
-
 /// `c += a · b` of single panels, in f32 throughout: errors of a triangle grow with its length.
 fn add_wide((m, panel, k): (usize, usize, usize), a: Lines, b: &[f32], c: &mut [f32]) {
     if m > 0 && k > 0 {
-        multiply_wide((m, panel, k), a, (b, k * panel), c, panel, true);
+        operand::multiply::<f32>((m, panel, k), a, (b, k * panel), c, panel, true);
     }
-}
-
-/// Packs rows as the columns of a right operand: products with them are inner products.
-pub(super) fn pack_lines(rows: &[f32], step: usize, lines: usize, size: usize, to: &mut [f32]) {
-    assert!(lines == 0 || rows.len() >= (lines - 1) * step + size);
-    let side = Side::Strided { start: Pointer(rows.as_ptr().cast_mut()), line: step, step: 1 };
-    pack_columns(side, lines, size, to);
-}
-
-/// Packs rows as the steps of a right operand: products with them are sums of rows.
-pub(super) fn pack_steps(rows: &[f32], step: usize, steps: usize, size: usize, to: &mut [f32]) {
-    assert!(steps == 0 || rows.len() >= (steps - 1) * step + size);
-    let side = Side::Strided { start: Pointer(rows.as_ptr().cast_mut()), line: 1, step };
-    pack_columns(side, size, steps, to);
 }
 
 impl Sizes {
     /// `c = a · b` or `c += a · b`: `m` lines of `a`, `k` steps, `b` panels of as many steps, `n`
-    /// columns. Operands are rounded where those of the kernel are bf16.
+    /// columns.
     pub(super) fn multiply(
         &self,
         (m, n, k): (usize, usize, usize),
@@ -263,10 +236,10 @@ impl Sizes {
         stride: usize,
         accumulate: bool,
     ) {
-        self.multiply_by((m, n, k), a, (b, k * self.panel), c, stride, accumulate);
+        self.multiply_by((m, n, k), a, (b, self.words(k) * self.panel), c, stride, accumulate);
     }
 
-    /// The same of panels that are `panel` floats apart.
+    /// The same of panels that are `panel` words apart.
     fn multiply_by(
         &self,
         (m, n, k): (usize, usize, usize),
@@ -281,8 +254,8 @@ impl Sizes {
         }
         let b = (b, panel.max(self.panel));
         match self.rounds {
-            true => narrow::multiply((m, n, k), a, b, (c, stride, self.panel), accumulate),
-            false => multiply_wide((m, n, k), a, b, c, stride, accumulate),
+            true => operand::multiply::<bf16>((m, n, k), a, b, c, stride, accumulate),
+            false => operand::multiply::<f32>((m, n, k), a, b, c, stride, accumulate),
         }
     }
 
@@ -298,9 +271,9 @@ impl Sizes {
         stride: usize,
         accumulate: bool,
     ) {
-        // A rounded right operand is rounded again for every band.
-        let band = if self.rounds { CHUNK / 2 } else { 2 * product::shape().rows };
-        let panel = n * self.panel;
+        let panel = self.words(n) * self.panel;
+        // Bands begin with a word.
+        let band = 2 * product::shape().rows;
         for first in (0..n).step_by(band) {
             let end = (first + band).min(n);
             let (rows, to) = (end - first, &mut c[first * stride..]);
@@ -310,8 +283,8 @@ impl Sizes {
                     self.multiply_by((rows, columns, end), a, (b, panel), to, stride, accumulate);
                 }
                 Lines::Columns(a, step) => {
-                    let a = Lines::Columns(&a[first * step + first..], step);
-                    let b = &b[first * self.panel..];
+                    let a = Lines::Columns(&a[self.words(first) * step + first..], step);
+                    let b = &b[self.words(first) * self.panel..];
                     self.multiply_by((rows, columns, n - first), a, (b, panel), to, stride, accumulate);
                 }
             }
@@ -327,7 +300,7 @@ impl Sizes {
         &mut x[p * rows * self.panel..][..rows * self.panel]
     }
 
-    /// `c = a · b` or `c += a · b`, `b` of `k` rows and `c` of `m` rows of values in panels.
+    /// `c = a · b` or `c += a · b`, `b` of `k` steps and `c` of `m` rows of values in panels.
     pub(super) fn multiply_panels(
         &self,
         (m, k): (usize, usize),
@@ -336,13 +309,9 @@ impl Sizes {
         c: &mut [f32],
         accumulate: bool,
     ) {
-        if self.rounds && m > 0 && k > 0 {
-            let c = (c, self.panel, m * self.panel);
-            return narrow::multiply((m, self.wide, k), a, (b, k * self.panel), c, accumulate);
-        }
         for p in 0..self.wide / self.panel {
-            let to = self.panel_mut(c, m, p);
-            self.multiply((m, self.panel, k), a, self.panel_of(b, k, p), to, self.panel, accumulate);
+            let (b, c) = (self.panel_of(b, self.words(k), p), self.panel_mut(c, m, p));
+            self.multiply((m, self.panel, k), a, b, c, self.panel, accumulate);
         }
     }
 
@@ -356,57 +325,21 @@ impl Sizes {
         accumulate: bool,
     ) {
         for p in 0..self.wide / self.panel {
-            let (b, c) = (self.panel_of(b, n, p), self.panel_mut(c, n, p));
+            let (b, c) = (self.panel_of(b, self.words(n), p), self.panel_mut(c, n, p));
             #[cfg(test)]
             let n = n - usize::from(self.fault == Fault::OpenTriangle);
             self.multiply_lower((n, self.panel), a, b, c, self.panel, accumulate);
         }
     }
 
-    /// Products over values: of `n` rows of each left operand with `n` rows `b`, up to the diagonal
-    /// and, of whole panels, somewhat above it.
-    pub(super) fn multiply_values_lower(
-        &self,
-        n: usize,
-        b: &[f32],
-        results: &mut [(&[f32], &mut [f32])],
-        packed: &mut [f32],
-    ) {
-        for p in 0..self.wide / self.panel {
-            pack_lines(self.panel_of(b, n, p), self.panel, n, self.panel, packed);
-            for (a, c) in results.iter_mut() {
-                let a = self.panel_of(a, n, p);
-                let columns = (0..n).step_by(self.panel);
-                for (first, right) in columns.zip(packed.chunks_exact(self.panel * self.panel)) {
-                    let rows = Lines::Rows(&a[first * self.panel..], self.panel);
-                    let size = (n - first, self.panel.min(n - first), self.panel);
-                    self.multiply(
-                        size,
-                        rows,
-                        right,
-                        &mut c[first * self.stride + first..],
-                        self.stride,
-                        p > 0,
-                    );
-                }
-            }
-        }
-    }
-
-    /// Products over values: of rows of each left operand with `n` rows `b`.
-    pub(super) fn multiply_values(
-        &self,
-        n: usize,
-        b: &[f32],
-        results: &mut [(usize, &[f32], &mut [f32], usize)],
-        packed: &mut [f32],
-    ) {
-        for p in 0..self.wide / self.panel {
-            pack_lines(self.panel_of(b, n, p), self.panel, n, self.panel, packed);
-            for (m, a, c, stride) in results.iter_mut() {
-                let a = Lines::Rows(self.panel_of(a, *m, p), self.panel);
-                self.multiply((*m, n, self.panel), a, packed, c, *stride, p > 0);
-            }
+    /// Products of the first `n` rows of an operand with `n` columns, up to the diagonal and, of
+    /// whole panels, somewhat above it.
+    pub(super) fn multiply_below(&self, [n, k]: [usize; 2], a: Lines, b: &[f32], c: &mut [f32]) {
+        let Lines::Rows(a, step) = a else { unreachable!("they are rows") };
+        for (first, b) in (0..n).step_by(self.panel).zip(b.chunks(self.words(k) * self.panel)) {
+            let (rows, size) =
+                (Lines::Rows(&a[first * step..], step), (n - first, self.panel.min(n - first), k));
+            self.multiply(size, rows, b, &mut c[first * self.stride + first..], self.stride, false);
         }
     }
 
@@ -482,7 +415,13 @@ pub(super) struct Chunk<'s> {
     /// Values that enter the state with `k`, and with `w`, in panels.
     pub values: [&'s mut [f32]; 2],
     pub decays: decay::Decays<'s>,
+    /// Panels of a right operand.
     pub packed: &'s mut [f32],
+    /// A left operand.
+    pub room: &'s mut [f32],
+    /// The state before the chunk, and what enters it, as right operands where those are rounded.
+    state: &'s mut [f32],
+    entered: [&'s mut [f32]; 2],
     /// Tokens that take part.
     pub takes: [bool; CHUNK],
 }
@@ -495,14 +434,17 @@ impl<'s> Chunk<'s> {
         let values = [(); 2].map(|()| next());
         let (near, factors) = (next(), next());
         let decays = decay::Decays::new(&sizes, near, factors);
-        Chunk { sizes, n: 0, rows, decayed, scores, values, decays, packed: next(), takes: [false; CHUNK] }
+        let (packed, room, state, entered) = (next(), next(), next(), [(); 2].map(|()| next()));
+        let takes = [false; CHUNK];
+        Chunk { sizes, n: 0, rows, decayed, scores, values, decays, packed, room, state, entered, takes }
     }
 
     /// Products of queries and keys without decays, up to the diagonal.
     pub(super) fn products(&mut self, to: &mut [f32]) {
         let (s, n) = (&self.sizes, self.n);
-        pack_lines(self.rows[1], s.line, n, s.size, self.packed);
-        decay::products(s, n, self.rows[0], self.packed, to);
+        s.pack_lines(self.rows[1], s.line, [n, s.size], self.packed, self.room);
+        let rows = s.rows_of(self.rows[0], s.line, [n, s.size], self.room);
+        s.multiply_below([n, s.size], rows, self.packed, to);
     }
 
     /// Decayed rows and scores; without those of queries where outputs are not wanted. Products of
@@ -532,55 +474,76 @@ impl<'s> Chunk<'s> {
             }
             return;
         }
-        d.scores(s, n, k, [of_u(&mut **a), of_q(&mut **b)], self.packed);
+        let mut room = [&mut *self.packed, &mut *self.room];
+        d.scores(s, n, k, [of_u(&mut **a), of_q(&mut **b)], &mut room);
         if s.with_w() {
-            d.scores(s, n, w, [of_u(&mut **aw), of_q(&mut **bw)], self.packed);
+            d.scores(s, n, w, [of_u(&mut **aw), of_q(&mut **bw)], &mut room);
         }
     }
 
-    /// Brings what enters the state, from `v`.
-    pub(super) fn enter(&mut self, state: &[f32]) {
+    /// The state before the chunk as a right operand.
+    fn before<'a>(&'a self, state: &'a [f32]) -> &'a [f32] {
+        if self.sizes.rounds { self.state } else { state }
+    }
+
+    /// What enters the state as a right operand: with keys, or with `w`.
+    fn entered(&self, k: usize) -> &[f32] {
+        if self.sizes.rounds { self.entered[k] } else { self.values[k] }
+    }
+
+    /// Brings what enters the state, from `v`; `reads` says whether the state is read for outputs.
+    pub(super) fn enter(&mut self, state: &[f32], reads: bool) {
         let (s, n) = (&self.sizes, self.n);
+        if reads || s.with_u() {
+            s.round_panels(state, s.size, self.state);
+        }
+        let before = if s.rounds { &*self.state } else { state };
         let (us, [a, aw, ..]) = (&self.decayed[2], &self.scores);
-        let [x, p] = &mut self.values;
+        let ([x, p], [entered, other]) = (&mut self.values, &mut self.entered);
         match s.delta {
             Delta::None => {}
             Delta::Key => {
-                s.multiply_panels((n, s.size), Lines::Rows(us, s.line), state, x, true);
+                let u = s.rows_of(us, s.line, [n, s.size], self.room);
+                s.multiply_panels((n, s.size), u, before, x, true);
                 s.solve(n, a, x);
             }
             Delta::Pair => {
-                s.multiply_panels((n, s.size), Lines::Rows(us, s.line), state, p, false);
-                s.multiply_lower_panels(n, Lines::Rows(a, s.stride), x, p, true);
+                let u = s.rows_of(us, s.line, [n, s.size], self.room);
+                s.multiply_panels((n, s.size), u, before, p, false);
+                let a = s.rows_of(a, s.stride, [n, n], self.room);
+                s.multiply_lower_panels(n, a, s.steps_of_panels(x, n, entered), p, true);
                 s.solve(n, aw, p);
+                s.round_panels(p, n, other);
             }
+        }
+        if s.delta != Delta::Pair {
+            s.round_panels(x, n, entered);
         }
     }
 
     /// Outputs, in panels.
-    pub(super) fn read(&self, state: &[f32], o: &mut [f32]) {
-        let (s, n) = (&self.sizes, self.n);
-        s.multiply_panels((n, s.size), Lines::Rows(self.decayed[0], s.line), state, o, false);
-        s.multiply_lower_panels(n, Lines::Rows(self.scores[2], s.stride), self.values[0], o, true);
-        if s.with_w() {
-            s.multiply_lower_panels(n, Lines::Rows(self.scores[3], s.stride), self.values[1], o, true);
+    pub(super) fn read(&mut self, state: &[f32], o: &mut [f32]) {
+        let (s, n) = (self.sizes, self.n);
+        let room = std::mem::take(&mut self.room);
+        let q = s.rows_of(self.decayed[0], s.line, [n, s.size], room);
+        s.multiply_panels((n, s.size), q, self.before(state), o, false);
+        for k in 0..1 + usize::from(s.with_w()) {
+            let scores = s.rows_of(self.scores[2 + k], s.stride, [n, n], room);
+            s.multiply_lower_panels(n, scores, self.entered(k), o, true);
         }
+        self.room = room;
     }
 
     /// The state after the chunk.
-    pub(super) fn leave(&self, state: &mut [f32]) {
-        let (s, n) = (&self.sizes, self.n);
-        self.decays.whole(s, state);
-        s.multiply_panels((s.size, n), Lines::Columns(self.decayed[1], s.line), self.values[0], state, true);
-        if s.with_w() {
-            s.multiply_panels(
-                (s.size, n),
-                Lines::Columns(self.decayed[3], s.line),
-                self.values[1],
-                state,
-                true,
-            );
+    pub(super) fn leave(&mut self, state: &mut [f32]) {
+        let (s, n) = (self.sizes, self.n);
+        let room = std::mem::take(&mut self.room);
+        self.decays.whole(&s, state);
+        for k in 0..1 + usize::from(s.with_w()) {
+            let keys = s.columns_of(self.decayed[1 + 2 * k], s.line, [s.size, n], room);
+            s.multiply_panels((s.size, n), keys, self.entered(k), state, true);
         }
+        self.room = room;
     }
 }
 

@@ -5,7 +5,7 @@
 //! decays of all pairs of tokens are a matrix. Of channels they are factors of rows, to and from
 //! the begins of parts of [`PART`] tokens, and within a part row after row.
 
-use super::chunk::{CHUNK, Left, Lines, PART, Sizes, pack_lines, pack_steps, take};
+use super::chunk::{CHUNK, Left, PART, Sizes, take};
 use crate::device::backend::cpu::simd::{add, add_scaled, dot, fma, inner, kernel_fn, scale, sum};
 use dreamc_compiler::op::Decay;
 use std::ops::Range;
@@ -106,15 +106,6 @@ kernel_fn! {
         for ((to, x), y) in to.iter_mut().zip(x.chunks_exact(panel)).zip(y.chunks_exact(panel)) {
             *to += dot::<FMA>(x, y);
         }
-    }
-}
-
-/// Products of rows with packed lines, up to the diagonal and somewhat above it.
-pub(super) fn products(s: &Sizes, n: usize, rows: &[f32], packed: &[f32], to: &mut [f32]) {
-    for (first, panel) in (0..n).step_by(s.panel).zip(packed.chunks_exact(s.panel * s.size)) {
-        let rows = Lines::Rows(&rows[first * s.line..], s.line);
-        let size = (n - first, s.panel.min(n - first), s.size);
-        s.multiply(size, rows, panel, &mut to[first * s.stride + first..], s.stride, false);
     }
 }
 
@@ -294,14 +285,15 @@ impl<'s> Decays<'s> {
         n: usize,
         right: &[f32],
         mut lefts: [Option<Left>; 2],
-        packed: &mut [f32],
+        [packed, room]: &mut [&mut [f32]; 2],
     ) {
         if Self::by_channel(s) {
-            return self.scores_by_channel(s, n, right, &mut lefts, packed);
+            return self.scores_by_channel(s, n, right, &mut lefts, [packed, room]);
         }
-        pack_lines(right, s.line, n, s.size, packed);
+        s.pack_lines(right, s.line, [n, s.size], packed, room);
         for left in lefts.iter_mut().flatten() {
-            products(s, n, left.rows, packed, left.to);
+            let rows = s.rows_of(left.rows, s.line, [n, s.size], room);
+            s.multiply_below([n, s.size], rows, packed, left.to);
             self.weigh(s, n, left.to, left.before);
         }
     }
@@ -336,18 +328,19 @@ impl<'s> Decays<'s> {
         n: usize,
         right: &[f32],
         lefts: &mut [Option<Left>; 2],
-        packed: &mut [f32],
+        [packed, room]: [&mut [f32]; 2],
     ) {
         for part in parts(n) {
             if part.start > 0 {
                 self.approach(s, &part, right);
-                pack_lines(self.near, s.line, part.start, s.size, packed);
+                s.pack_lines(self.near, s.line, [part.start, s.size], packed, room);
             }
             for left in lefts.iter_mut().flatten() {
                 let rows = &mut left.to[part.start * s.stride..];
                 if part.start > 0 {
                     self.rows_of_part(s, &part, left.rows, left.before);
-                    let own = Lines::Rows(&self.near[part.start * s.line..], s.line);
+                    let own = &self.near[part.start * s.line..];
+                    let own = s.rows_of(own, s.line, [part.len(), s.size], room);
                     s.multiply((part.len(), part.start, s.size), own, packed, rows, s.stride, false);
                 }
                 for row in rows.chunks_mut(s.stride).take(part.len()) {
@@ -398,11 +391,11 @@ impl Decays<'_> {
         n: usize,
         (rows, decayed, scores): (Rows, Rows, Rows),
         d: &mut Back,
-        packed: &mut [f32],
+        rooms: [&mut [f32]; 2],
     ) {
         match Self::by_channel(s) {
-            true => self.back_by_channel(s, n, rows, d, packed),
-            false => self.back_by_head(s, n, (rows, decayed, scores), d, packed),
+            true => self.back_by_channel(s, n, rows, d, rooms),
+            false => self.back_by_head(s, n, (rows, decayed, scores), d, rooms),
         }
     }
 
@@ -412,7 +405,7 @@ impl Decays<'_> {
         n: usize,
         (rows, decayed, scores): (Rows, Rows, Rows),
         d: &mut Back,
-        packed: &mut [f32],
+        [packed, room]: [&mut [f32]; 2],
     ) {
         let there = [true, true, s.with_u(), s.with_w()];
         let before = [s.before, false, true, false];
@@ -436,10 +429,12 @@ impl Decays<'_> {
             }
             self.weigh(s, n, d.scores[score], before[left]);
             let of = &d.scores[score];
-            pack_steps(rows[right], s.line, n, s.size, packed);
-            s.multiply_lower((n, s.size), Lines::Rows(of, s.stride), packed, d.rows[left], s.line, true);
-            pack_steps(rows[left], s.line, n, s.size, packed);
-            s.multiply_lower((n, s.size), Lines::Columns(of, s.stride), packed, d.rows[right], s.line, true);
+            s.pack_steps(rows[right], s.line, [s.size, n], packed);
+            let lines = s.rows_of(of, s.stride, [n, n], room);
+            s.multiply_lower((n, s.size), lines, packed, d.rows[left], s.line, true);
+            s.pack_steps(rows[left], s.line, [s.size, n], packed);
+            let lines = s.columns_of(of, s.stride, [n, n], room);
+            s.multiply_lower((n, s.size), lines, packed, d.rows[right], s.line, true);
         }
     }
 
@@ -486,7 +481,14 @@ impl Decays<'_> {
         }
     }
 
-    fn back_by_channel(&mut self, s: &Sizes, n: usize, rows: [&[f32]; 4], d: &mut Back, packed: &mut [f32]) {
+    fn back_by_channel(
+        &mut self,
+        s: &Sizes,
+        n: usize,
+        rows: [&[f32]; 4],
+        d: &mut Back,
+        [packed, room]: [&mut [f32]; 2],
+    ) {
         let there = [true, true, s.with_u(), s.with_w()];
         let before = [s.before, false, true, false];
         // From the state before the chunk, and from rows before each part.
@@ -494,8 +496,8 @@ impl Decays<'_> {
             self.scaled_since_begin(s, n, d.decayed[left], d.rows[left], before[left]);
         }
         for right in [1, 3].into_iter().filter(|k| there[*k]) {
-            self.back_to_lefts(s, n, rows[right], right, d, packed);
-            self.back_to_right(s, n, rows, right, d, packed);
+            self.back_to_lefts(s, n, rows[right], right, d, [packed, room]);
+            self.back_to_right(s, n, rows, right, d, [packed, room]);
         }
         for across in &mut d.across {
             across[..n * s.line].fill(0.0);
@@ -530,11 +532,11 @@ impl Decays<'_> {
         rows: &[f32],
         right: usize,
         d: &mut Back,
-        packed: &mut [f32],
+        [packed, room]: [&mut [f32]; 2],
     ) {
         for part in parts(n).skip(1) {
             self.approach(s, &part, rows);
-            pack_steps(self.near, s.line, part.start, s.size, packed);
+            s.pack_steps(self.near, s.line, [s.size, part.start], packed);
             for (left, before) in [(0, s.before), (2, true)] {
                 if left == 2 && !s.with_u() {
                     continue;
@@ -542,7 +544,7 @@ impl Decays<'_> {
                 let near = std::mem::take(&mut self.near);
                 let (_, own) = near.split_at_mut(part.start * s.line);
                 let score = &d.scores[Self::score(left, right)][part.start * s.stride..];
-                let score = Lines::Rows(score, s.stride);
+                let score = s.rows_of(score, s.stride, [part.len(), part.start], room);
                 s.multiply((part.len(), s.size, part.start), score, packed, own, s.line, false);
                 // With the decays since the part's begin.
                 let room = &mut self.room[..s.size];
@@ -574,7 +576,7 @@ impl Decays<'_> {
         rows: [&[f32]; 4],
         right: usize,
         d: &mut Back,
-        packed: &mut [f32],
+        [packed, room]: [&mut [f32]; 2],
     ) {
         let own = std::mem::take(&mut d.decayed[right]);
         for part in parts(n).rev() {
@@ -585,9 +587,9 @@ impl Decays<'_> {
                     continue;
                 }
                 self.rows_of_part(s, &part, rows[left], before);
-                pack_steps(&self.near[part.start * s.line..], s.line, part.len(), s.size, packed);
+                s.pack_steps(&self.near[part.start * s.line..], s.line, [s.size, part.len()], packed);
                 let score = &d.scores[Self::score(left, right)][part.start * s.stride..];
-                let score = Lines::Columns(score, s.stride);
+                let score = s.columns_of(score, s.stride, [part.start, part.len()], room);
                 s.multiply((part.start, s.size, part.len()), score, packed, own, s.line, true);
             }
         }

@@ -4,12 +4,12 @@
 //! backward it goes forward once more, keeps the state before each chunk and what enters it, and
 //! then goes back ([`back`]). Where several heads read an operand, each head stores its own
 //! cotangent in scratch, and they are added in the order of heads. States and sums are f32; where
-//! operands are bf16, so is what products read ([`narrow`]).
+//! operands are bf16, so is what products read ([`operand`]).
 
 mod back;
 mod chunk;
 mod decay;
-mod narrow;
+mod operand;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -310,7 +310,7 @@ impl Forward for LinearAttention {
                     state.fill(0.0);
                 }
                 chunk.prepare(true, common.as_ref().map(|common| common.of(at, first / s.chunk)));
-                chunk.enter(state);
+                chunk.enter(state, true);
                 chunk.read(state, out);
                 chunk.leave(state);
                 for i in 0..chunk.n {
@@ -399,7 +399,7 @@ impl Run for LinearAttentionGrad {
                 source.load(c * s.chunk, &mut chunk);
                 chunk.prepare(false, None);
                 let (before, behind) = states[c * s.state()..][..2 * s.state()].split_at_mut(s.state());
-                chunk.enter(before);
+                chunk.enter(before, false);
                 if s.with_u() {
                     values[c * each..][..each].copy_from_slice(chunk.values[entered]);
                 }
