@@ -374,29 +374,64 @@ impl Sizes {
     }
 }
 
+/// Sums that a row of a triangle is made of at a time: each waits for its own last step alone.
+const SUMS: usize = 4;
+
+/// `y += Σ a_j x_j`, for each row of `x` a number of `a`, `line` from one to the next.
 #[inline(always)]
-fn add_row<const FMA: bool>(factor: f32, x: &[f32], y: &mut [f32]) {
-    y.iter_mut().zip(x).for_each(|(y, x)| *y = fma::<FMA>(factor, *x, *y));
+fn add_rows<const FMA: bool, const W: usize>(a: &[f32], line: usize, x: &[f32], y: &mut [f32]) {
+    let (x, _) = x.as_chunks::<W>();
+    let (fours, rest) = x.as_chunks::<SUMS>();
+    let mut sums = [[0.0; W]; SUMS];
+    for (k, four) in fours.iter().enumerate() {
+        for (j, (sum, x)) in sums.iter_mut().zip(four).enumerate() {
+            let a = a[(SUMS * k + j) * line];
+            sum.iter_mut().zip(x).for_each(|(sum, x)| *sum = fma::<FMA>(a, *x, *sum));
+        }
+    }
+    for (j, x) in rest.iter().enumerate() {
+        let a = a[(SUMS * fours.len() + j) * line];
+        sums[0].iter_mut().zip(x).for_each(|(sum, x)| *sum = fma::<FMA>(a, *x, *sum));
+    }
+    for (i, y) in y.iter_mut().enumerate() {
+        *y += (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+    }
+}
+
+/// Rows of a panel of `W` columns, each with multiples of those before it.
+#[inline(always)]
+fn down<const FMA: bool, const W: usize>(a: &[f32], stride: usize, x: &mut [f32]) {
+    for i in 1..x.len() / W {
+        let (done, rest) = x.split_at_mut(i * W);
+        add_rows::<FMA, W>(&a[i * stride..], 1, done, &mut rest[..W]);
+    }
+}
+
+/// The same with multiples of those after it, by the columns of `a`.
+#[inline(always)]
+fn up<const FMA: bool, const W: usize>(a: &[f32], stride: usize, x: &mut [f32]) {
+    for j in (0..(x.len() / W).saturating_sub(1)).rev() {
+        let (own, done) = x[j * W..].split_at_mut(W);
+        add_rows::<FMA, W>(&a[(j + 1) * stride + j..], stride, done, own);
+    }
 }
 
 kernel_fn! {
     /// Rows of a panel, each with multiples of those before it.
     fn substitute(a: &[f32], stride: usize, panel: usize, x: &mut [f32]) {
-        for i in 1..x.len() / panel {
-            let (done, rest) = x.split_at_mut(i * panel);
-            for (a, done) in a[i * stride..].iter().zip(done.chunks_exact(panel)) {
-                add_row::<FMA>(*a, done, &mut rest[..panel]);
-            }
+        match panel {
+            32 => down::<FMA, 32>(a, stride, x),
+            16 => down::<FMA, 16>(a, stride, x),
+            _ => down::<FMA, 8>(a, stride, x),
         }
     }
 
     /// Rows of a panel, each with multiples of those after it.
     fn substitute_back(a: &[f32], stride: usize, panel: usize, x: &mut [f32]) {
-        for i in (1..x.len() / panel).rev() {
-            let (before, own) = x.split_at_mut(i * panel);
-            for (a, before) in a[i * stride..].iter().zip(before.chunks_exact_mut(panel)) {
-                add_row::<FMA>(*a, &own[..panel], before);
-            }
+        match panel {
+            32 => up::<FMA, 32>(a, stride, x),
+            16 => up::<FMA, 16>(a, stride, x),
+            _ => up::<FMA, 8>(a, stride, x),
         }
     }
 }
