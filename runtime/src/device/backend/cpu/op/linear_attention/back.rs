@@ -14,9 +14,9 @@ pub(super) struct Backward<'s> {
     /// Of the state after the chunk, in panels.
     pub state: &'s mut [f32],
     /// Left operands: cotangents of outputs and of the triangle's right side.
-    lines: [&'s mut [f32]; 2],
+    pub lines: [&'s mut [f32]; 2],
     /// The same as right operands, and the cotangent of the state, where those are rounded.
-    steps: [&'s mut [f32]; 3],
+    pub steps: [&'s mut [f32]; 3],
 }
 
 impl Backward<'_> {
@@ -141,6 +141,6 @@ impl<'s> Backward<'s> {
             s.multiply_panels((s.size, n), s.columns_of(us, s.line, [s.size, n], room), of_side, state, true);
         }
         let rows = chunk.rows.each_ref().map(|x| &**x);
-        chunk.decays.back(&s, n, (rows, [qs, ks, us, ws], [a, aw, b, bw]), parts, [packed, room]);
+        chunk.decays.back(&s, n, (rows, [a, aw, b, bw]), parts, [packed, room]);
     }
 }

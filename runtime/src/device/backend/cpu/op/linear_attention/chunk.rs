@@ -40,6 +40,8 @@ pub(super) enum Fault {
     OpenTriangle,
     /// Products of the first group of heads are taken for all.
     OtherHead,
+    /// Heads that share queries and keys add nothing to their cotangents but the first.
+    LostHead,
 }
 
 #[cfg(test)]

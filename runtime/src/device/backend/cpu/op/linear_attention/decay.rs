@@ -196,6 +196,25 @@ impl<'s> Decays<'s> {
         }
     }
 
+    /// The decay of a row of operand `k` (`q`, `k`, `u`, `w`) from the begin of the chunk or to its
+    /// end, of a head.
+    pub(super) fn of_row(&self, s: &Sizes, n: usize, k: usize, i: usize) -> f32 {
+        match k {
+            0 => self.since_begin(i, s.before),
+            2 => self.since_begin(i, true),
+            _ => self.near[(n - 1) * s.stride + i],
+        }
+    }
+
+    /// Rows of values in panels with the decays of the rows of operand `k`.
+    pub(super) fn scale_values(&self, s: &Sizes, n: usize, k: usize, x: &mut [f32]) {
+        let factors: [f32; CHUNK] =
+            std::array::from_fn(|i| if i < n { self.of_row(s, n, k, i) } else { 0.0 });
+        for panel in x.chunks_exact_mut(n * s.panel).take(s.wide / s.panel) {
+            scale_rows(&factors[..n], s.panel, panel);
+        }
+    }
+
     /// Rows with the decays from the begin of the chunk.
     pub(super) fn scaled_since_begin(
         &mut self,
@@ -299,7 +318,7 @@ impl<'s> Decays<'s> {
     }
 
     /// Scores with their decays; those of later tokens are 0.
-    fn weigh(&self, s: &Sizes, n: usize, scores: &mut [f32], before: bool) {
+    pub(super) fn weigh(&self, s: &Sizes, n: usize, scores: &mut [f32], before: bool) {
         for i in 0..n {
             let row = at_mut(scores, i, s.stride, n);
             let seen = match before {
@@ -383,19 +402,19 @@ impl<'s> Decays<'s> {
 
 /// Backward.
 impl Decays<'_> {
-    /// Cotangents of rows and factors from those of decayed rows and of scores. `rows`, `decayed`
-    /// and `scores` are the chunk's.
+    /// Cotangents of rows and factors from those of decayed rows and of scores. `rows` and `scores`
+    /// are the chunk's.
     pub(super) fn back(
         &mut self,
         s: &Sizes,
         n: usize,
-        (rows, decayed, scores): (Rows, Rows, Rows),
+        (rows, scores): (Rows, Rows),
         d: &mut Back,
         rooms: [&mut [f32]; 2],
     ) {
         match Self::by_channel(s) {
             true => self.back_by_channel(s, n, rows, d, rooms),
-            false => self.back_by_head(s, n, (rows, decayed, scores), d, rooms),
+            false => self.back_by_head(s, n, (rows, scores), d, rooms),
         }
     }
 
@@ -403,21 +422,18 @@ impl Decays<'_> {
         &mut self,
         s: &Sizes,
         n: usize,
-        (rows, decayed, scores): (Rows, Rows, Rows),
+        (rows, scores): (Rows, Rows),
         d: &mut Back,
         [packed, room]: [&mut [f32]; 2],
     ) {
         let there = [true, true, s.with_u(), s.with_w()];
-        let before = [s.before, false, true, false];
+        let before = |k: usize| k == 2 || s.before;
         if s.decay != Decay::None {
-            self.back_factors(s, n, (decayed, scores), d);
+            self.back_factors(s, n, (rows, scores), d);
         }
         for k in (0..4).filter(|k| there[*k]) {
             for i in 0..n {
-                let decay = match k {
-                    0 | 2 => self.since_begin(i, before[k]),
-                    _ => self.near[(n - 1) * s.stride + i],
-                };
+                let decay = self.of_row(s, n, k, i);
                 let from = at(d.decayed[k], i, s.line, s.size);
                 scale(decay, from, at_mut(d.rows[k], i, s.line, s.size));
             }
@@ -427,7 +443,7 @@ impl Decays<'_> {
             if !(there[left] && there[right]) {
                 continue;
             }
-            self.weigh(s, n, d.scores[score], before[left]);
+            self.weigh(s, n, d.scores[score], before(left));
             let of = &d.scores[score];
             s.pack_steps(rows[right], s.line, [s.size, n], packed);
             let lines = s.rows_of(of, s.stride, [n, n], room);
@@ -440,9 +456,10 @@ impl Decays<'_> {
 
     /// Cotangents of the logarithms of the factors of a head: what passes each token, from tokens
     /// before it, or the state before the chunk, to tokens after it, or the state after the chunk.
-    fn back_factors(&self, s: &Sizes, n: usize, (decayed, scores): ([&[f32]; 4], [&[f32]; 4]), d: &mut Back) {
+    pub(super) fn back_factors(&self, s: &Sizes, n: usize, (rows, scores): (Rows, Rows), d: &mut Back) {
         let of = |k: usize, i: usize| {
-            inner(at(decayed[k], i, s.line, s.size), at(d.decayed[k], i, s.line, s.size))
+            let both = inner(at(rows[k], i, s.line, s.size), at(d.decayed[k], i, s.line, s.size));
+            self.of_row(s, n, k, i) * both
         };
         let whole = self.total[0] * d.flow.iter().sum::<f32>();
         let mut since_begin = 0.0;

@@ -3,12 +3,14 @@
 //! A task has one head of one sequence and goes through its chunks in order ([`chunk`]). In the
 //! backward it goes forward once more, keeps the state before each chunk and what enters it, and
 //! then goes back ([`back`]). Where several heads read an operand, each head stores its own
-//! cotangent in scratch, and they are added in the order of heads. States and sums are f32; where
+//! cotangent in scratch, and they are added in the order of heads; where they read the same queries
+//! and keys and there is no delta, a task has a chunk of all of them ([`group`]). States and sums are f32; where
 //! operands are bf16, so is what products read ([`operand`]).
 
 mod back;
 mod chunk;
 mod decay;
+mod group;
 mod operand;
 mod step;
 #[cfg(test)]
@@ -18,11 +20,14 @@ use super::Run;
 use crate::device::backend::cpu::simd::{add, exp, kernel_fn};
 use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored, View};
 use back::Backward;
-use chunk::{Chunk, Sizes, take, widen};
+use chunk::{CHUNK, Chunk, Sizes, take, widen};
+use dreamc_compiler::op::linear_attention::Part;
 use dreamc_compiler::op::linear_attention::kernel::LinearShape;
 use dreamc_compiler::op::{Decay, Sequence, Tokens};
 use dreamc_compiler::program::KernelKind;
 use dreamc_compiler::program::kernel::{LinearAttention, LinearAttentionGrad};
+use group::{Together, task_floats, together, together_floats};
+use std::ops::Range;
 use step::Token;
 
 /// Tokens of a text up to which it takes them one by one.
@@ -80,10 +85,9 @@ impl<'a, T: Stored> Source<'a, T> {
     /// Brings the cotangents of outputs of a chunk into panels.
     fn cotangents(&self, first: usize, chunk: &Chunk, from: View<T>, to: &mut [f32]) {
         let s = &self.sizes;
-        to[..chunk.n * s.wide].fill(0.0);
-        for i in (0..chunk.n).filter(|&i| chunk.takes[i]) {
+        for i in 0..chunk.n {
             let row = &from.row(self.token(first + i))[self.at[1] * s.value..][..s.value];
-            into_panels(s, chunk.n, i, row, to);
+            into_panels(s, chunk.n, i, if chunk.takes[i] { row } else { &[] }, to);
         }
     }
 
@@ -110,7 +114,8 @@ impl<'a, T: Stored> Source<'a, T> {
             chunk::Fault::None
             | chunk::Fault::LostState
             | chunk::Fault::OpenTriangle
-            | chunk::Fault::OtherHead => {}
+            | chunk::Fault::OtherHead
+            | chunk::Fault::LostHead => {}
             chunk::Fault::LateDecay => {
                 let key = chunk.rows[1][i * s.line..][..s.size].iter_mut().enumerate();
                 key.for_each(|(c, k)| *k *= factors[if factors.len() == 1 { 0 } else { c }]);
@@ -124,41 +129,70 @@ impl<'a, T: Stored> Source<'a, T> {
         }
     }
 
-    /// Brings the rows of a chunk that begins at a token.
-    fn load(&self, first: usize, chunk: &mut Chunk) {
+    /// Brings the tokens of a chunk that begins at a token, with their decays.
+    fn tokens(&self, first: usize, chunk: &mut Chunk) {
         let s = self.sizes;
         chunk.n = s.chunk.min(s.tokens - first);
-        chunk.values[0][..chunk.n * s.wide].fill(0.0);
-        for i in 0..chunk.n {
+        let one = s.decays() == 1;
+        let mut logs = [0.0; CHUNK];
+        for (i, log) in logs.iter_mut().enumerate().take(chunk.n) {
             let takes = self.sequence.takes_part(first + i);
-            chunk.takes[i] = takes;
-            chunk.decays.begins[i] = takes && self.begins(first + i);
-            for (to, k) in chunk.rows.iter_mut().zip([0, 1, 3, 4]) {
-                if let Some(row) = self.row(k, first + i, s.size) {
-                    let to = &mut to[i * s.line..][..s.size];
-                    if takes { widen(row, to) } else { to.fill(0.0) }
-                }
-            }
-            let begins = chunk.decays.begins[i];
+            let begins = takes && self.begins(first + i);
+            (chunk.takes[i], chunk.decays.begins[i]) = (takes, begins);
             let factors = chunk.decays.factor_mut(&s, i);
-            match (takes, begins) {
-                (false, _) => factors.fill(1.0),
-                (true, true) => factors.fill(0.0),
-                (true, false) => self.factors(first + i, factors),
+            match (takes, begins, self.decay) {
+                (false, ..) => factors.fill(1.0),
+                (true, true, _) if !one => factors.fill(0.0),
+                (true, true, _) => *log = f32::NEG_INFINITY,
+                (true, false, Some((view, at))) if one => *log = view.row(self.token(first + i))[at],
+                (true, false, _) => self.factors(first + i, factors),
             }
-            if takes && let Some(row) = self.row(2, first + i, s.value) {
-                into_panels(&s, chunk.n, i, row, chunk.values[0]);
-            }
-            #[cfg(test)]
-            self.mistake(first + i, i, chunk);
         }
+        if one {
+            // One call for all of them: each is a number.
+            exponentials(&logs[..chunk.n], &mut chunk.decays.factors[..chunk.n]);
+        }
+    }
+
+    /// Brings the rows of keys of its tokens, and of queries where outputs are wanted.
+    fn keys(&self, first: usize, chunk: &mut Chunk, queries: bool) {
+        let s = self.sizes;
+        for (to, k) in chunk.rows.iter_mut().zip([0, 1, 3, 4]).skip(usize::from(!queries)) {
+            for i in 0..chunk.n {
+                let Some(row) = self.row(k, first + i, s.size) else { break };
+                let to = &mut to[i * s.line..][..s.size];
+                if chunk.takes[i] { widen(row, to) } else { to.fill(0.0) }
+            }
+        }
+    }
+
+    /// Brings the values of its tokens.
+    fn values(&self, first: usize, chunk: &mut Chunk) {
+        let s = self.sizes;
+        for i in 0..chunk.n {
+            let row = self.row(2, first + i, s.value).filter(|_| chunk.takes[i]);
+            into_panels(&s, chunk.n, i, row.unwrap_or(&[]), chunk.values[0]);
+        }
+    }
+
+    /// Brings all of a chunk that begins at a token, queries where outputs are wanted.
+    fn load(&self, first: usize, chunk: &mut Chunk, queries: bool) {
+        self.tokens(first, chunk);
+        self.keys(first, chunk, queries);
+        self.values(first, chunk);
+        #[cfg(test)]
+        (0..chunk.n).for_each(|i| self.mistake(first + i, i, chunk));
     }
 }
 
-/// A row of values into panels of `n` rows.
-fn into_panels<T: Stored>(s: &Sizes, n: usize, i: usize, row: &[T], to: &mut [f32]) {
-    for (row, to) in row.chunks(s.panel).zip(to.chunks_exact_mut(n * s.panel)) {
-        widen(row, &mut to[i * s.panel..][..row.len()]);
+/// A row of values into panels of `n` rows; zeros follow it.
+fn into_panels<T: Stored>(s: &Sizes, n: usize, i: usize, mut row: &[T], to: &mut [f32]) {
+    for to in to.chunks_exact_mut(n * s.panel).take(s.wide / s.panel) {
+        let (own, rest) = row.split_at(s.panel.min(row.len()));
+        let (to, zeros) = to[i * s.panel..][..s.panel].split_at_mut(own.len());
+        widen(own, to);
+        zeros.fill(0.0);
+        row = rest;
     }
 }
 
@@ -178,51 +212,73 @@ fn sequence<'a>(args: &Arguments<'a>, tokens: Tokens, b: usize, n: usize) -> Seq
     }
 }
 
-/// Products of queries and keys that several heads have, made once for each chunk.
-struct Common<'a> {
-    /// The first head of each group.
+/// Heads whose queries and keys are the same.
+struct Groups {
+    /// The first head of each.
     heads: Vec<usize>,
     /// The group of each head.
     groups: Vec<usize>,
+    /// Whether no two groups share queries or keys.
+    apart: bool,
+}
+
+impl Groups {
+    /// Nothing where no two heads have the same or where their products have other uses.
+    fn of(shape: &LinearShape) -> Option<Self> {
+        let [q, k, _] = &shape.parts[..] else { return None };
+        if !(shape.is_shared(q) && shape.is_shared(k)) || shape.decay_kind() == Decay::Channel {
+            return None;
+        }
+        let (mut heads, mut groups) = (vec![], vec![]);
+        let place = |h: usize| [q, k].map(|part| part.first(&shape.heads, h));
+        for h in 0..shape.head_count() as usize {
+            let group = heads.iter().position(|&first| place(first) == place(h));
+            groups.push(group.unwrap_or(heads.len()));
+            if group.is_none() {
+                heads.push(h);
+            }
+        }
+        let of = |part: &Part| {
+            let mut places: Vec<usize> = heads.iter().map(|h| part.first(&shape.heads, *h)).collect();
+            places.sort_unstable();
+            places.dedup();
+            places.len()
+        };
+        let apart = of(q) == heads.len() && of(k) == heads.len();
+        (heads.len() < groups.len()).then_some(Groups { heads, groups, apart })
+    }
+
+    /// Tasks that each make what a group has of a chunk.
+    fn tasks(&self, s: &Sizes) -> usize {
+        s.batch * self.heads.len() * s.chunks()
+    }
+}
+
+/// Products of queries and keys that several heads have, made once for each chunk.
+struct Common<'a> {
+    groups: Groups,
     chunks: usize,
     products: View<'a, f32>,
 }
 
-/// The first head of each group of heads whose queries and keys are the same, and the group of each
-/// head; nothing where no two are or where products have other uses.
-fn common(shape: &LinearShape, s: &Sizes) -> Option<(Vec<usize>, Vec<usize>)> {
-    let [q, k, _] = &shape.parts[..] else { return None };
-    if !(shape.is_shared(q) && shape.is_shared(k)) || s.decay == Decay::Channel {
-        return None;
-    }
-    let (mut heads, mut groups) = (vec![], vec![]);
-    let place = |h: usize| [q, k].map(|part| part.first(&shape.heads, h));
-    for h in 0..s.heads {
-        let group = heads.iter().position(|&first| place(first) == place(h));
-        groups.push(group.unwrap_or(heads.len()));
-        if group.is_none() {
-            heads.push(h);
-        }
-    }
-    (heads.len() < s.heads).then_some((heads, groups))
-}
-
 /// Floats of all products of [`Common`].
 fn common_floats(shape: &LinearShape, s: &Sizes) -> usize {
-    common(shape, s).map_or(0, |(heads, _)| s.batch * heads.len() * s.chunks() * s.square())
+    Groups::of(shape).map_or(0, |groups| groups.tasks(s) * s.square())
 }
 
 impl<'a> Common<'a> {
-    /// Makes them, in shared floats from a place on.
+    /// Makes them, in shared floats from a place on. `more` is called with each chunk, whose keys
+    /// have been brought, and the number of its task.
     fn new<T: Stored>(
         (shape, s): (&LinearShape, &Sizes),
         tokens: Tokens,
         at: usize,
         cx: &Context<'a>,
         args: &Arguments<'a>,
+        more: impl Fn(usize, &Chunk) + Sync,
     ) -> Option<Self> {
-        let (heads, groups) = common(shape, s)?;
-        let tasks = s.batch * heads.len() * s.chunks();
+        let groups = Groups::of(shape)?;
+        let (tasks, heads) = (groups.tasks(s), &groups.heads);
         let products = cx.shared().part_of_flat(at, tasks * s.square()).rows_of(s.square());
         cx.parallel(tasks, |task, mut scratch| {
             let (c, of) = (task % s.chunks(), task / s.chunks());
@@ -230,16 +286,25 @@ impl<'a> Common<'a> {
             let sequence = sequence(args, tokens, place[0], s.tokens);
             let source = Source::<T>::new(shape, *s, args, sequence, place);
             let mut chunk = Chunk::new(*s, &mut scratch);
-            source.load(c * s.chunk, &mut chunk);
+            source.load(c * s.chunk, &mut chunk, true);
             chunk.products(products.row_mut(task));
+            more(task, &chunk);
         });
         #[cfg(test)]
-        let groups = if s.fault == chunk::Fault::OtherHead { vec![0; groups.len()] } else { groups };
-        Some(Common { heads, groups, chunks: s.chunks(), products })
+        let groups = match s.fault {
+            chunk::Fault::OtherHead => Groups { groups: vec![0; groups.groups.len()], ..groups },
+            _ => groups,
+        };
+        Some(Common { groups, chunks: s.chunks(), products })
     }
 
-    fn of(&self, [b, h]: [usize; 2], chunk: usize) -> &[f32] {
-        self.products.row((b * self.heads.len() + self.groups[h]) * self.chunks + chunk)
+    /// The number of the task of a head's chunk.
+    fn task(&self, [b, h]: [usize; 2], chunk: usize) -> usize {
+        (b * self.groups.heads.len() + self.groups.groups[h]) * self.chunks + chunk
+    }
+
+    fn of(&self, at: [usize; 2], chunk: usize) -> &[f32] {
+        self.products.row(self.task(at, chunk))
     }
 }
 
@@ -287,7 +352,7 @@ impl Forward for LinearAttention {
 
     fn chunks<T: Stored>(&self, s: &Sizes, cx: &Context, args: &Arguments) {
         let o = args.view::<T>("o").rows_of(s.value);
-        let common = Common::new::<T>((&self.shape, s), self.tokens, 0, cx, args);
+        let common = Common::new::<T>((&self.shape, s), self.tokens, 0, cx, args, |_, _| {});
         cx.parallel(s.batch * s.heads, |task, mut scratch| {
             let at = [task / s.heads, task % s.heads];
             let sequence = sequence(args, self.tokens, at[0], s.tokens);
@@ -304,7 +369,7 @@ impl Forward for LinearAttention {
                 places().for_each(|(c, i)| state[panel(c, i)] = own[place(c, i)]);
             }
             for first in (0..s.tokens).step_by(s.chunk) {
-                source.load(first, &mut chunk);
+                source.load(first, &mut chunk, true);
                 #[cfg(test)]
                 if s.fault == chunk::Fault::LostState {
                     state.fill(0.0);
@@ -376,8 +441,13 @@ impl Run for LinearAttentionGrad {
     fn scratch(&self) -> Scratch {
         let s = Sizes::new(&self.shape, self.delta, self.before);
         let row = self.operands().map(|(_, _, part)| part.row as usize).max().unwrap_or(0);
-        let local = (s.floats() + Backward::floats(&s) + kept_floats(&s).iter().sum::<usize>()).max(row);
-        Scratch { local, shared: self.beside(&s) + common_floats(&self.shape, &s) }
+        let local = match together(&self.shape) {
+            Some(_) => task_floats(&s),
+            None => s.floats() + Backward::floats(&s) + kept_floats(&s).iter().sum::<usize>(),
+        };
+        let local = local.max(row);
+        let together = together_floats(&self.shape, &s);
+        Scratch { local, shared: self.beside(&s) + common_floats(&self.shape, &s) + together }
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
@@ -385,7 +455,12 @@ impl Run for LinearAttentionGrad {
         cx.count(|| self.work().fixed.multiply_adds as u64);
         let give = Give::<T>::new(self, &s, cx, args);
         let tokens = if self.segments { Tokens::Segments } else { Tokens::All };
-        let common = Common::new::<T>((&self.shape, &s), tokens, self.beside(&s), cx, args);
+        if let Some(groups) = together(&self.shape) {
+            self.run_together(&s, (groups, tokens, give), cx, args);
+            return;
+        }
+        let at = self.beside(&s);
+        let common = Common::new::<T>((&self.shape, &s), tokens, at, cx, args, |_, _| {});
         cx.parallel(s.batch * s.heads, |task, mut scratch| {
             let at = [task / s.heads, task % s.heads];
             let sequence = sequence(args, tokens, at[0], s.tokens);
@@ -393,10 +468,11 @@ impl Run for LinearAttentionGrad {
             let mut chunk = Chunk::new(s, &mut scratch);
             let mut back = Backward::new(&s, &mut scratch);
             let [states, values, row] = kept_floats(&s).map(|n| take(&mut scratch, n));
+            let firsts = give.firsts(at[1]);
             let (entered, each) = (usize::from(s.with_w()), s.values());
             states[..s.state()].fill(0.0);
             for c in 0..s.chunks() {
-                source.load(c * s.chunk, &mut chunk);
+                source.load(c * s.chunk, &mut chunk, false);
                 chunk.prepare(false, None);
                 let (before, behind) = states[c * s.state()..][..2 * s.state()].split_at_mut(s.state());
                 chunk.enter(before, false);
@@ -408,7 +484,7 @@ impl Run for LinearAttentionGrad {
             }
             back.state.fill(0.0);
             for c in (0..s.chunks()).rev() {
-                source.load(c * s.chunk, &mut chunk);
+                source.load(c * s.chunk, &mut chunk, true);
                 chunk.prepare(true, common.as_ref().map(|common| common.of(at, c)));
                 if s.with_u() {
                     chunk.values[entered].copy_from_slice(&values[c * each..][..each]);
@@ -417,14 +493,9 @@ impl Run for LinearAttentionGrad {
                 let (before, behind) = states[c * s.state()..][..2 * s.state()].split_at(s.state());
                 back.run(&mut chunk, before, behind);
                 for i in 0..chunk.n {
-                    give.token(
-                        source.token(c * s.chunk + i),
-                        at[1],
-                        [i, chunk.n],
-                        chunk.takes[i],
-                        &back,
-                        row,
-                    );
+                    let token = source.token(c * s.chunk + i);
+                    let takes = (chunk.takes[i], 0..6);
+                    give.token(token, (at[1], &firsts), [i, chunk.n], takes, &back, row);
                 }
             }
         });
@@ -449,9 +520,10 @@ impl Shared for LinearAttentionGrad {
         let s = &self.shape;
         let all = (s.batch * s.tokens * s.head_count()) as usize;
         let mut at = 0;
+        let keys = together(s).is_some();
         std::array::from_fn(|k| {
             let part = if k == 5 { s.decay.as_ref() } else { s.parts.get(k) };
-            part.filter(|part| s.is_shared(part)).map(|part| {
+            part.filter(|part| s.is_shared(part) && !(keys && k < 2)).map(|part| {
                 let first = at;
                 at += all * part.width as usize;
                 (first, part.width as usize)
@@ -485,45 +557,58 @@ impl<'a, T: Stored> Give<'a, T> {
         Give { sizes: *s, shape, to: std::array::from_fn(to), decay, beside }
     }
 
-    /// Stores the cotangents of token `i` of a chunk of `n`.
+    /// Where a head begins in the rows of each operand, decay last.
+    fn firsts(&self, head: usize) -> [usize; 6] {
+        std::array::from_fn(|k| {
+            let part = if k == 5 { self.shape.decay.as_ref() } else { self.shape.parts.get(k) };
+            part.map_or(0, |part| part.first(&self.shape.heads, head))
+        })
+    }
+
+    /// Stores the cotangents of token `i` of a chunk of `n`, those of `kinds` among `q`, `k`, `v`,
+    /// `u`, `w` and the decay.
     fn token(
         &self,
         token: usize,
-        head: usize,
+        (head, firsts): (usize, &[usize; 6]),
         [i, n]: [usize; 2],
-        takes: bool,
+        (takes, kinds): (bool, Range<usize>),
         back: &Backward,
         row: &mut [f32],
     ) {
         let s = &self.sizes;
-        for (k, of) in [Some(0), Some(1), None, Some(2), Some(3)].into_iter().enumerate() {
-            let (Some(to), Some(part)) = (self.to[k], self.shape.parts.get(k)) else { continue };
+        for k in kinds.clone() {
+            let of = [Some(0), Some(1), None, Some(2), Some(3), None][k];
+            let to = self.to.get(k).copied().flatten();
+            let (Some(to), Some(part)) = (to, self.shape.parts.get(k)) else { continue };
             let width = part.width as usize;
             let room = &mut row[..width];
-            match of {
-                _ if !takes => room.fill(0.0),
-                Some(of) => room.copy_from_slice(&back.parts.rows[of][i * s.line..][..width]),
-                None => from_panels(s, n, i, back.values[0], room),
-            }
+            let from = match of {
+                Some(of) if takes => &back.parts.rows[of][i * s.line..][..width],
+                _ => {
+                    if takes {
+                        from_panels(s, n, i, back.values[0], room)
+                    } else {
+                        room.fill(0.0)
+                    }
+                    room
+                }
+            };
             match self.beside[k] {
-                Some(beside) => beside.row_mut(token * s.heads + head).copy_from_slice(room),
+                Some(beside) => beside.row_mut(token * s.heads + head).copy_from_slice(from),
                 None => {
-                    let first = part.first(&self.shape.heads, head);
-                    T::store(
-                        room,
-                        &mut to.part_of_flat(token * part.row as usize + first, width).all_mut()[..],
-                    );
+                    let first = token * part.row as usize + firsts[k];
+                    T::store(from, to.part_of_flat(first, width).all_mut());
                 }
             }
         }
-        let (Some(to), Some(part)) = (self.decay, &self.shape.decay) else { return };
+        let decay = self.decay.filter(|_| kinds.contains(&5));
+        let (Some(to), Some(part)) = (decay, &self.shape.decay) else { return };
         let width = part.width as usize;
         let from = &back.parts.decay[i * s.decays()..][..width];
         let to = match self.beside[5] {
             Some(beside) => beside.row_mut(token * s.heads + head),
-            None => to
-                .part_of_flat(token * part.row as usize + part.first(&self.shape.heads, head), width)
-                .all_mut(),
+            None => to.part_of_flat(token * part.row as usize + firsts[5], width).all_mut(),
         };
         if takes { to.copy_from_slice(from) } else { to.fill(0.0) }
     }

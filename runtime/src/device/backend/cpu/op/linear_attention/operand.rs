@@ -101,6 +101,11 @@ impl Sizes {
         Lines::Rows(room, pitch)
     }
 
+    /// What [`Sizes::rows_of`] has rounded.
+    pub(super) fn kept_rows<'a>(&self, room: &'a [f32], k: usize) -> Lines<'a> {
+        Lines::Rows(room, apart(self.words(k)))
+    }
+
     /// A left operand: the `m` columns of `k` rows, `line` floats apart, which are its steps.
     pub(super) fn columns_of<'a>(
         &self,
@@ -114,6 +119,14 @@ impl Sizes {
         }
         round_pairs(x, line, [k, m], room, m);
         Lines::Columns(room, m)
+    }
+
+    /// The same in `to` whether they are rounded or not, `m` words from step to step.
+    pub(super) fn keep_columns(&self, x: &[f32], line: usize, [m, k]: [usize; 2], to: &mut [f32]) {
+        if self.rounds {
+            return round_pairs(x, line, [k, m], to, m);
+        }
+        x.chunks(line).take(k).zip(to.chunks_exact_mut(m)).for_each(|(x, to)| to.copy_from_slice(&x[..m]));
     }
 
     /// A right operand whose columns are `n` rows of `k` steps: products with them are inner

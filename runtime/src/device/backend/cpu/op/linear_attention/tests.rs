@@ -216,13 +216,20 @@ fn faults_in_chunks() {
     let silent = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = vec![];
-    for fault in
-        [Fault::LateDecay, Fault::LostState, Fault::OpenDocument, Fault::OpenTriangle, Fault::OtherHead]
-    {
+    let faults = [
+        (Fault::LateDecay, false),
+        (Fault::LostState, false),
+        (Fault::OpenDocument, false),
+        (Fault::OpenTriangle, false),
+        (Fault::OtherHead, false),
+        (Fault::OtherHead, true),
+        (Fault::LostHead, true),
+    ];
+    for (fault, gradient) in faults {
         FAULT.set(fault);
         // Few instances have heads that share both queries and keys.
         let noticed = (0..400).any(|seed| {
-            let case = instance(seed, CHUNK as u64 + 20, false);
+            let case = instance(seed, CHUNK as u64 + 20, gradient);
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check_instance(&case))).is_err()
         });
         missed.extend((!noticed).then_some(fault));
