@@ -523,7 +523,7 @@ impl<'s> Chunk<'s> {
         if self.sizes.rounds { self.state } else { state }
     }
 
-    /// What enters the state as a right operand: with keys, or with `w`.
+    /// The values that enter the state as a right operand: with keys, or with `w`.
     fn entered(&self, k: usize) -> &[f32] {
         if self.sizes.rounds { self.entered[k] } else { self.values[k] }
     }

@@ -1,8 +1,8 @@
 //! The backward of heads that share queries and keys, as those of Mamba-2 do, without a delta.
 //!
-//! What passes from chunk to chunk is little: a task goes through the chunks of a head forward, for
-//! the states, and back, for their cotangents, and decays are those of values instead of keys. All
-//! else is of one chunk: a task has the heads of a group one after another, adds their cotangents
+//! Little passes from chunk to chunk: a task goes through the chunks of a head forward, for the
+//! states, and back, for their cotangents, and decays are those of values instead of keys. All else
+//! is of one chunk: a task has the heads of a group one after another, adds their cotangents
 //! of queries, keys and scores, and multiplies those of scores once. States and their cotangents
 //! stay in shared scratch meanwhile, which holds no cotangents of single heads.
 
@@ -41,7 +41,7 @@ pub(super) fn together_floats(shape: &LinearShape, s: &Sizes) -> usize {
     together(shape).map_or(0, |groups| lengths(&groups, s).iter().sum())
 }
 
-/// What tasks share, by the chunks of groups and of heads.
+/// Buffers that tasks share, by the chunks of groups and of heads.
 struct Shared<'a> {
     /// Columns of queries, then of keys.
     columns: View<'a, f32>,

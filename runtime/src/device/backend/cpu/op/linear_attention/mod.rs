@@ -4,8 +4,8 @@
 //! backward it goes forward once more, keeps the state before each chunk and what enters it, and
 //! then goes back ([`back`]). Where several heads read an operand, each head stores its own
 //! cotangent in scratch, and they are added in the order of heads; where they read the same queries
-//! and keys and there is no delta, a task has a chunk of all of them ([`group`]). States and sums are f32; where
-//! operands are bf16, so is what products read ([`operand`]).
+//! and keys and there is no delta, a task has a chunk of all of them ([`group`]). States and sums
+//! are f32; where operands are bf16, so is what products read ([`operand`]).
 
 mod back;
 mod chunk;

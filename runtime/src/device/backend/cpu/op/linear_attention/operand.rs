@@ -101,7 +101,7 @@ impl Sizes {
         Lines::Rows(room, pitch)
     }
 
-    /// What [`Sizes::rows_of`] has rounded.
+    /// The left operand that [`Sizes::rows_of`] has rounded.
     pub(super) fn kept_rows<'a>(&self, room: &'a [f32], k: usize) -> Lines<'a> {
         Lines::Rows(room, apart(self.words(k)))
     }
