@@ -1890,6 +1890,12 @@ fn faults() -> Vec<Fault> {
             let gain = reader(f, "norms.g.weight");
             gain.is_some_and(|gain| bypass(f, gain, 0))
         }),
+        lower("a stream of the past that is four layers back", NAMED, |_, f| {
+            let past = |name| f.params.iter().position(|p| p.name.ends_with(name));
+            let (Some(four), Some(two)) = (past("history.0"), past("history.2")) else { return false };
+            redirect(f, 0, Value(two as u32), Value(four as u32));
+            true
+        }),
         lower("a mean over tokens that is their sum", NAMED, |module, f| {
             nodes(f, |op| matches!(op, Op::Reduce(_))).into_iter().fold(false, |done, i| {
                 let Op::Reduce(r) = &mut f.nodes[i].op else { return done };

@@ -14,6 +14,7 @@
 //! | experts | at most 5, 2 of them active; 2 shared | all active, one expert, no-ops, shared ones |
 //! | groups of experts | 2 or 3 of 2 experts | one group for several of them, all groups |
 //! | `repeat`, `recur` | at most 2, 3 | loops, several depths of each body |
+//! | layers between streams of the past | at most 2, in as many copies as two such streams take | streams that are left out, several that are read |
 //! | capacity of `skip` | between 0.3 and 0.8 | some tokens take part and some do not |
 //! | context, batch, steps | 12, 4, 6 | |
 //! | learning rate, weight decay | at least 1e-2, 0.1 where there is any | what they do is more than rounding |
@@ -102,10 +103,13 @@ fn items(all: &mut [Item], turns: bool, less: Less) {
     for item in all {
         match item {
             Item::Layer(e) => expr(e, less),
+            Item::Statement(Statement::History(Steps::Every(step) | Steps::Apart(step))) => {
+                less("mix history", step, 2);
+            }
             Item::Statement(_) => {}
             Item::Repeat { count, items: inner } => {
-                less("repeat", count, 2);
                 items(inner, turns, less);
+                less("repeat", count, copies(inner));
             }
             Item::Recur { count, items: inner, looping, .. } => {
                 less("recur", count, 3);
@@ -125,6 +129,28 @@ fn items(all: &mut [Item], turns: bool, less: Less) {
             }
         }
     }
+}
+
+/// Copies that are kept of items: two, or as many as it takes until a statement in the last of them
+/// reads two streams of the past.
+fn copies(inner: &[Item]) -> u64 {
+    fn layers(items: &[Item]) -> u64 {
+        let each = items.iter().map(|item| match item {
+            Item::Layer(_) => 1,
+            Item::Statement(_) => 0,
+            Item::Repeat { count, items } | Item::Recur { count, items, .. } => count * layers(items),
+        });
+        each.sum()
+    }
+    fn farthest(items: &[Item]) -> u64 {
+        let each = items.iter().map(|item| match item {
+            Item::Statement(Statement::History(Steps::Every(step) | Steps::Apart(step))) => 2 * step,
+            Item::Layer(_) | Item::Statement(_) => 0,
+            Item::Repeat { items, .. } | Item::Recur { items, .. } => farthest(items),
+        });
+        each.max().unwrap_or(0)
+    }
+    farthest(inner).div_ceil(layers(inner).max(1)).max(2)
 }
 
 /// Leaves out the capacities of passes that there are no more.
