@@ -944,7 +944,7 @@ fn layers_of(items: &[Item]) -> Vec<&Expr> {
 
 /// Whether passes of a loop share out the loss.
 fn is_gated(item: &Item) -> bool {
-    matches!(item, Item::Recur { looping: Looping { exit: Exit::Gate(_), .. }, .. })
+    matches!(item, Item::Recur { looping, .. } if looping.exit.gate().is_some())
 }
 
 /// Whether its tokens choose how many passes of it they make.
@@ -1136,7 +1136,7 @@ impl Walk<'_> {
     fn passes(&mut self, all: Loop, own: Passes) -> Result<Vec<Block>, CompileError> {
         let Loop { count, looping: Some(looping), .. } = all else { return self.repeated(all) };
         let mut blocks = vec![];
-        if matches!(looping.exit, Exit::Gate(_)) {
+        if looping.exit.gate().is_some() {
             blocks.push(Block::Apply(self.apply(Work::Enter, None)));
         }
         if let Some(balance) = depth_choice(all.items) {
@@ -1467,9 +1467,11 @@ impl Walk<'_> {
         if let Some(i) = body.saves().and_then(|name| self.saved.iter().position(|s| *s == name)) {
             more(Owner::Saved(i as u32), 1);
         }
-        if let Work::Enter | Work::Exit(Leaving { how: Exit::Gate(_), .. }) = body.work {
-            more(Owner::Exit, 1);
-        }
+        let gated = match body.work {
+            Work::Exit(leaving) => leaving.how.gate().is_some(),
+            ref work => *work == Work::Enter,
+        };
+        more(Owner::Exit, u64::from(gated));
         if let Work::Choose(_) = body.work {
             more(Owner::Choice, 1);
         }

@@ -6,7 +6,7 @@
 //! application and its loops.
 
 use crate::CompileError;
-use crate::architecture::{Apply, Architecture, Block, Work, continues, run_of};
+use crate::architecture::{Apply, Architecture, Block, Leaving, Work, continues, run_of};
 use crate::bind::{Owner, Part};
 use crate::compiled::{
     Compiled, End, Entry, Kept, Observation, Observed, Per, SequenceState, StateBuffer, Tensor,
@@ -24,7 +24,7 @@ use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
 use crate::spread::Spread;
 use crate::teach::{Lesson, Taught};
 use crate::transfer::Rates;
-use dreamc_dsl::spec::{Shard, Spec};
+use dreamc_dsl::spec::{Exit, Shard, Spec};
 use indexmap::IndexMap;
 use rustc_hash::FxHashSet;
 
@@ -811,8 +811,12 @@ impl<'a> Assembly<'a> {
         }
         if architecture.cache_of(Owner::Exit).is_some() {
             let Some(ids) = self.stream_buffer() else { return Ok(Program::default()) };
-            let rows = self.plan.buffer(ids).shape[..2].to_vec();
-            let buffer = self.left_cotangent(rows)?;
+            let mut shape = self.plan.buffer(ids).shape[..2].to_vec();
+            // Sums of what the head reads follow the shares.
+            if let Some(Leaving { how: Exit::Expected(_), .. }) = architecture.exit {
+                shape.push(architecture.model.hidden + 1);
+            }
+            let buffer = self.left_cotangent(shape)?;
             let (b, variable) = (self.plan.buffer(buffer), architecture.variables);
             let (elements, count) = (b.elements(), b.instances);
             let instance = Affine { base: 0, terms: vec![(variable, 1)] };

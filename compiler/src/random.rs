@@ -488,6 +488,18 @@ impl Writer {
         format!("{{{law}}}")
     }
 
+    /// The passes that a loss sees.
+    fn exit(&mut self) -> String {
+        let (word, key) = match self.r.below(4) {
+            0 => ("last", "recur.exit last"),
+            1 => ("mean", "recur.exit mean"),
+            2 => ("{gate: 0.3}", "exit.gate"),
+            _ => ("{expected: 0.3}", "exit.expected"),
+        };
+        self.keys.insert(key.into());
+        word.into()
+    }
+
     /// A statement on the stream.
     fn statement(&mut self) -> String {
         match self.r.below(6) {
@@ -578,7 +590,8 @@ impl Writer {
                 }
                 "backprop" => (1 + self.r.below(2)).to_string(),
                 "depth" => self.depths(),
-                name @ ("lora" | "embed" | "exit" | "kv") => self.value(section, name, &key.kind),
+                "exit" => self.exit(),
+                name @ ("lora" | "embed" | "kv") => self.value(section, name, &key.kind),
                 name if self.writes(key) => self.value(section, name, &key.kind),
                 _ => continue,
             };

@@ -758,13 +758,14 @@ fn depths(words: &mut Words, at: Span) -> Value {
     Value::new(ValueKind::Map(map), span)
 }
 
-/// `gate 0.1` as the map that YAML has; another word alone.
+/// `gate 0.1` or `expected 0.1` as the map that YAML has; another word alone.
 fn exit(words: &mut Words, at: Span) -> Value {
     let Some(how) = words.next() else { return Value::new(ValueKind::Null, at) };
-    let is_gate = matches!(&how.kind, ValueKind::Word(word) if word == "gate");
-    let Some(entropy) = is_gate.then(|| number(words)).flatten() else { return how };
+    let ValueKind::Word(word) = &how.kind else { return how };
+    let known = keys::EXIT.key(word).is_some();
+    let Some(entropy) = known.then(|| number(words)).flatten() else { return how };
     let span = how.span.to(entropy.span);
-    let key = Key { text: "gate".into(), span: how.span };
+    let key = Key { text: word.clone(), span: how.span };
     let items = vec![Item::new(Pair { key, value: entropy })];
     Value::new(ValueKind::Map(Map { items, span, ..Map::default() }), span)
 }

@@ -910,7 +910,7 @@ pub static RECUR: Section = Section {
                 Type::Section(&EXIT),
             ]),
             Rule("`last`"),
-            "The passes whose streams the loss of training sees; evaluation sees the stream that leaves. `exit mean` or `exit gate 0.1` in `.dream`. \
+            "The passes whose streams the loss of training sees; evaluation sees the stream that leaves. `exit mean`, `exit gate 0.1` or `exit expected 0.1` in `.dream`. \
              Of a `recur` that is the last item of the body; a `norm` may follow it, through which every pass goes. Such a loss is refused \
              with `backprop`: gradients of the passes before its last ones would reach the head alone. \
              With lanes or sources, the stream of a pass is the one that the final norm would read after it.",
@@ -931,14 +931,19 @@ pub static RECUR: Section = Section {
 /// The loss of a loop that may be left at every pass.
 pub static EXIT: Section = Section {
     name: "exit",
-    doc: "A gate gives each pass its share of the loss (Ouro).",
+    doc: "A gate gives each pass its share (Ouro): `q_p = λ_p Π_{j<p} (1 - λ_j)`, `λ_p = sigmoid(w·x_p + c)`, and the last pass has the rest. \
+          The section has one of these keys.",
     short: None,
-    keys: &[key(
-        "gate",
-        WEIGHT,
-        Required,
-        "`β` of `Σ_p q_p ℓ_p - β H(q)`, where `q_p = λ_p Π_{j<p} (1 - λ_j)`, `λ_p = sigmoid(w·x_p + c)`, and the last pass has the rest.",
-    )],
+    keys: &[
+        key("gate", WEIGHT, Absent, "`β` of `Σ_p q_p ℓ_p - β H(q)`: shares of the loss."),
+        key(
+            "expected",
+            WEIGHT,
+            Absent,
+            "`β` of `ℓ(head(Σ_p q_p n_p)) - β H(q)`, `n_p` what the head reads of pass `p`: shares of the logits, before their cap. \
+             Evaluation and generation see the last pass, as without.",
+        ),
+    ],
 };
 
 /// A distribution of depths.

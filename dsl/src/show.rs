@@ -393,6 +393,13 @@ pub(crate) fn router(router: &Router) -> ValueKind {
     fields.map()
 }
 
+/// A gate whose shares are of what `key` says.
+fn gate(key: &str, entropy: f64) -> ValueKind {
+    let mut gate = Fields::inline();
+    gate.put(key, real(entropy));
+    gate.map()
+}
+
 fn item(item: &spec::Item) -> ValueKind {
     let (key, count, recur, items) = match item {
         spec::Item::Layer(expr) => return ValueKind::Layer(layer(expr)),
@@ -421,11 +428,8 @@ fn item(item: &spec::Item) -> ValueKind {
         match looping.exit {
             Exit::Last => {}
             Exit::Mean => fields.put("exit", word("mean")),
-            Exit::Gate(entropy) => {
-                let mut gate = Fields::inline();
-                gate.put("gate", real(entropy));
-                fields.put("exit", gate.map());
-            }
+            Exit::Gate(entropy) => fields.put("exit", gate("gate", entropy)),
+            Exit::Expected(entropy) => fields.put("exit", gate("expected", entropy)),
         }
         if looping.kv_first {
             fields.put("kv", word("first"));

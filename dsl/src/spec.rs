@@ -630,12 +630,23 @@ pub enum Exit {
     /// `λ_p = sigmoid(w·x_p + c)`, `q_p = λ_p Π_{j<p} (1 - λ_j)`, `q_last` the rest: for each token
     /// `Σ_p q_p ℓ_p - β H(q)` (Ouro, 2510.25741, section 3.2).
     Gate(f64),
+    /// The same shares of each pass's logits: the loss of `head(Σ_p q_p n_p)`, `n_p` what the head
+    /// reads of pass `p`, less `β H(q)` (Ouro's code of its published models).
+    Expected(f64),
 }
 
 impl Exit {
     /// Whether it is the stream that leaves, as of any loop.
     pub fn is_last(&self) -> bool {
         *self == Exit::Last
+    }
+
+    /// `β` of a gate, which shares out losses or logits.
+    pub fn gate(&self) -> Option<f64> {
+        match *self {
+            Exit::Last | Exit::Mean => None,
+            Exit::Gate(entropy) | Exit::Expected(entropy) => Some(entropy),
+        }
     }
 }
 

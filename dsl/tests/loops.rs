@@ -55,6 +55,11 @@ fn both_spellings_say_the_same() {
             Looping { exit: Exit::Gate(0.1), lora: Some(4), ..Looping::default() },
         ),
         (
+            "recur 3 exit expected 0.1 embed { a }\n  norm",
+            "{recur: 3, exit: {expected: 0.1}, embed: true, layers: [a]}, norm",
+            Looping { exit: Exit::Expected(0.1), embed: true, ..Looping::default() },
+        ),
+        (
             "recur 3 kv first lora 2 { s > a }",
             "{recur: 3, kv: first, lora: 2, layers: [s > a]}",
             Looping { kv_first: true, lora: Some(2), ..Looping::default() },
@@ -89,6 +94,8 @@ fn every_mistake_is_reported_at_its_token() {
         ("recur 2 embed depth uniform 1 4 { a }", "uniform 1 4", "weights for 2 passes"),
         ("recur 4 backprop 2 exit mean { a }", "mean", "would reach the head and no layer"),
         ("recur 1 exit mean { a }", "mean", "one way out"),
+        ("recur 2 exit expected { a }", "expected", "`expected` is not a value of `exit`"),
+        ("recur 3 backprop 1 exit expected 0.1 { a }", "expected 0.1", "would reach the head and no layer"),
         ("recur 2 { recur 2 kv first { s } }", "first", "inside another loop"),
         ("recur 2 kv first { a }", "first", "no attention inside makes keys"),
         ("recur 2 kv first { t }", "first", "`t` mixes projections"),
@@ -194,6 +201,18 @@ fn every_mistake_is_reported_at_its_token() {
         let found = found.unwrap_or_else(|| panic!("`{body}` has no error `{message}`: {messages:?}"));
         let span = found.span.unwrap_or_default();
         assert!(text[span.start..span.end].starts_with(token), "{body}: {}", &text[span.start..span.end]);
+    }
+}
+
+#[test]
+fn an_exit_of_its_own_has_one_weight() {
+    for (exit, message) in [
+        ("{}", "an `exit` of its own has a weight of its gate"),
+        ("{gate: 0.1, expected: 0.1}", "an `exit` has one of them"),
+    ] {
+        let text = yaml(&format!("{{recur: 2, exit: {exit}, layers: [a]}}"));
+        let found = read(&text, Spelling::Yaml).expect_err(&text);
+        assert!(found.list.iter().any(|d| d.message.contains(message)), "{exit}: {found}");
     }
 }
 

@@ -288,6 +288,7 @@ fn about_loop(count: u64, looping: &Looping) -> String {
         Exit::Last => {}
         Exit::Mean => about += ", losses of all passes",
         Exit::Gate(_) => about += ", losses of all passes by a gate",
+        Exit::Expected(_) => about += ", logits of all passes by a gate",
     }
     if let Some(kept) = looping.backprop.filter(|kept| *kept < count) {
         let _ = write!(about, ", gradients of the last {kept}");

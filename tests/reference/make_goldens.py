@@ -274,6 +274,9 @@ CASES |= {
                          "mlp: {mlp: {intermediate: 9, post_norm: true}}"], [
         '{recur: 3, residual_norm: false, exit: {gate: 0.1}, layers: ["sa > mlp", "sa > mlp", norm]}',
     ]),
+    "exit_expected": zoo("exit-expected", [LOOPED, MLP], [
+        '"sa > mlp"', '{recur: 3, residual_norm: false, exit: {expected: 0.1}, layers: ["sa > mlp"]}',
+    ], more="  head_bias: true\n  logit_scale: 0.7\n"),
     "exit_mean": zoo("exit-mean", [LOOPED, MLP], [
         '"sa > mlp"', '{recur: 3, residual_norm: false, exit: mean, embed: true, layers: ["sa > mlp"]}', "norm",
     ]),
@@ -586,7 +589,9 @@ def compute(case):
         losses, trained, gap = train(model, weights, steps, t)
         skips = any(skips_in(layer.tree) for layer in model.layers)
         rounds = any(c.get("round") for c in model.components.values())
-        infers = skips or rounds
+        # Training may see other logits than those of the last pass.
+        expects = model.exit is not None and model.exit.exit == "expected"
+        infers = skips or rounds or expects
         inferred, gap_inferred, shares = infer(model, weights, ids[:, :-1]) if infers else (None, np.inf, [])
         # Most skips must be of some tokens and not of others, or nothing is compared.
         mixed = sum(0 < float(share) < 1 for share in [*shares, *rest["shares"]]) >= 0.7 * len([*shares, *rest["shares"]])

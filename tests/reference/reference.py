@@ -225,7 +225,8 @@ class Loop:
         self.kv_first = settings["kv"] == "first"
         self.backprop = settings["backprop"] or self.passes
         leave = settings["exit"]
-        self.exit, self.entropy = ("gate", leave["gate"]) if isinstance(leave, dict) else (leave, 0.0)
+        [(self.exit, self.entropy)] = leave.items() if isinstance(leave, dict) else [(leave, 0.0)]
+        assert self.exit in ("last", "mean", "gate", "expected"), leave
         self.choice = False  # whether tokens choose their number of passes
 
 
@@ -392,7 +393,7 @@ class Model:
             prefix = f"loops.{loop.number}"
             if loop.embed:
                 shapes[f"{prefix}.embed.weight"] = (loop.passes, h)
-            if loop.exit == "gate":
+            if loop.exit in ("gate", "expected"):
                 shapes[f"{prefix}.exit.weight"], shapes[f"{prefix}.exit.bias"] = (h,), (1,)
             if loop.choice:
                 shapes[f"{prefix}.choice.weight"], shapes[f"{prefix}.choice.bias"] = (loop.passes, h), (loop.passes,)
@@ -1379,6 +1380,8 @@ class Forward:
     def loss(self, logits, targets):
         """What is trained: the loss of all passes where a loop has exits, and the losses of routers and of the head."""
         loop, total = self.model.exit, self.auxiliary
+        if loop is not None and loop.exit == "expected":
+            logits = self.expected_logits()
         if self.model.z_loss:
             total += self.model.z_loss * jnp.mean(jax.nn.logsumexp(logits, axis=-1) ** 2)
         if loop is None:
@@ -1386,15 +1389,24 @@ class Forward:
         each = jnp.stack([token_losses(logits, targets) for logits in self.pass_logits])  # [n, b, t]
         if loop.exit == "mean":
             return total + jnp.mean(each)
-        prefix = f"loops.{loop.number}.exit"
-        stay, shares = 1.0, []
+        q = self.exit_shares()
+        entropy = -jnp.sum(q * jnp.log(q), axis=0)
+        if loop.exit == "expected":
+            return total + jnp.mean(token_losses(logits, targets) - loop.entropy * entropy)
+        return total + jnp.mean(jnp.sum(q * each, axis=0) - loop.entropy * entropy)
+
+    def exit_shares(self):
+        """The share that each pass has of a token: [n, b, t]. The last pass takes the rest."""
+        prefix, stay, shares = f"loops.{self.model.exit.number}.exit", 1.0, []
         for x in self.pass_streams[:-1]:
             leave = jax.nn.sigmoid(x @ self.w[f"{prefix}.weight"] + self.w[f"{prefix}.bias"])
             shares.append(stay * leave)
             stay = stay * (1 - leave)
-        q = jnp.stack([*shares, stay])  # the last pass takes the rest
-        entropy = -jnp.sum(q * jnp.log(q), axis=0)
-        return total + jnp.mean(jnp.sum(q * each, axis=0) - loop.entropy * entropy)
+        return jnp.stack([*shares, stay])
+
+    def expected_logits(self):
+        """What training sees in place of the last pass's logits where passes share out logits."""
+        return jnp.einsum("nbt,nbtv->btv", self.exit_shares(), jnp.stack(self.pass_logits))
 
 
 def sinkhorn(square):
@@ -1437,6 +1449,8 @@ def evaluate(model, weights, ids, replay=None):
         forward = Forward(model, trained | biases, replay)
         logits = forward.run(ids[:, :-1])
         loss = forward.loss(logits, ids[:, 1:])
+        if model.exit is not None and model.exit.exit == "expected":
+            logits = forward.expected_logits()
         gap = jnp.min(jnp.array(forward.gaps + [jnp.inf]))
         return loss, dict(logits=logits, counts=forward.counts, gap=gap, bias_decided=forward.bias_decided,
                           stopped=forward.stopped, shares=forward.shares)  # fmt: skip

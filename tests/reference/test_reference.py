@@ -454,6 +454,25 @@ class Wiring(unittest.TestCase):
         self.assertAlmostEqual(got, total / 14, places=12)
         np.testing.assert_allclose(forward.pass_logits[-1], logits, atol=1e-13)
 
+    def test_expected_logits(self):
+        """The loss of the mean of all passes' logits by their shares."""
+        model, w, ids = load("exit_expected")
+        forward = Forward(model, w)
+        logits = forward.run(ids[:, :-1])
+        got, total = float(forward.loss(logits, ids[:, 1:])), 0.0
+        weight, bias = w["loops.0.exit.weight"], w["loops.0.exit.bias"][0]
+        for b in range(2):
+            for t in range(7):
+                stay, z = 1.0, np.zeros(17)
+                for p in range(3):
+                    leave = 1 / (1 + np.exp(-(np.array(forward.pass_streams[p][b, t]) @ weight + bias)))
+                    q = stay if p == 2 else stay * leave
+                    stay *= 1 - leave
+                    z += q * np.array(forward.pass_logits[p][b, t])
+                    total += 0.1 * q * np.log(q)
+                total += np.log(np.sum(np.exp(z))) - z[ids[b, t + 1]]
+        self.assertAlmostEqual(got, total / 14, places=12)
+
     def test_mean_of_exits(self):
         """Fewer passes of the same loop give the logits of the earlier passes."""
         model, w, ids = load("exit_mean")

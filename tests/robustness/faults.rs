@@ -712,6 +712,13 @@ const PASSES: &str = "
     mlp: {mlp: {intermediate: 7}}
   body: [sa > mlp, {recur: 3, embed: true, lora: 2, exit: {gate: 0.1}, layers: [sa > mlp]}, norm]";
 
+/// A loop whose passes share out their logits.
+const EXPECTED: &str = "
+    sa: {sequence: {heads: 2, head_size: 4, projection: none}}
+    mlp: {mlp: {intermediate: 7}}
+  logit_softcap: 3
+  body: [sa > mlp, {recur: 3, exit: {expected: 0.2}, layers: [sa > mlp]}]";
+
 /// Adapters of frozen matrices.
 const ADAPTERS: &str = "
     sa: {sequence: {heads: 4, kv_heads: 2, head_size: 4, projection: none}}
@@ -1949,6 +1956,24 @@ fn faults() -> Vec<Fault> {
             });
             low.is_some_and(|add| bypass(f, add, 0))
         }),
+        lower("a pass whose logits are left out of those expected", EXPECTED, |_, f| {
+            let left = nodes(f, |op| matches!(op, Op::Concat(_))).into_iter().find_map(|joined| {
+                f.name.starts_with("exit").then(|| defines(f, f.nodes[joined].inputs[1])).flatten()
+            });
+            left.is_some_and(|add| bypass(f, add, 0))
+        }),
+        lower("logits of the last pass in the place of those expected", EXPECTED, |_, f| {
+            let sum = nodes(f, |op| matches!(op, Op::Split(_))).into_iter().find_map(|parts| {
+                let sum = Value(f.nodes[parts].first.0 + 1);
+                (f.name == "head").then(|| reads(f, sum)).flatten()
+            });
+            let last = sum.and_then(|add| Some((add, defines(f, f.nodes[add].inputs[1])?)));
+            last.is_some_and(|(add, part)| {
+                let (old, new) = (f.nodes[add].first, f.nodes[part].inputs[0]);
+                redirect(f, add + 1, old, new);
+                true
+            })
+        }),
         lower("an adapter left out", ADAPTERS, |_, f| {
             let low = reader(f, "sa.k.adapter_b").and_then(|low| {
                 let low = f.nodes[low].first;
@@ -2888,6 +2913,7 @@ fn main() -> ExitCode {
         sound("passes", PASSES),
         sound("recursions", RECURSIONS),
         sound("whole", WHOLE),
+        sound("expected", EXPECTED),
         sound("adapters", ADAPTERS),
         sound("magnitudes", MAGNITUDES),
         sound("choice", CHOICE),

@@ -50,7 +50,7 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth; most stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 38] = [
+pub const WIRINGS: [&str; 39] = [
     "apart",
     "factors",
     "latent",
@@ -65,6 +65,7 @@ pub const WIRINGS: [&str; 38] = [
     "define_losses",
     "denseformer",
     "dora",
+    "exit_expected",
     "exit_mean",
     "gated_attention",
     "huginn",

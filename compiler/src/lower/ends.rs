@@ -63,16 +63,19 @@ pub(super) fn head(
         let asked = lower.b.param(Input::Asked.name(), Binding::Batch(Input::Asked), Type::i32(&one));
         // Before the norm and the product with the vocabulary, which are the work of the head.
         let x = lower.b.op(Op::TakeTokens, &[x, asked]);
-        let (logits, _) = lower.logits(x);
+        let n = lower.read_by_head(x);
+        let (logits, _) = lower.logits(n);
         lower.b.result(Output::Logits, logits);
         return finish_head(lower, globals);
     }
-    let (logits, vocab) = lower.logits(x);
+    let n = lower.read_by_head(x);
+    let (n, left) = lower.expected(n);
+    let (logits, vocab) = lower.logits(n);
     let mut given = |input: Input, ty| lower.b.param(input.name(), Binding::Batch(input), ty);
     let targets = given(Input::Targets, Type::i32(&rows));
     let scale = given(Input::LossScale, Type::f32(&[]));
     let nll = lower.b.ops(Op::CrossEntropy, &[logits, targets])[0];
-    let each = lower.last_share(nll, targets);
+    let each = lower.last_share(nll, targets, left);
     let mut sum = match shape.dpo {
         None => lower.b.reduce(Reduce::Sum, each, &rows),
         Some(dpo) => lower.preferences(each, &rows, dpo)?,
@@ -131,14 +134,19 @@ impl Lower<'_> {
         Ok(self.b.reduce(Reduce::Sum, each, &[pairs]))
     }
 
-    /// Logits of the stream that leaves, after the final norm; and their dimension.
-    pub(super) fn logits(&mut self, mut x: Value) -> (Value, Dim) {
-        let (architecture, hidden) = (self.architecture, self.hidden());
-        let model = &architecture.model;
-        if architecture.final_norm {
+    /// The stream that leaves, after the final norm.
+    pub(super) fn read_by_head(&mut self, mut x: Value) -> Value {
+        if self.architecture.final_norm {
             x = self.norm(x, Owner::Stream, Part::FinalNorm, 1);
         }
         self.b.point("norm".into(), x);
+        x
+    }
+
+    /// Logits of what the head reads; and their dimension.
+    pub(super) fn logits(&mut self, x: Value) -> (Value, Dim) {
+        let (architecture, hidden) = (self.architecture, self.hidden());
+        let model = &architecture.model;
         let (owner, kind) = if model.tie {
             (Owner::Embedding, TensorKind::Embedding)
         } else {

@@ -3,7 +3,9 @@
 //! Every pass but the last ends with a function that adds its share to the loss and passes the
 //! stream on; the last pass leaves to the head. Where a gate shares out the loss, the logarithm of
 //! what is left of it, `ln Π (1 - λ_j)`, is handed from pass to pass as a state of lifetime
-//! [`Lifetime::Saved`] under two names: one that a function reads, one that it leaves.
+//! [`Lifetime::Saved`] under two names: one that a function reads, one that it leaves. Where it
+//! shares out logits, `Σ q_p n_p` of what the head reads of passes follows it in each row, so that
+//! the head multiplies once.
 //!
 //! Where tokens leave by it ([`Shape::exit`]), a pass reads the same: the stream of a token that
 //! left stays as it is, nobody asks for its rows, and its keys, its values and what states of texts
@@ -12,6 +14,15 @@
 
 use super::*;
 use crate::architecture::Leaving;
+use smallvec::smallvec;
+
+/// The values that a pass leaves to the next one.
+pub(super) struct Left {
+    /// The share that is left, in logarithms: `[b, t]`.
+    share: Value,
+    /// `Σ q_p n_p` so far, `[b, t, h]`, where logits are expected.
+    sum: Option<Value>,
+}
 
 impl Lower<'_> {
     fn left_port(&mut self, name: &str) -> Port {
@@ -20,15 +31,62 @@ impl Lower<'_> {
         port
     }
 
-    /// The share of the loss that is left before this, in logarithms: `[b, t]`.
-    fn left(&mut self) -> Value {
-        let (port, rows) = (self.left_port("exit.left"), self.stream_rows());
-        self.b.param(&port.name, port.binding, Type::f32(&rows))
+    /// Whether training sees the logits that passes are expected to have.
+    fn expects(&self) -> bool {
+        let expected = matches!(self.architecture.exit, Some(Leaving { how: Exit::Expected(_), .. }));
+        expected && self.form.trains()
     }
 
-    fn leave_left(&mut self, left: Value) {
-        let port = self.left_port("exit.next");
+    /// `[b, t]`, or `[b, t, 1 + h]` with the sum of what the head reads.
+    fn left_type(&mut self) -> Type {
+        let rows = self.stream_rows();
+        if !self.expects() {
+            return Type::f32(&rows);
+        }
+        let wide = self.dim("left", self.architecture.model.hidden + 1);
+        Type::f32(&[&rows[..], &[wide]].concat())
+    }
+
+    /// The values that passes before this one left.
+    fn left(&mut self) -> Left {
+        let (port, ty) = (self.left_port("exit.left"), self.left_type());
+        let left = self.b.param(&port.name, port.binding, ty);
+        if !self.expects() {
+            return Left { share: left, sum: None };
+        }
+        let (one, hidden, rows) = (self.one(), self.hidden(), self.stream_rows());
+        let parts = self.b.ops(Split(smallvec![one, hidden]), &[left]);
+        Left { share: self.b.reshape(parts[0], &rows), sum: Some(parts[1]) }
+    }
+
+    fn leave_left(&mut self, Left { share, sum }: Left) {
+        let (port, ty) = (self.left_port("exit.next"), self.left_type());
+        let left = match (sum, ty.dims.last()) {
+            (Some(sum), Some(&wide)) => {
+                let (one, rows) = (self.one(), self.stream_rows());
+                let share = self.b.reshape(share, &[&rows[..], &[one]].concat());
+                self.b.op(Concat(wide), &[share, sum])
+            }
+            _ => share,
+        };
         self.b.result(port, left);
+    }
+
+    /// The sum with `q n` of a pass, of `ln q`.
+    fn expect(&mut self, sum: Option<Value>, share: Value, n: Value) -> Option<Value> {
+        let sum = sum?;
+        let q = self.b.unary(Unary::Exp, share);
+        let part = self.b.mul(n, q);
+        Some(self.b.add(sum, part))
+    }
+
+    /// The rows that the head multiplies, of the stream of the last pass through the norm: in
+    /// training those of all passes, where logits are expected. And what passes left.
+    pub(super) fn expected(&mut self, n: Value) -> (Value, Option<Left>) {
+        let gated = self.architecture.exit.is_some_and(|leaving| leaving.how.gate().is_some());
+        let left = (gated && self.form.trains()).then(|| self.left());
+        let sum = left.as_ref().and_then(|left| self.expect(left.sum, left.share, n));
+        (sum.unwrap_or(n), left)
     }
 
     /// Before the first pass.
@@ -36,9 +94,10 @@ impl Lower<'_> {
         let x = self.stream();
         self.b.result(Port::new("y", Binding::Stream), x);
         if self.form.trains() || self.shares().is_some() || self.observes() {
-            let rows = self.stream_rows();
-            let all = self.b.zeros(&Type::f32(&rows));
-            self.leave_left(all);
+            let ty = self.left_type();
+            let port = self.left_port("exit.next");
+            let all = self.b.zeros(&ty);
+            self.b.result(port, all);
         }
     }
 
@@ -49,7 +108,7 @@ impl Lower<'_> {
 
     /// The share of a token that has to have left for it to leave, where tokens leave by it.
     fn shares(&self) -> Option<f64> {
-        let gated = matches!(self.architecture.exit, Some(Leaving { how: Exit::Gate(_), .. }));
+        let gated = self.architecture.exit.is_some_and(|leaving| leaving.how.gate().is_some());
         self.shape.exit.filter(|_| gated && self.form == Form::Inference)
     }
 
@@ -58,7 +117,7 @@ impl Lower<'_> {
         let share = self.shares().filter(|_| self.body.is_some_and(|body| body.leaves))?;
         // `Σ q > share` where `ln Π (1 - λ) < ln (1 - share)`.
         let bound = self.b.constant((1.0 - share).ln());
-        let left = self.left();
+        let left = self.left().share;
         let over = self.b.sub(left, bound);
         let running = self.b.op(Decide { inclusive: true }, &[over]);
         let running = self.taking_part(running);
@@ -110,14 +169,12 @@ impl Lower<'_> {
         let x = self.stream();
         self.b.result(Port::new("y", Binding::Stream), x);
         // Listed where it is not read, too: it is a part of the model.
-        let gate = match leaving.how {
-            Exit::Last | Exit::Mean => None,
-            Exit::Gate(entropy) => Some((self.exit_gate(), entropy)),
-        };
+        let gate = leaving.how.gate().map(|entropy| (self.exit_gate(), entropy));
         if !self.form.trains() && !self.observes() {
             if let (Some(_), Some((gate, _))) = (self.shares(), gate) {
                 let read = wiring(&self.architecture.model).end(self, x);
-                self.go(read, gate);
+                let (_, next, _) = self.go(read, gate);
+                self.leave_left(Left { share: next, sum: None });
             }
             return;
         }
@@ -134,18 +191,24 @@ impl Lower<'_> {
                 wiring(&self.architecture.model).end(self, normed)
             }
         };
-        let (logits, _) = self.logits(through);
+        let n = self.read_by_head(through);
         let targets = Input::Targets;
         let targets = self.b.param(targets.name(), Binding::Batch(targets), Type::i32(&rows));
-        let nll = self.b.ops(Op::CrossEntropy, &[logits, targets])[0];
+        let nll = (!self.expects()).then(|| {
+            let (logits, _) = self.logits(n);
+            self.b.ops(Op::CrossEntropy, &[logits, targets])[0]
+        });
         let share = gate.map(|(gate, entropy)| {
-            let [z, left] = self.go(read, gate);
+            let (z, next, left) = self.go(read, gate);
             // `ln λ = -softplus(-z)`
             let z = self.b.unary(Unary::Neg, z);
             let go = self.b.unary(Unary::Softplus, z);
-            (self.b.sub(left, go), entropy)
+            let share = self.b.sub(left.share, go);
+            let sum = self.expect(left.sum, share, n);
+            self.leave_left(Left { share: next, sum });
+            (share, entropy)
         });
-        if self.observes() {
+        if let (true, Some(nll)) = (self.observes(), nll) {
             self.observe(Owner::Exit, Observation::Loss, nll);
             if let Some((share, _)) = share {
                 let q = self.b.unary(Unary::Exp, share);
@@ -153,9 +216,10 @@ impl Lower<'_> {
             }
             return;
         }
-        let each = match share {
-            None => self.b.scale(nll, 1.0 / leaving.passes as f64),
-            Some((share, entropy)) => self.exit_share(nll, share, entropy, targets),
+        let each = match (nll, share) {
+            (Some(nll), None) => self.b.scale(nll, 1.0 / leaving.passes as f64),
+            (nll, Some((share, entropy))) => self.exit_share(nll, share, entropy, targets),
+            (None, None) => return,
         };
         let sum = self.b.reduce(Reduce::Sum, each, &rows);
         let scale = self.b.param(Input::LossScale.name(), Binding::Batch(Input::LossScale), Type::f32(&[]));
@@ -171,38 +235,39 @@ impl Lower<'_> {
         [w, self.weight(Owner::Exit, Part::ExitBias, &[one], TensorKind::Steady, zero)]
     }
 
-    /// `z = w·x + c`, and the share left before this pass; stores the share left after it.
-    fn go(&mut self, x: Value, [w, c]: [Value; 2]) -> [Value; 2] {
+    /// `z = w·x + c`, the share left after this pass, and what was left before it.
+    fn go(&mut self, x: Value, [w, c]: [Value; 2]) -> (Value, Value, Left) {
         let hidden = self.hidden();
         let c = self.b.reshape(c, &[]);
         let z = self.one_each(x, w, hidden);
         let z = self.b.add(z, c);
         let left = self.left();
         let stay = self.b.unary(Unary::Softplus, z);
-        let next = self.b.sub(left, stay);
-        self.leave_left(next);
-        [z, left]
+        let next = self.b.sub(left.share, stay);
+        (z, next, left)
     }
 
-    /// `q (ℓ + β ln q)` of tokens that have a target, from `ln q`.
-    fn exit_share(&mut self, nll: Value, share: Value, entropy: f64, targets: Value) -> Value {
+    /// `q (ℓ + β ln q)` of tokens that have a target, from `ln q`; without `ℓ` where the head has
+    /// it.
+    fn exit_share(&mut self, nll: Option<Value>, share: Value, entropy: f64, targets: Value) -> Value {
         let q = self.b.unary(Unary::Exp, share);
         let entropy = self.b.scale(share, entropy);
-        let each = self.b.add(nll, entropy);
+        let each = nll.map_or(entropy, |nll| self.b.add(nll, entropy));
         let each = self.b.mul(q, each);
         self.b.op(Op::Keep, &[each, targets])
     }
 
     /// The share of the loss that the last pass has.
-    pub(super) fn last_share(&mut self, nll: Value, targets: Value) -> Value {
+    pub(super) fn last_share(&mut self, nll: Value, targets: Value, left: Option<Left>) -> Value {
         let Some(leaving) = self.architecture.exit.filter(|_| self.form.trains()) else { return nll };
-        match leaving.how {
-            Exit::Last => nll,
-            Exit::Mean => self.b.scale(nll, 1.0 / leaving.passes as f64),
-            Exit::Gate(entropy) => {
-                let left = self.left();
-                self.exit_share(nll, left, entropy, targets)
+        match (leaving.how, left) {
+            (Exit::Mean, _) => self.b.scale(nll, 1.0 / leaving.passes as f64),
+            (Exit::Gate(entropy), Some(left)) => self.exit_share(Some(nll), left.share, entropy, targets),
+            (Exit::Expected(entropy), Some(left)) => {
+                let entropy = self.exit_share(None, left.share, entropy, targets);
+                self.b.add(nll, entropy)
             }
+            (Exit::Last | Exit::Gate(_) | Exit::Expected(_), _) => nll,
         }
     }
 

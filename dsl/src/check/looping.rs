@@ -73,7 +73,7 @@ impl Checker {
             Some(Value { kind: ValueKind::Word(word), .. }) if word == "last" => return Some(Exit::Last),
             Some(Value { kind: ValueKind::Word(word), .. }) if word == "mean" => Some(Exit::Mean),
             Some(Value { kind: ValueKind::Map(_), .. }) => {
-                self.section(owner, "exit").and_then(|group| self.real(&group, "gate")).map(Exit::Gate)
+                self.section(owner, "exit").and_then(|group| self.gate(&group))
             }
             Some(value) => {
                 let value = value.clone();
@@ -90,6 +90,25 @@ impl Checker {
             self.error_at("exit", &owner.path("exit"), message, "take `exit` away, or write a larger count");
         }
         exit
+    }
+
+    /// A gate, whose shares are of losses or of logits.
+    fn gate(&mut self, group: &Group) -> Option<Exit> {
+        match (self.has(group, "gate"), self.has(group, "expected")) {
+            (true, false) => self.real(group, "gate").map(Exit::Gate),
+            (false, true) => self.real(group, "expected").map(Exit::Expected),
+            (false, false) => {
+                let help =
+                    "write `gate 0.1` for shares of the loss, or `expected 0.1` for shares of the logits";
+                self.error("missing-key", group.at, "an `exit` of its own has a weight of its gate", help);
+                None
+            }
+            (true, true) => {
+                let message = "`gate` shares out losses and `expected` logits: an `exit` has one of them";
+                self.error_at("exit", &group.path("expected"), message, "take one of the two away");
+                None
+            }
+        }
     }
 
     /// Loops whose passes share the keys and values of the first.

@@ -274,8 +274,8 @@ fn layers_item(lines: &mut Lines, value: &Value, alone: bool) {
     }
 }
 
-/// `lognormal_poisson 32 0.5 min 1 max 64` for the `depth` of a `recur`, `gate 0.1` for its `exit`,
-/// where they have that shape.
+/// `lognormal_poisson 32 0.5 min 1 max 64` for the `depth` of a `recur`, `gate 0.1` or `expected
+/// 0.1` for its `exit`, where they have that shape.
 fn setting(key: &Key, value: &Value) -> Option<String> {
     let ValueKind::Map(map) = &value.kind else { return None };
     let number = |value: &Value| match &value.kind {
@@ -284,10 +284,8 @@ fn setting(key: &Key, value: &Value) -> Option<String> {
     };
     if let ("exit", [gate], false) = (key.text.as_str(), &map.items[..], map.commented()) {
         let Pair { key, value } = &gate.node;
-        return (key.text == "gate")
-            .then(|| number(value))
-            .flatten()
-            .map(|entropy| format!("gate {entropy}"));
+        let known = keys::EXIT.key(&key.text).is_some();
+        return known.then(|| number(value)).flatten().map(|entropy| format!("{} {entropy}", key.text));
     }
     let (law, bounds) = map.items.split_first().filter(|_| key.text == "depth" && !map.commented())?;
     let Pair { key, value } = &law.node;

@@ -2026,9 +2026,9 @@ fn meaning(model: &Model, layers: &[Named]) -> Model {
     model.body = match model.body.as_slice() {
         [Item::Recur { count, residual_norm, items, looping }] => {
             let mut looping = Looping { backprop: None, depth: None, ..looping.clone() };
-            if let Exit::Gate(entropy) = &mut looping.exit {
-                // The weight of a term of the loss.
-                *entropy = 0.0;
+            if looping.exit.gate().is_some() {
+                // Packages have no loss.
+                looping.exit = Exit::Gate(0.0);
             }
             body.extend(items.last().filter(|item| matches!(item, Item::Statement(_))).cloned());
             vec![Item::Recur { count: *count, residual_norm: *residual_norm, items: body, looping }]

@@ -142,8 +142,7 @@ fn undecided(items: &[Item]) -> bool {
 /// gap among the shares that have left, those at the ends left out. `None` where there is no gate,
 /// or where tokens cannot leave by it.
 pub(super) fn share_to_leave(s: &Subject) -> Option<f64> {
-    let exits =
-        |item: &Item| matches!(item, Item::Recur { looping, .. } if matches!(looping.exit, Exit::Gate(_)));
+    let exits = |item: &Item| matches!(item, Item::Recur { looping, .. } if looping.exit.gate().is_some());
     let sources = matches!(s.spec.model.stream, Stream::Attend { .. });
     let skips = super::decoding::any_skip(s, &|_, _| true);
     if sources || skips || !s.spec.model.body.iter().any(exits) {
@@ -263,7 +262,7 @@ fn expand<'a>(
                 if looping.kv_first {
                     once.iter_mut().enumerate().for_each(|(i, a)| a.shared = Some([number, i]));
                 }
-                if matches!(looping.exit, Exit::Gate(_)) {
+                if looping.exit.gate().is_some() {
                     out.push(NOWHERE);
                 }
                 if depth_choice(items).is_some() {
@@ -610,7 +609,8 @@ impl<'a> Formulas<'a> {
                 streams.push(self.flat(&stream));
             }
         }
-        let logits = self.logits(&self.last(&stream));
+        let last = self.last(&stream);
+        let logits = self.expected(&left_at, &last).unwrap_or_else(|| self.logits(&last));
         let targets = self.batch.targets.iter().filter(|&&y| y >= 0).count().max(1) as f64;
         let rows = logits.chunks(model.vocab as usize).zip(&self.batch.targets);
         let squares = rows.filter(|(_, y)| **y >= 0).map(|(z, _)| self.z_loss * lse(z).powi(2)).sum::<f64>();
@@ -662,7 +662,7 @@ impl<'a> Formulas<'a> {
 
     /// Lets tokens leave after a pass; `rest` is how much of each is still there.
     fn leave(&mut self, x: &[f64], rest: &mut [f64]) {
-        let Some((Exit::Gate(_), number)) = self.exit() else { return };
+        let Some((Exit::Gate(_) | Exit::Expected(_), number)) = self.exit() else { return };
         let (w, c) =
             (self.w(&format!("loops.{number}.exit.weight")), self.w(&format!("loops.{number}.exit.bias"))[0]);
         for (i, (x, rest)) in x.chunks(w.len().max(1)).zip(rest).enumerate() {
@@ -690,6 +690,18 @@ impl<'a> Formulas<'a> {
 
     /// Logits of a stream that leaves.
     fn logits(&self, x: &[f64]) -> Vec<f64> {
+        self.capped(self.scores(x))
+    }
+
+    fn capped(&self, mut logits: Vec<f64>) -> Vec<f64> {
+        if let Some(c) = self.model.logit_softcap {
+            logits.iter_mut().for_each(|z| *z = c * (*z / c).tanh());
+        }
+        logits
+    }
+
+    /// Logits before their cap.
+    fn scores(&self, x: &[f64]) -> Vec<f64> {
         let model = self.model;
         let normed = model.stream == Stream::Sum && normalised(&model.body, false);
         let last = if normed { x.to_vec() } else { self.norm(x, "norm.weight") };
@@ -700,9 +712,6 @@ impl<'a> Formulas<'a> {
         }
         if let Some(scale) = model.logit_scale {
             logits.iter_mut().for_each(|z| *z *= scale);
-        }
-        if let Some(c) = model.logit_softcap {
-            logits.iter_mut().for_each(|z| *z = c * (*z / c).tanh());
         }
         logits
     }
@@ -721,27 +730,51 @@ impl<'a> Formulas<'a> {
         let through = |(_, x): &(Vec<f64>, Vec<f64>)| self.nll(&self.logits(x));
         let mut all: Vec<Vec<f64>> = streams.iter().map(through).collect();
         all.push(last);
-        let (w, c) =
-            (self.w(&format!("loops.{number}.exit.weight")), self.w(&format!("loops.{number}.exit.bias")));
+        let entropy = |q: &[f64]| -> f64 { q.iter().map(|q| q * q.ln()).sum() };
         let each = |i: usize| match exit {
             Exit::Last => all[all.len() - 1][i],
             Exit::Mean => all.iter().map(|nll| nll[i]).sum::<f64>() / all.len() as f64,
             Exit::Gate(beta) => {
-                let (mut rest, mut sum) = (1.0, 0.0);
-                for (p, nll) in all.iter().enumerate() {
-                    let go = match streams.get(p) {
-                        Some((x, _)) => sigmoid(inner(&x[i * w.len()..][..w.len()], w) + c[0]),
-                        None => 1.0,
-                    };
-                    let q = rest * go;
-                    rest *= 1.0 - go;
-                    sum += q * nll[i] + beta * q * q.ln();
-                }
-                sum
+                let q = self.shares_of(number, streams, i);
+                q.iter().zip(&all).map(|(q, nll)| q * nll[i]).sum::<f64>() + beta * entropy(&q)
+            }
+            // The logits of the last pass are those that are expected.
+            Exit::Expected(beta) => {
+                all[all.len() - 1][i] + beta * entropy(&self.shares_of(number, streams, i))
             }
         };
         let targets = self.batch.targets.iter().enumerate();
         targets.map(|(i, y)| if *y >= 0 { each(i) } else { 0.0 }).collect()
+    }
+
+    /// The share that each pass has of a token.
+    fn shares_of(&self, number: usize, streams: &[(Vec<f64>, Vec<f64>)], i: usize) -> Vec<f64> {
+        let (w, c) =
+            (self.w(&format!("loops.{number}.exit.weight")), self.w(&format!("loops.{number}.exit.bias")));
+        let mut rest = 1.0;
+        let mut q = vec![];
+        for (x, _) in streams {
+            let go = sigmoid(inner(&x[i * w.len()..][..w.len()], w) + c[0]);
+            q.push(rest * go);
+            rest *= 1.0 - go;
+        }
+        q.push(rest);
+        q
+    }
+
+    /// The logits that are expected of all passes, where training sees those.
+    fn expected(&self, streams: &[(Vec<f64>, Vec<f64>)], last: &[f64]) -> Option<Vec<f64>> {
+        let Some((Exit::Expected(_), number)) = self.exit().filter(|_| self.training) else { return None };
+        let all = streams.iter().map(|(_, x)| self.scores(x)).chain([self.scores(last)]);
+        let vocab = self.model.vocab as usize;
+        let mut sum = vec![0.0; self.tokens() * vocab];
+        for (p, scores) in all.enumerate() {
+            for (i, (sum, z)) in sum.chunks_mut(vocab).zip(scores.chunks(vocab)).enumerate() {
+                let q = self.shares_of(number, streams, i)[p];
+                sum.iter_mut().zip(z).for_each(|(s, z)| *s += q * z);
+            }
+        }
+        Some(self.capped(sum))
     }
 
     /// The name of the gain of the last statement, a norm.

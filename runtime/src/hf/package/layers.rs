@@ -7,7 +7,7 @@
 use crate::hf::{HfError, composition};
 use dreamc_compiler::architecture::{readers, units};
 use dreamc_dsl::spec::{
-    CausalRule, Exit, Expr, Item, Kind, Known, Mixing, Model, Skip, SkipGate, SkipInput, SkipKv, SkipLevel,
+    CausalRule, Expr, Item, Kind, Known, Mixing, Model, Skip, SkipGate, SkipInput, SkipKv, SkipLevel,
     SkipRule, Statement, Stream, depth_choice, has_passes,
 };
 use std::collections::BTreeSet;
@@ -413,8 +413,8 @@ impl<'a> Walk<'a> {
                         passes: *count,
                         embed: looping.embed,
                         lora: looping.lora.is_some(),
-                        gate: matches!(looping.exit, Exit::Gate(_)),
-                        leaves: self.leaves && matches!(looping.exit, Exit::Gate(_)),
+                        gate: looping.exit.gate().is_some(),
+                        leaves: self.leaves && looping.exit.gate().is_some(),
                         kv_first: looping.kv_first,
                         skip_passes: has_passes(items),
                         chooses: nested(items),
