@@ -1281,6 +1281,7 @@ pub(crate) fn rows_of(part: Part) -> Option<Rows> {
         | Part::ReadQuery
         | Part::ReadNorm
         | Part::PassEmbedding
+        | Part::LaneEmbedding
         | Part::ExitGate
         | Part::ExitBias
         | Part::Members

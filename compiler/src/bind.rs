@@ -666,6 +666,8 @@ pub enum Part {
     Sources,
     /// The vector that a pass adds to the stream where it begins.
     PassEmbedding,
+    /// The vectors that lanes begin with, in addition to the embedding.
+    LaneEmbedding,
     /// The vector of the gate of an exit.
     ExitGate,
     /// Its bias.
@@ -964,6 +966,7 @@ impl Part {
             Part::LastLaneBias => "lanes.bias",
             Part::LastLaneScale => "lanes.scale",
             Part::PassEmbedding => "embed.weight",
+            Part::LaneEmbedding => "lanes.embed.weight",
             Part::ExitGate => "weight",
             Part::ExitBias | Part::HeadBias => "bias",
             Part::Left => "left",

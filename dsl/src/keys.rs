@@ -627,6 +627,12 @@ pub static STREAM: Section = Section {
             Rule("`static`, with `lanes`"),
             "Where `α`, `β` and `M` come from. In `.dream` it stands after the number of lanes.",
         ),
+        key(
+            "embed",
+            Type::Bool,
+            FALSE,
+            "With `lanes`: whether lane *i* begins as the embedding plus `E_i`, a vector of its own that begins at zero. In `.dream`: `stream { lanes 4  embed true }`.",
+        ),
     ],
 };
 

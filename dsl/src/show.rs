@@ -299,9 +299,12 @@ fn stream(stream: Stream) -> ValueKind {
             attend.put("block", int(block));
             fields.put("attend", attend.map());
         }
-        Stream::Lanes { count, kind } => {
+        Stream::Lanes { count, kind, embed } => {
             fields.put("lanes", int(count));
             fields.put("kind", name(kind));
+            if embed {
+                fields.put("embed", ValueKind::Bool(true));
+            }
         }
     }
     fields.map()

@@ -365,6 +365,9 @@ pub enum Stream {
         count: u64,
         /// Where `α`, `β` and `M` come from.
         kind: LaneKind,
+        /// Whether lane `i` begins as the embedding plus a vector `E_i`.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        embed: bool,
     },
 }
 

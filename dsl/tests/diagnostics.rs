@@ -93,6 +93,7 @@ fn streams_that_mean_nothing() {
         ("{lanes: 2, attend: {}}", body),
         ("{attend: {block: 0}, kind: mhc}", body),
         ("{lanes: 2, kind: dinamic}", body),
+        ("{attend: {}, embed: true}", body),
         ("attend", attended),
     ];
     let found = texts.map(|(stream, body)| errors_of(&format!("{MODEL}{body}  stream: {stream}\n")));

@@ -67,6 +67,7 @@ fn streams_have_a_form_of_their_own() {
         ("{lanes: 4}", "lanes 4"),
         ("{lanes: 2 * 2, kind: dynamic}", "lanes 2 * 2 dynamic"),
         ("{lanes: 4, kind: mhc}", "lanes 4 mhc"),
+        ("{lanes: 4, kind: mhc, embed: true}", "{ lanes 4  kind mhc  embed true }"),
     ] {
         let text = format!("model: {{vocab: 7, hidden: 4, context: 4, stream: {yaml}, {model}}}\n");
         let ast = read(&text, Spelling::Yaml);

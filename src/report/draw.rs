@@ -183,13 +183,14 @@ fn carried(stream: Stream) -> String {
         Stream::Sum => String::new(),
         Stream::Attend { block: 1 } => "◇ softmax over all outputs".into(),
         Stream::Attend { block } => format!("◇ softmax over sums of {block}"),
-        Stream::Lanes { count, kind } => {
+        Stream::Lanes { count, kind, embed } => {
             let kind = match kind {
                 LaneKind::Static => "static",
                 LaneKind::Dynamic => "dynamic",
                 LaneKind::Mhc => "mhc",
             };
-            format!("{count} lanes, {kind}")
+            let embed = if embed { ", a vector each" } else { "" };
+            format!("{count} lanes, {kind}{embed}")
         }
     }
 }

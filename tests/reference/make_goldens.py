@@ -310,6 +310,9 @@ CASES |= {
     "mhc": zoo("mhc", [sequence(), MLP], [
         '{repeat: 2, layers: ["sa > mlp"]}',
     ], more=LANES + "  stream: {lanes: 3, kind: mhc}\n"),
+    "lanes_embed": zoo("lanes-embed", [sequence(), MLP], [
+        '{repeat: 2, layers: ["sa > mlp"]}',
+    ], more=LANES + "  stream: {lanes: 3, embed: true}\n"),
     "denseformer": zoo("denseformer", [sequence(), "mlp: {mlp: {intermediate: 9, activation: geglu}}"], [
         '{repeat: 2, layers: ["sa > mlp", "sa > mlp", "mix history weighted every 2"]}', '"sa > mlp"', "mix history weighted",
     ]),

@@ -274,13 +274,14 @@ class Model:
 
         # The stream: "sum", "attend" with the size of a block (0: none), or "lanes" with their number and kind.
         self.block = self.lanes = 0
-        self.lanes_kind = "static"
+        self.lanes_kind, self.lanes_embed = "static", False
         stream = m["stream"]
         if isinstance(stream, dict) and "attend" in stream:
             self.stream, self.block = "attend", fill({"block": 0}, stream["attend"], "attend")["block"]
         elif isinstance(stream, dict):
             filled = fill({"lanes": None, "kind": "static"}, stream, "stream")
             self.stream, self.lanes, self.lanes_kind = "lanes", filled["lanes"], filled["kind"]
+            self.lanes_embed = filled["embed"]
         else:
             self.stream = stream
         assert self.stream in ("sum", "attend", "lanes") and self.lanes_kind in ("static", "dynamic", "mhc")
@@ -369,6 +370,8 @@ class Model:
             shapes["norm.weight"] = (h,)
         if self.stream == "attend":
             shapes["output.read.weight"] = shapes["output.read.norm.weight"] = (h,)
+        if self.lanes_embed:
+            shapes["lanes.embed.weight"] = (self.lanes, h)
         if self.lanes_kind == "mhc":
             n = self.lanes
             shapes |= {"output.lanes.weight": (n, n * h), "output.lanes.bias": (n,), "output.lanes.scale": (1,)}
@@ -746,6 +749,8 @@ class Forward:
         self.history = [x]
         self.depth = 0  # layer applications so far
         self.stream = {"sum": x, "attend": [x], "lanes": jnp.stack(m.lanes * [x], axis=2) if m.lanes else None}[m.stream]
+        if m.lanes_embed:
+            self.stream = self.stream + self.w["lanes.embed.weight"]
         self.execute(m.program)
         return self.head(self.stream)
 

@@ -670,7 +670,7 @@ const MANIFOLD: &str = "
     sa: {sequence: {heads: 2, head_size: 4}}
     mlp: {mlp: {intermediate: 7}}
   body: [\"sa > mlp\", \"sa > mlp\"]
-  stream: {lanes: 2, kind: mhc}";
+  stream: {lanes: 2, kind: mhc, embed: true}";
 
 /// Readings of runs of two outputs, which begin at other places in every application.
 const ATTENDED: &str = "
@@ -1973,6 +1973,10 @@ fn faults() -> Vec<Fault> {
                 redirect(f, add + 1, old, new);
                 true
             })
+        }),
+        lower("lanes without the vectors that they begin with", MANIFOLD, |_, f| {
+            let add = reader(f, "lanes.embed.weight");
+            add.is_some_and(|add| bypass(f, add, 0))
         }),
         lower("an adapter left out", ADAPTERS, |_, f| {
             let low = reader(f, "sa.k.adapter_b").and_then(|low| {

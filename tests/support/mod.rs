@@ -50,9 +50,10 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth; most stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 39] = [
+pub const WIRINGS: [&str; 40] = [
     "apart",
     "factors",
+    "lanes_embed",
     "latent",
     "lora",
     "layered",

@@ -139,7 +139,7 @@ fn declared_counts_are_what_the_interpreter_executes() {
 /// loops.
 #[test]
 fn wirings_cost_what_the_interpreter_executes() {
-    let lanes = |kind| Stream::Lanes { count: 3, kind };
+    let lanes = |kind| Stream::Lanes { count: 3, kind, embed: false };
     let attend = [1, 2, 3, 5, 64].map(|block| Stream::Attend { block });
     let all = [LaneKind::Static, LaneKind::Dynamic, LaneKind::Mhc].map(lanes).into_iter().chain(attend);
     for stream in all {

@@ -31,6 +31,8 @@ const SCALE: f64 = 0.01;
 pub(crate) struct Lanes {
     pub count: u64,
     pub kind: LaneKind,
+    /// Whether each begins with a vector of its own.
+    pub embed: bool,
 }
 
 /// Numbers between a unit and the lanes: of all tokens, or of each.
@@ -43,7 +45,13 @@ struct Around {
 
 impl Wiring for Lanes {
     fn begin(&self, lower: &mut Lower, x: Value) -> Value {
-        self.join(lower, &vec![x; self.count as usize])
+        let lanes = self.join(lower, &vec![x; self.count as usize]);
+        if !self.embed {
+            return lanes;
+        }
+        let (dims, zero) = ([self.lane(lower), lower.hidden()], Some(Init::Constant(0.0)));
+        let e = lower.weight(Owner::Stream, Part::LaneEmbedding, &dims, TensorKind::Steady, zero);
+        lower.b.add(lanes, e)
     }
 
     fn layer(&self, lower: &mut Lower, x: Value, expr: &Expr) -> Result<Value, CompileError> {

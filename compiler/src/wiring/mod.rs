@@ -39,6 +39,6 @@ pub(crate) fn wiring(model: &Model) -> Box<dyn Wiring> {
     match model.stream {
         Stream::Sum => Box::new(Sum),
         Stream::Attend { block } => Box::new(Attend { block: block as u32 }),
-        Stream::Lanes { count, kind } => Box::new(Lanes { count, kind }),
+        Stream::Lanes { count, kind, embed } => Box::new(Lanes { count, kind, embed }),
     }
 }

@@ -138,9 +138,12 @@ impl Checker {
             }
             (false, false) => None,
             (true, false) => {
-                if self.has(&own, "kind") {
-                    let help = "it is of `lanes`: take it away";
-                    self.error_at("unknown-key", &own.path("kind"), "`kind` does not go with `attend`", help);
+                for key in ["kind", "embed"] {
+                    if self.has(&own, key) {
+                        let message = format!("`{key}` does not go with `attend`");
+                        let help = "it is of `lanes`: take it away";
+                        self.error_at("unknown-key", &own.path(key), message, help);
+                    }
                 }
                 let attend = self.section(&own, "attend")?;
                 Some(Stream::Attend { block: self.int(&attend, "block")? })
@@ -161,7 +164,7 @@ impl Checker {
                     "mhc" => LaneKind::Mhc,
                     _ => LaneKind::Static,
                 };
-                Some(Stream::Lanes { count: count?, kind })
+                Some(Stream::Lanes { count: count?, kind, embed: self.bool(&own, "embed")? })
             }
         }
     }

@@ -476,7 +476,14 @@ impl<'a> Formulas<'a> {
         let mut stream = match model.stream {
             Stream::Sum => Wired::Sum(std::mem::take(&mut x)),
             Stream::Attend { .. } => Wired::Sources { embedding: std::mem::take(&mut x), outputs: vec![] },
-            Stream::Lanes { count, .. } => Wired::Lanes(vec![x; count as usize]),
+            Stream::Lanes { count, embed, .. } => {
+                let mut lanes = vec![x; count as usize];
+                let own = if embed { self.w("lanes.embed.weight") } else { &[] };
+                for (lane, own) in lanes.iter_mut().zip(own.chunks(h)) {
+                    lane.chunks_mut(h).for_each(|row| add(row, own));
+                }
+                Wired::Lanes(lanes)
+            }
         };
         let mut streams = vec![self.flat(&stream)];
         let (mut left_at, mut rest) = (vec![], vec![1.0; self.tokens()]);

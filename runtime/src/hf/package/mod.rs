@@ -239,6 +239,7 @@ impl<'a> Code<'a> {
             network || has("lowrank") || has("shared") || has("predictor") || has("norm_only") || has("gate");
         let statement = has("linear_statement") || has("mix_linear") || has("history");
         let matrix = matrix || statement || has("pass_embed") || has("latent");
+        let matrix = matrix || has("lane_embed");
         let handed = has("value_residual") || has("depth_keys") || has("kv_from");
         let fields = has("depth")
             || has("save")
@@ -282,8 +283,9 @@ impl<'a> Code<'a> {
                 self.add("attend", true);
                 self.add("block", block > 1);
             }
-            Stream::Lanes { count: _, kind } => {
+            Stream::Lanes { count: _, kind, embed } => {
                 self.add("lanes", true);
+                self.add("lane_embed", embed);
                 match kind {
                     LaneKind::Static => {}
                     LaneKind::Dynamic => self.add("dynamic", true),

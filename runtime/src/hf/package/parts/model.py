@@ -19,6 +19,7 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
         })  #? loops
         self.output = nn.ModuleDict({"lanes": LaneHead(config)})  #? mhc
         self.output = nn.ModuleDict({"read": Read(config.hidden_size)})  #? attend
+        self.lanes = nn.ModuleDict({"embed": Matrix(config.lanes, config.hidden_size)})  #? lane_embed
         self.norm = Norm(config.hidden_size)  #? final_norm
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)  #? !tie&!head_bias
         self.head = nn.Linear(config.hidden_size, config.vocab_size)  #? !tie&head_bias
@@ -78,6 +79,7 @@ class DreamcForCausalLM(PreTrainedModel, GenerationMixin):
         x = self.embed(input_ids)
         x = x * @EMBED_SCALE@  #? embed_scale
         x = x[..., None, :].expand(-1, -1, self.config.lanes, -1)  #? lanes
+        x = x + self.lanes["embed"].weight  #? lane_embed
         x = Sources(x)  #? attend
         at.history.append(x)  #? history
         for i in self.order:
