@@ -69,13 +69,14 @@ pub struct Call {
     pub method: Option<String>,
 }
 
-/// Operations that results need.
-pub fn live(f: &Function, wanted: &[Value]) -> Vec<bool> {
+/// Operations that results need, where one value is known, or none.
+pub fn live(f: &Function, wanted: &[Value], known: Option<Value>) -> Vec<bool> {
     let defined = f.definitions();
     let mut live = vec![false; f.nodes.len()];
     let mut stack: Vec<Value> = wanted.to_vec();
     while let Some(v) = stack.pop() {
         if let Some(node) = defined[v.index()]
+            && Some(v) != known
             && !live[node]
         {
             live[node] = true;

@@ -281,7 +281,7 @@ impl<'a> Writing<'a> {
     fn new(source: &'a Source<'a>, body: usize) -> Self {
         let f = &source.lowered.module.functions[&source.architecture.bodies[body].name];
         let values: Vec<Value> = wanted(f).iter().map(|(_, v)| *v).collect();
-        let live = live(f, &values);
+        let live = live(f, &values, None);
         let marks = &source.lowered.facts.marks[&f.name];
         let mut parts: Vec<(Range<usize>, String)> = vec![];
         for (range, name) in &marks.parts {

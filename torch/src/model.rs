@@ -404,9 +404,8 @@ impl Writer<'_> {
         let streams = f.results.iter().filter(|(p, _)| p.binding == Binding::Stream).map(|(_, v)| *v);
         let wanted: Vec<Value> = outputs.iter().filter_map(|o| of(*o)).chain(streams).collect();
         let known = given.and_then(of);
-        let done = known.map_or(vec![false; f.nodes.len()], |v| live(f, &[v]));
-        let alive = live(f, &wanted);
-        (wanted, (0..f.nodes.len()).filter(|&n| alive[n] && !done[n]).collect(), known)
+        let alive = live(f, &wanted, known);
+        (wanted, (0..f.nodes.len()).filter(|&n| alive[n]).collect(), known)
     }
 
     /// The values that a method of the head reads, as the model calls it.
