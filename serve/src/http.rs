@@ -254,7 +254,7 @@ async fn complete(
             let again = Some(metrics.whole.mean().ceil().clamp(1.0, 60.0) as u64);
             let (most, running) = (asks.max_capacity(), metrics.running.get());
             let message = format!(
-                "at most {most} texts may wait, as well as {running} with a row and {} tokens in caches: ask again later",
+                "at most {most} texts may wait ({running} in rows, {} tokens in caches): ask again later",
                 metrics.reserved_tokens.get()
             );
             return Err(Refusal { again, ..Refusal::new(429, message) });

@@ -253,7 +253,7 @@ fn a_teacher_has_its_memory_and_budgets_say_so() {
     let counts: Value = serde_json::from_str(&json).unwrap();
     let bytes = counts["teacher"]["bytes"].as_u64().unwrap();
     assert!(bytes > 0 && counts["teacher"]["flops_per_token"].as_f64().unwrap() > 0.0, "{counts}");
-    assert!(sandbox.good(&["count", "mixture.yaml"]).contains("the teacher's, beside it"));
+    assert!(sandbox.good(&["count", "mixture.yaml"]).contains("the teacher's, next to it"));
     // A run's figure has both, and a budget is of both.
     sandbox.good(&["train", "mixture.yaml", "--out", "runs/a"]);
     sandbox.write("alone.yaml", sandbox.read("mixture.yaml").split_once('\n').unwrap().1);

@@ -287,7 +287,7 @@ fn requests_that_cannot_be_answered_are_refused_by_name() {
         (json!({ "prompt": "a", "best_of": 3 }), 400, "ranked"),
         (json!({ "prompt": "a", "presence_penalty": 1 }), 400, "penalties"),
         (json!({ "prompt": "a", "logit_bias": { "3": 1 } }), 400, "biases"),
-        (json!({ "prompt": "a", "suffix": "b" }), 400, "behind prompts"),
+        (json!({ "prompt": "a", "suffix": "b" }), 400, "after prompts"),
         (json!({ "prompt": "a", "stop": vec!["x"; 17] }), 400, "`stop`"),
     ] {
         let reply = server.post("/v1/completions", &body);
@@ -453,7 +453,7 @@ fn caches_have_a_bound() {
     assert_eq!(server.metric("dreamc_texts_running"), 1.0);
     assert_eq!(server.metric("dreamc_cache_tokens_reserved"), 3003.0);
     let refused = server.post("/v1/completions", &json!({ "prompt": "a" }));
-    let says = "at most 2 texts may wait, beside 1 with a row and 3003 tokens in caches";
+    let says = "at most 2 texts may wait (1 in rows, 3003 tokens in caches)";
     assert!(refused.status == 429 && refused.body.contains(says), "{}", refused.body);
     drop(begun);
     assert!(behind.into_iter().map(finish).all(|reply| reply.status == 200));

@@ -54,12 +54,14 @@ its authors' formula. [Definitions](definitions.md) begins with the ideas.
 | half a head that turns | `join(rope(slice(…)), slice(…), along size)` | moeut |
 | gated retention | `S = keep * S + outer(v, k)` in a `recurrence` | |
 | keys that one layer makes for others | `COMPONENT.value` | |
+| embeddings of lanes (hyper-connections) | `stream { lanes 4  embed true }` | |
+| the loss of the logits that a loop expects (Ouro) | `exit expected 0.1` | |
 
 The language does not say these:
 
-- fractions, views and embeddings of lanes;
+- fractions and views of lanes;
 - depth for each sequence;
-- the loss of logits that a loop expects (Ouro), and losses of built-in components other than those of routers;
+- losses of built-in components other than those of routers;
 - keys of depth from networks in the softmax of an attention;
 - temperatures, networks, z-losses and a warm-up of Mixture-of-Recursions' routers, and keys that passes replace;
 - a recurrent width other than `hidden`.
