@@ -60,20 +60,20 @@ impl Manifest {
 
     /// That of a folder; `None` where the folder is free: not there, or empty.
     pub fn of(folder: &Path) -> Result<Option<Self>, Failure> {
-        let path = folder.join(MANIFEST);
-        if path.is_file() {
-            return Ok(Some(Self::read(&path)?));
-        }
         let entries = match fs::read_dir(folder) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             entries => entries.map_err(|e| files::about(folder, e))?,
         };
         // Another worker may be about to write its manifest.
         let unfinished = |e: &fs::DirEntry| e.file_name().to_string_lossy().starts_with(files::TEMPORARY);
-        match entries.flatten().find(|e| !unfinished(e)) {
+        let used = entries.flatten().find(|e| !unfinished(e));
+        // Looked for after the listing: it is written first, so it is there where anything else is.
+        let path = folder.join(MANIFEST);
+        if path.is_file() {
+            return Ok(Some(Self::read(&path)?));
+        }
+        match used {
             None => Ok(None),
-            // It did so since the first look.
-            Some(_) if path.is_file() => Ok(Some(Self::read(&path)?)),
             Some(entry) => Err(Failure::Usage(format!(
                 "{} holds {} and is not the folder of a comparison: it is left alone; choose another --out",
                 folder.display(),
