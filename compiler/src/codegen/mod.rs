@@ -159,7 +159,7 @@ pub struct Variant {
     pub limits: Limits,
     /// Whether the naive kernel stands in for the fast one.
     pub naive: bool,
-    /// The language of naive texts; all others are CUDA's.
+    /// The language of texts in kernel statements; all others are CUDA's.
     pub dialect: Dialect,
 }
 

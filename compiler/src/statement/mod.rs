@@ -2,7 +2,7 @@
 //! text of a dialect.
 //!
 //! *In*: a text in the C that they are written in (`op/NAME/naive.cuh`, recurrences, and what
-//! `codegen/rows.rs` generates). *Out*: a [`Unit`] of typed functions and entries, printed for
+//! `codegen/rows` generates). *Out*: a [`Unit`] of typed functions and entries, printed for
 //! CUDA, HIP or Metal ([`print`]), and run on the CPU ([`run`]). *Promise*: a unit that parses is
 //! well typed: every conversion is a node, every function is called with its own types, and a
 //! pointer points to memory of one space.

@@ -33,12 +33,13 @@ impl Dialect {
 pub fn print(unit: &Unit, title: &str, dialect: Dialect) -> String {
     let mut printer = Printer { unit, dialect, out: String::new() };
     let _ = writeln!(printer.out, "// {title}");
-    match (dialect, unit.of_blocks()) {
+    let of_blocks = unit.of_blocks();
+    match (dialect, of_blocks) {
         (Dialect::Metal, _) => printer.out.push_str(include_str!("../../../kernels/words.metal")),
         (_, true) => printer.out.push_str("#include \"rows.cuh\"\n"),
         (_, false) => printer.out.push_str("#include \"words.cuh\"\n"),
     }
-    let used = Used::of(unit);
+    let used = Used::of(unit, of_blocks);
     for n in &used.structs {
         printer.structure(*n);
     }
@@ -63,7 +64,7 @@ struct Used {
 }
 
 impl Used {
-    fn of(unit: &Unit) -> Used {
+    fn of(unit: &Unit, of_blocks: bool) -> Used {
         let mut used = Used::default();
         let mut waiting: Vec<&Function> = unit.entries.iter().map(|entry| &entry.function).collect();
         while let Some(function) = waiting.pop() {
@@ -84,7 +85,7 @@ impl Used {
         // Functions of the dialect are there already; `rows.cuh` has the library's, too.
         let (structs, functions) = unit.given;
         used.structs.retain(|n| *n >= structs);
-        let there = if unit.of_blocks() { functions } else { 0 };
+        let there = if of_blocks { functions } else { 0 };
         used.functions.retain(|n| *n >= there && unit.functions.get(*n).is_some_and(|f| f.body.is_some()));
         used
     }
