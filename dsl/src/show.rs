@@ -742,9 +742,12 @@ fn train(train: &Train) -> ValueKind {
 }
 
 fn optimizer(kind: OptimizerKind) -> Option<ValueKind> {
+    if kind == OptimizerKind::AdamW {
+        return None;
+    }
     let constants = kind.constants();
-    if kind == OptimizerKind::AdamW || constants.is_empty() {
-        return (kind != OptimizerKind::AdamW).then(|| word(kind.word()));
+    if constants.is_empty() {
+        return Some(word(kind.word()));
     }
     let mut fields = Fields::inline();
     fields.put("kind", word(kind.word()));
