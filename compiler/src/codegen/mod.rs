@@ -64,6 +64,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("words.cuh", include_str!("../../../kernels/words.cuh")),
     ("library.cuh", include_str!("../../../kernels/library.cuh")),
     ("naive.cuh", include_str!("../../../kernels/naive.cuh")),
+    ("apart.cuh", include_str!("../../../kernels/apart.cuh")),
 ];
 
 /// Why a kernel has no text.

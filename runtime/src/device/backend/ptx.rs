@@ -90,13 +90,19 @@ impl Device for PtxDevice {
     }
 }
 
-struct Interpreter {
+pub(crate) struct Interpreter {
     memory: Memory,
     options: Options,
     instructions: u64,
 }
 
 impl Interpreter {
+    /// Memory of nothing, and everything looked for.
+    #[cfg(test)]
+    pub(crate) fn checked() -> Self {
+        Interpreter { memory: Memory::new(), options: Options::default(), instructions: 0 }
+    }
+
     fn error(&self, message: impl ToString) -> DeviceError {
         DeviceError::Driver { device: "ptx".into(), message: message.to_string() }
     }

@@ -438,14 +438,11 @@ fn fill<G: Gpu>(
     numbers: &[u8],
     from: usize,
 ) -> Result<(), DeviceError> {
-    let (mut done, mut from) = (0, 2 * from);
-    while done < bytes {
-        let part = (numbers.len() - from).min((bytes - done) as usize);
-        gpu.write(address + done, &numbers[from..from + part])?;
-        done += part as u64;
-        from = 0;
-    }
-    Ok(())
+    let (first, second) = numbers.split_at(2 * from);
+    let period = [second, first].concat();
+    let once = (period.len() as u64).min(bytes);
+    gpu.write(address, &period[..once as usize])?;
+    gpu.repeat(address, once, bytes)
 }
 
 /// Elements of a result at its beginning, in its middle and at its end; all, where there are few.

@@ -48,6 +48,9 @@ pub(crate) use proof::Trust;
 pub(crate) use table::scratch_on_paper;
 pub use table::{KernelLine, Recode, Table, TableError, prices, prices_by_rates, table};
 
+/// Bytes that a copy through the host has there at a time.
+const PIECE: u64 = 1 << 22;
+
 /// A GPU's driver; addresses are its own.
 pub(crate) trait Gpu: Send + 'static {
     /// Loaded code.
@@ -161,10 +164,26 @@ pub(crate) trait Gpu: Send + 'static {
         Ok(())
     }
 
-    /// Copies inside the device's memory, after all launches before it.
+    /// Copies inside the device's memory, after all launches before it; the two ranges are apart.
+    /// Through the host where a device has no copies of its own.
     fn copy(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), DeviceError> {
-        let _ = (from, to, bytes);
-        Err(no_library(self))
+        let mut piece = vec![0; bytes.min(PIECE) as usize];
+        for done in (0..bytes).step_by(PIECE as usize) {
+            let piece = &mut piece[..(bytes - done).min(PIECE) as usize];
+            self.read(from + done, piece)?;
+            self.write(to + done, piece)?;
+        }
+        Ok(())
+    }
+
+    /// Repeats the first `done` bytes at an address until there are `all`.
+    fn repeat(&mut self, address: u64, mut done: u64, all: u64) -> Result<(), DeviceError> {
+        while 0 < done && done < all {
+            let part = done.min(all - done);
+            self.copy(address, address + done, part)?;
+            done += part;
+        }
+        Ok(())
     }
 
     /// The library of products that may be used. The methods that follow are called only where

@@ -1,6 +1,7 @@
 //! The process that proves: runs a trial on a GPU, each launch by each of its rungs from the same
 //! memory, and says what it does before it does it.
 
+use super::held::{Held, Holder, floor, largest, worst};
 use super::trial::{Blocks, Fill, Range, Step, Type, With};
 use super::{Event, Outcome, Rung, Trial, Verdict};
 use crate::device::DeviceError;
@@ -11,7 +12,6 @@ use dreamc_compiler::format::Packed;
 use dreamc_compiler::ir::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-use std::thread;
 
 /// The standard input of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -55,6 +55,7 @@ struct Bench<'t, G: Gpu> {
     texts: Vec<usize>,
     known: HashSet<usize>,
     without: HashSet<(usize, Rung)>,
+    holder: Holder<G>,
 }
 
 impl<'t, G: Gpu> Bench<'t, G> {
@@ -95,9 +96,10 @@ impl<'t, G: Gpu> Bench<'t, G> {
             say(Event::Busy);
             write_blocks(&mut gpu, &memory, blocks, &numbers)?;
         }
+        let holder = Holder::new(&mut gpu, compiler, trial)?;
         let known = trial.known.iter().copied().collect();
         let without = trial.without.iter().copied().collect();
-        Ok(Bench { gpu, memory, trial, modules, texts, known, without })
+        Ok(Bench { gpu, memory, trial, modules, texts, known, without, holder })
     }
 
     /// Runs a launch once, and proves it where nobody did.
@@ -114,7 +116,8 @@ impl<'t, G: Gpu> Bench<'t, G> {
             let Some(&(_, source)) = rungs.first() else { return Ok(()) };
             return self.launch(step, source).map(drop);
         }
-        let before = self.read(&step.written)?;
+        self.holder.begin();
+        let before = self.hold(step)?;
         let mut results = vec![];
         for &(rung, source) in &rungs {
             say(Event::Begun(step.distinct, rung));
@@ -126,14 +129,14 @@ impl<'t, G: Gpu> Bench<'t, G> {
                 continue;
             }
             let ran = self.launch(step, source).and_then(|()| self.gpu.finish());
-            let ran = ran.and_then(|()| self.read(&step.written));
+            let ran = ran.and_then(|()| self.hold(step));
             match ran {
                 Ok(after) => {
                     // The arbiter's results stay; its time is nobody's concern.
                     let fast = rung != Rung::Naive;
                     let seconds = if fast { self.timed(step, source)? } else { 0.0 };
                     if fast {
-                        self.write(&step.written, &before)?;
+                        self.restore(step, &before)?;
                     }
                     results.push((rung, after, seconds));
                 }
@@ -154,7 +157,7 @@ impl<'t, G: Gpu> Bench<'t, G> {
     fn judge(
         &mut self,
         step: &Step,
-        mut results: Vec<(Rung, Vec<Vec<u8>>, f64)>,
+        mut results: Vec<(Rung, Held, f64)>,
         say: &mut dyn FnMut(Event),
     ) -> Result<(), DeviceError> {
         let Some((last, expected, _)) = results.pop() else { return Ok(()) };
@@ -162,10 +165,15 @@ impl<'t, G: Gpu> Bench<'t, G> {
             let outcome = Outcome::Ran { error, bound, buffer, seconds };
             Event::Proved(Verdict { launch: step.distinct, rung, outcome })
         };
-        let read = self.read(&step.read)?;
-        let floor = floor(&step.written, &expected).max(floor(&step.read, &read));
+        let mut compared = vec![];
         for (rung, found, seconds) in results {
-            let worst = apart(&step.written, &expected, &found, floor);
+            let pair = [&expected, &found];
+            compared.push((rung, self.holder.apart(&mut self.gpu, &step.written, pair)?, seconds));
+        }
+        let written = compared.iter().flat_map(|(_, apart, _)| apart).map(|apart| apart.largest);
+        let floor = floor(written.chain(self.largest_read(step)?));
+        for (rung, apart, seconds) in compared {
+            let worst = worst(&step.written, &apart, floor);
             if worst.0 > worst.1 {
                 self.without.insert((step.distinct, rung));
             }
@@ -175,10 +183,28 @@ impl<'t, G: Gpu> Bench<'t, G> {
             say(proved(last, (0.0, 0.0, String::new()), 0.0));
         } else {
             // Without the arbiter: memory is to be as this one leaves it.
-            self.write(&step.written, &expected)?;
+            self.restore(step, &expected)?;
         }
         say(Event::Busy);
         Ok(())
+    }
+
+    /// Contents that the launch of a step left.
+    fn hold(&mut self, step: &Step) -> Result<Held, DeviceError> {
+        self.holder.hold(&mut self.gpu, self.memory.arena, &step.written)
+    }
+
+    fn restore(&mut self, step: &Step, held: &Held) -> Result<(), DeviceError> {
+        self.holder.restore(&mut self.gpu, self.memory.arena, &step.written, held)
+    }
+
+    /// The largest number of each range that a step reads.
+    fn largest_read(&self, step: &Step) -> Result<Vec<f64>, DeviceError> {
+        let one = |range: &Range| {
+            let mut bytes = vec![0; range.bytes as usize];
+            self.gpu.read(self.memory.arena + range.at, &mut bytes).map(|()| largest(range.dtype, &bytes))
+        };
+        step.read.iter().map(one).collect()
     }
 
     fn launch(&mut self, step: &Step, source: usize) -> Result<(), DeviceError> {
@@ -213,19 +239,6 @@ impl<'t, G: Gpu> Bench<'t, G> {
         }
         Ok(seconds)
     }
-
-    fn read(&self, ranges: &[Range]) -> Result<Vec<Vec<u8>>, DeviceError> {
-        let one = |range: &Range| {
-            let mut bytes = vec![0; range.bytes as usize];
-            self.gpu.read(self.memory.arena + range.at, &mut bytes).map(|()| bytes)
-        };
-        ranges.iter().map(one).collect()
-    }
-
-    fn write(&mut self, ranges: &[Range], contents: &[Vec<u8>]) -> Result<(), DeviceError> {
-        let mut all = ranges.iter().zip(contents);
-        all.try_for_each(|(range, bytes)| self.gpu.write(self.memory.arena + range.at, bytes))
-    }
 }
 
 /// Writes what memory holds at the beginning.
@@ -255,16 +268,13 @@ fn write<G: Gpu>(
             Type::I32 => bytes.extend(int.to_le_bytes()),
         }
     }
-    // Short periods together: each write is waited for.
+    // Short periods together: each copy is a call.
     let times = (NUMBERS as u64 / period.max(1)).clamp(1, fill.elements.div_ceil(period.max(1)).max(1));
     let bytes = bytes.repeat(times as usize);
-    let (mut done, all) = (0, fill.elements * fill.dtype.bytes());
-    while done < all && !bytes.is_empty() {
-        let part = (bytes.len() as u64).min(all - done);
-        gpu.write(arena + fill.at + done, &bytes[..part as usize])?;
-        done += part;
-    }
-    Ok(())
+    let all = fill.elements * fill.dtype.bytes();
+    let once = (bytes.len() as u64).min(all);
+    gpu.write(arena + fill.at, &bytes[..once as usize])?;
+    gpu.repeat(arena + fill.at, once, all)
 }
 
 /// Writes packed weights: the blocks of some rows again and again.
@@ -284,124 +294,8 @@ fn write_blocks<G: Gpu>(
     if packed.pack(&values, &mut bytes).is_err() || bytes.is_empty() {
         return Ok(());
     }
-    let (mut done, all) = (0, DType::Packed(packed).room(blocks.elements));
-    while done < all {
-        let part = (bytes.len() as u64).min(all - done);
-        gpu.write(memory.place(blocks.at) + done, &bytes[..part as usize])?;
-        done += part;
-    }
-    Ok(())
-}
-
-/// Bytes that a thread looks at.
-const PIECE: usize = 1 << 22;
-
-/// The largest of what `of` gives for pieces of two contents, on all cores.
-fn most(a: &[u8], b: &[u8], of: impl Fn(&[u8], &[u8]) -> f64 + Sync) -> f64 {
-    let threads = thread::available_parallelism().map_or(1, |n| n.get());
-    let each = a.len().div_ceil(threads).next_multiple_of(4).max(PIECE);
-    thread::scope(|scope| {
-        let of = &of;
-        let pieces: Vec<_> = a.chunks(each).zip(b.chunks(each)).collect();
-        let threads: Vec<_> = pieces.into_iter().map(|(a, b)| scope.spawn(move || of(a, b))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or(f64::MAX)).fold(0.0, f64::max)
-    })
-}
-
-/// The largest of what `of` gives for pairs of floats; integers are compared as they are.
-fn pairs(dtype: Type, a: &[u8], b: &[u8], of: impl Fn(f64, f64) -> f64 + Sync) -> f64 {
-    let wide = |c: &[u8]| f64::from(f32::from_le_bytes([c[0], c[1], c[2], c[3]]));
-    let narrow = |c: &[u8]| half::bf16::from_le_bytes([c[0], c[1]]).to_f64();
-    match dtype {
-        Type::F32 => most(a, b, |a, b| {
-            let all = a.chunks_exact(4).zip(b.chunks_exact(4));
-            all.fold(0.0, |most: f64, (a, b)| most.max(of(wide(a), wide(b))))
-        }),
-        Type::Bf16 => most(a, b, |a, b| {
-            let all = a.chunks_exact(2).zip(b.chunks_exact(2));
-            all.fold(0.0, |most: f64, (a, b)| most.max(of(narrow(a), narrow(b))))
-        }),
-        Type::I32 => 0.0,
-    }
-}
-
-fn largest(dtype: Type, bytes: &[u8]) -> f64 {
-    pairs(dtype, bytes, bytes, |x, _| if x.is_finite() { x.abs() } else { 0.0 })
-}
-
-/// The share of the largest number of a launch below which a buffer holds rounding alone.
-const ROUNDING: f64 = 1e-5;
-
-/// No buffer is taken to be of smaller numbers than this: one that is zero by nature holds what
-/// rounding left.
-fn floor(ranges: &[Range], contents: &[Vec<u8>]) -> f64 {
-    let all = ranges.iter().zip(contents).map(|(range, bytes)| largest(range.dtype, bytes));
-    all.fold(0.0, f64::max) * ROUNDING
-}
-
-/// The largest difference, the bound of that buffer, and its name.
-fn apart(ranges: &[Range], expected: &[Vec<u8>], found: &[Vec<u8>], floor: f64) -> (f64, f64, String) {
-    let mut worst: Option<(f64, f64, String)> = None;
-    for ((range, a), b) in ranges.iter().zip(expected).zip(found) {
-        let error = if a == b { 0.0 } else { difference(range.dtype, a, b, floor) };
-        let beyond = |(error, bound): (f64, f64)| if error > bound { f64::MAX } else { error };
-        if worst.as_ref().is_none_or(|w| beyond((error, range.bound)) > beyond((w.0, w.1))) {
-            worst = Some((error, range.bound, range.name.clone()));
-        }
-    }
-    worst.unwrap_or_default()
-}
-
-fn difference(dtype: Type, expected: &[u8], found: &[u8], floor: f64) -> f64 {
-    if dtype == Type::I32 {
-        return f64::MAX;
-    }
-    let scale = largest(dtype, expected).max(floor).max(f64::MIN_POSITIVE);
-    pairs(dtype, expected, found, |x, y| {
-        let apart = (x - y).abs();
-        let same = x == y || (x.is_nan() && y.is_nan());
-        match (same, apart.is_finite()) {
-            (true, _) => 0.0,
-            (false, true) => apart / scale,
-            (false, false) => f64::MAX,
-        }
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn range(dtype: Type, bound: f64, name: &str) -> Range {
-        Range { at: 0, bytes: 8, dtype, name: name.into(), bound }
-    }
-
-    #[test]
-    fn what_is_apart_is_relative_to_the_buffer() {
-        let bytes = |x: [f32; 2]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-        let ranges = [range(Type::F32, 1e-4, "large"), range(Type::F32, 1e-4, "small")];
-        let expected = [bytes([100.0, -1.0]), bytes([1e-3, 2e-3])];
-        let of = |large, small| {
-            let floor = floor(&ranges, &expected);
-            let (error, _, name) = apart(&ranges, &expected, &[bytes(large), bytes(small)], floor);
-            (format!("{error:.0e}"), name)
-        };
-        assert_eq!(of([100.0, -1.0], [1e-3, 2e-3]).0, "0e0");
-        assert_eq!(of([101.0, -1.0], [1e-3, 2e-3]), ("1e-2".into(), "large".into()));
-        assert_eq!(of([100.0, -1.0], [1e-3, 1e-3]), ("5e-1".into(), "small".into()));
-        assert_eq!(of([f32::NAN, -1.0], [1e-3, 1e-3]).1, "large");
-        // Zero by nature: 1e-4 of the largest of its launch times 1e-5 is rounding.
-        let expected = [bytes([100.0, 1.0]), bytes([0.0, 0.0])];
-        let floor = floor(&ranges, &expected);
-        let noise = [bytes([100.0, 1.0]), bytes([5e-9, 0.0])];
-        assert!(apart(&ranges, &expected, &noise, floor).0 < 1e-4);
-    }
-
-    #[test]
-    fn integers_are_equal_or_not() {
-        let ranges = [range(Type::I32, 0.0, "order")];
-        let bytes = |x: [i32; 2]| vec![x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()];
-        assert_eq!(apart(&ranges, &bytes([1, 2]), &bytes([1, 2]), 0.0).0, 0.0);
-        assert_eq!(apart(&ranges, &bytes([1, 2]), &bytes([1, 3]), 0.0).0, f64::MAX);
-    }
+    let (all, at) = (DType::Packed(packed).room(blocks.elements), memory.place(blocks.at));
+    let once = (bytes.len() as u64).min(all);
+    gpu.write(at, &bytes[..once as usize])?;
+    gpu.repeat(at, once, all)
 }

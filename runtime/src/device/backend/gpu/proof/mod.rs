@@ -6,12 +6,14 @@
 //! what earlier launches left; whatever a rung did to memory is undone before the next one runs.
 //!
 //! [`Trial`] is what a process is given: texts, the order of launches, what memory holds at the
-//! beginning. [`child`] runs it and says [`Event`]s; [`watch`] starts processes, listens, and goes
-//! on without what ended one. [`trust`] does so for a plan that is loaded, and keeps what was
-//! found; [`cases`] are the models of `dreamc doctor --gpu`.
+//! beginning. [`child`] runs it and says [`Event`]s; [`held`] keeps what rungs left, and compares
+//! it on the device; [`watch`] starts processes, listens, and goes on without what ended one.
+//! [`trust`] does so for a plan that is loaded, and keeps what was found; [`cases`] are the models
+//! of `dreamc doctor --gpu`.
 
 pub mod cases;
 mod child;
+mod held;
 mod trial;
 mod trust;
 mod watch;

@@ -14,6 +14,7 @@ use dreamc_compiler::program::Plan;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Instant;
 
 /// Launches that another rung stands in for.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +26,9 @@ static PROVER: OnceLock<Prover> = OnceLock::new();
 
 /// Multiply-adds of a naive kernel that a run waits for: less than a second of a large GPU.
 const MOST: f64 = 1e11;
+
+/// Seconds of a proof from which on a person reads how long it took.
+const LONG: u64 = 3;
 
 /// From now on plans that are loaded on GPUs are proved first, by processes of this prover's.
 pub fn prove_by(prover: Prover) {
@@ -126,11 +130,16 @@ impl Meeting<'_> {
     fn prove(&self, prover: &Prover, trial: &Trial) {
         let open = trial.distinct.len() - trial.known.len();
         notice(&format!("{}: proving {open} kernels, once for this GPU, driver and NVRTC", self.name));
+        let begun = Instant::now();
         self.compiler.compile_each(&trial.texts());
         let verdicts = match watch(prover, self.number, trial, &mut |_| {}) {
             Ok(verdicts) => verdicts,
             Err(error) => return notice(&format!("{}: kernels run unproved: {error}", self.name)),
         };
+        let seconds = begun.elapsed().as_secs();
+        if seconds >= LONG {
+            notice(&format!("{}: proved in {seconds} s", self.name));
+        }
         for (number, distinct) in trial.distinct.iter().enumerate().filter(|(i, _)| !trial.known.contains(i))
         {
             let ran = |(rung, _): &&(Rung, usize)| {
