@@ -195,6 +195,8 @@ pub struct Context {
     /// Bytes by address.
     allocations: BTreeMap<u64, u64>,
     used: u64,
+    /// The most bytes that were asked for at a time, before they became pages.
+    most: u64,
     streams: HashMap<u64, Stream>,
     modules: HashMap<u64, Arc<Module>>,
     functions: HashMap<u64, Function>,
@@ -476,6 +478,7 @@ impl Machine {
             memory: Memory::new(),
             allocations: BTreeMap::new(),
             used: 0,
+            most: 0,
             streams: HashMap::from([(LEGACY, Stream { blocking: true, ..Stream::default() })]),
             modules: HashMap::new(),
             functions: HashMap::new(),
@@ -971,6 +974,7 @@ impl Context {
         self.used = used.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let address = self.memory.alloc_uninitialised(bytes);
         self.allocations.insert(address, bytes);
+        self.most = self.most.max(self.allocations.values().sum());
         Ok(address)
     }
 
@@ -1466,7 +1470,8 @@ impl Context {
         }
         let counts: Vec<String> =
             held(&self.shared.counts).iter().map(|(name, count)| format!("{name}={count}")).collect();
-        self.shared.say(format!("released: cuda:{} broken={broken} {}", self.device, counts.join(" ")));
+        let (device, most) = (self.device, self.most);
+        self.shared.say(format!("released: cuda:{device} broken={broken} most={most} {}", counts.join(" ")));
     }
 }
 

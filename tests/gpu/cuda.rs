@@ -913,6 +913,52 @@ fn cards_that_share_experts_pass_rows_to_one_another() {
     }
 }
 
+/// `dreamc plan` for H100s says, to the byte, what two such cards that train allocate at most: with
+/// states or weights cut, and with experts shared. One that has a smaller part allocates less.
+/// Cards that exchange through the host allocate no more: their exchanges have their room there.
+#[test]
+fn cards_allocate_what_the_plan_says() {
+    let Some(card) = with_nccl() else { return };
+    let sandbox = sandbox();
+    let nccl = card.folder.path().join("libnccl.so.2").display().to_string();
+    let sizes = [
+        "train.batch=4",
+        "train.accumulate=4",
+        "train.steps=1",
+        "model.components.ea.experts.count=4",
+        "model.components.sa.sequence.projection={count: 4}",
+        "model.components.da.depth.projection={count: 4}",
+    ]
+    .map(|set| ["--set", set])
+    .concat();
+    let line = [&["plan", "tiny.yaml", "--machine", "h100x8", "--ranks", "2", "--json"][..], &sizes].concat();
+    let plan: serde_json::Value = serde_json::from_str(&sandbox.good(&line)).unwrap();
+    for (shard, experts) in [("none", 1), ("optimizer", 1), ("weights", 1), ("none", 2), ("weights", 2)] {
+        let meshes = plan["meshes"].as_array().unwrap();
+        let own = |mesh: &&serde_json::Value| {
+            (mesh["shard"].as_str(), mesh["experts"].as_u64(), mesh["accumulate"].as_u64())
+                == (Some(shard), Some(experts), Some(4))
+        };
+        let planned = meshes.iter().find(own).unwrap()["memory"]["total"].as_u64().unwrap();
+        let cut = format!("train.parallel={{shard: {shard}, experts: {experts}}}");
+        for (way, library) in [("nccl", nccl.as_str()), ("host", "0")] {
+            let out = format!("{way}-{shard}-{experts}");
+            let train = [&train("cuda", &out)[..], &["--target", "h100", "--set", &cut]].concat();
+            let line = [&["launch", "-n", "2"][..], &train, &sizes].concat();
+            let mut command = card.command(&sandbox, "cards=2 card=sm_90", &line);
+            card.succeeds(&sandbox, command.env("DREAMC_NCCL", library));
+            let log = sandbox.read("log");
+            let most = log.lines().filter(|line| line.starts_with("released")).map(|line| {
+                line.split(' ').find_map(|word| word.strip_prefix("most=")?.parse::<u64>().ok()).unwrap()
+            });
+            let most: Vec<u64> = most.collect();
+            let largest = most.iter().copied().max().unwrap();
+            let fits = if way == "nccl" { largest == planned } else { largest <= planned };
+            assert!(most.len() == 2 && fits, "{way}, {shard}, experts over {experts}: {most:?} of {planned}");
+        }
+    }
+}
+
 /// Kernels that a card launches between the beginning of each exchange and the moment from which
 /// its stream waits for it, by what is given to its streams.
 fn kernels_meanwhile(log: &str, card: u64) -> Vec<u64> {
