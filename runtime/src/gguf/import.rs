@@ -47,11 +47,11 @@ pub fn import(from: &Path, to: &Path, name: &str, force: bool) -> Result<Importe
     let (family, map) = fields::read(&file).map_err(refuse)?;
     let config = Config::read(from, map.clone(), &[])?;
     let mut notes = config.notes.clone();
-    let text = config.specification(name, None);
     let specification = |d: dreamc_dsl::Diagnostics| HfError::Specification {
         path: from.to_path_buf(),
         problem: d.render(false),
     };
+    let text = config.specification(name, None).map_err(specification)?;
     let spec = config.spec(name, None).map_err(specification)?;
     let layers = layers(&spec.model).map_err(refuse)?;
     let compiled = compile(&spec, &prepare::forward(1, 1))?;

@@ -13,6 +13,7 @@ use super::family::{
 };
 use super::fields::{Fields, Result, harmless};
 use crate::checkpoint::safetensors::Dtype;
+use dreamc_dsl::ast::Ast;
 use dreamc_dsl::spec::{
     Activation, Attention, Balance, BalanceLaw, BalanceTarget, Component, Defined, EmbedScale, Exit, Experts,
     Expr, Item, Known, Looping, Mlp, Model, Rope, RopeScaling, Setting, Statement,
@@ -20,7 +21,6 @@ use dreamc_dsl::spec::{
 use dreamc_dsl::{Diagnostics, Spec, Spelling};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::path::Path;
 
 /// Layers of a model, at most.
@@ -259,107 +259,124 @@ impl Config {
 
     /// The specification; `stored` is the type of the embedding, to which its scale is rounded.
     pub fn spec(&self, name: &str, stored: Option<Dtype>) -> std::result::Result<Spec, Diagnostics> {
-        let text = self.specification(name, stored);
-        let ast = dreamc_dsl::parse("config.json", &text, Spelling::Yaml)?;
-        Ok(dreamc_dsl::check(&ast, &[])?.0)
+        Ok(dreamc_dsl::check(&self.parsed(name, stored)?, &[])?.0)
     }
 
     /// The specification in YAML; `stored` is the type of the embedding, to which its scale is
     /// rounded.
-    pub fn specification(&self, name: &str, stored: Option<Dtype>) -> String {
+    pub fn specification(
+        &self,
+        name: &str,
+        stored: Option<Dtype>,
+    ) -> std::result::Result<String, Diagnostics> {
+        dreamc_dsl::format(&self.parsed(name, stored)?, Spelling::Yaml)
+    }
+
+    /// JSON is YAML.
+    fn parsed(&self, name: &str, stored: Option<Dtype>) -> std::result::Result<Ast, Diagnostics> {
+        dreamc_dsl::parse("config.json", &self.tree(name, stored).to_string(), Spelling::Yaml)
+    }
+
+    /// The specification as a tree.
+    fn tree(&self, name: &str, stored: Option<Dtype>) -> Value {
         let gemma = self.family.gemma;
-        let mut text = String::new();
-        // Writing to a String does not fail.
-        let mut line = |line: String| {
-            let _ = writeln!(text, "{line}");
-        };
-        line("model:".into());
-        line(format!("  name: {name}"));
-        line(format!(
-            "  vocab: {}\n  hidden: {}\n  context: {}\n  tie: {}",
-            self.whole(Slot::Vocab),
-            self.whole(Slot::Hidden),
-            self.whole(Slot::Context),
-            self.flag(Slot::Tie)
-        ));
-        if gemma {
-            line(format!("  embed_scale: {}", embed_scale(self.whole(Slot::Hidden), stored)));
-        }
+        let mut model = some([
+            ("name", Some(json!(name))),
+            ("vocab", Some(json!(self.whole(Slot::Vocab)))),
+            ("hidden", Some(json!(self.whole(Slot::Hidden)))),
+            ("context", Some(json!(self.whole(Slot::Context)))),
+            ("tie", Some(json!(self.flag(Slot::Tie)))),
+            ("embed_scale", gemma.then(|| embed_scale(self.whole(Slot::Hidden), stored))),
+        ]);
         let factors = [
             ("embed_scale", self.real(Slot::EmbedScale)),
             ("logit_scale", self.real(Slot::LogitDivisor).map(|divisor| 1.0 / divisor)),
             ("logit_scale", self.real(Slot::LogitFactor)),
             ("output_scale", self.real(Slot::OutputScale)),
         ];
-        for (name, factor) in factors {
-            if let Some(factor) = factor.filter(|factor| *factor != 1.0) {
-                line(format!("  {name}: {factor:?}"));
-            }
-        }
-        if let Some(cap) = self.real(Slot::LogitSoftcap) {
-            line(format!("  logit_softcap: {cap:?}"));
-        }
+        let factors = factors.map(|(name, factor)| (name, factor.filter(|x| *x != 1.0).map(|x| json!(x))));
+        model.extend(some(factors));
+        model.extend(some([("logit_softcap", self.real(Slot::LogitSoftcap).map(|cap| json!(cap)))]));
         let eps = self.real(Slot::Eps).unwrap_or_default();
-        let offset = gemma || self.family.unit_offset;
-        line(format!("  norm: {{eps: {eps:?}, unit_offset: {offset}}}"));
-        line("  components:".into());
-        let names = self.attentions();
-        if let Some((mixer, _)) = self.family.mixer
-            && self.layers.iter().any(Layer::mixes)
-        {
-            line(format!("    mixer: {{{}: {{{}}}}}", mixer.name(), self.mixer(mixer)));
+        model.insert("norm".into(), json!({"eps": eps, "unit_offset": gemma || self.family.unit_offset}));
+        model.insert("components".into(), self.components().into());
+        model.insert("body".into(), self.body().into());
+        json!({"model": model, "train": {"sequence": self.row(), "precision": "f32"}})
+    }
+
+    /// The components that some layer has.
+    fn components(&self) -> Map<String, Value> {
+        let has = |of: &dyn Fn(&Layer) -> bool| self.layers.iter().any(of);
+        let mut all = Map::new();
+        if let Some((mixer, _)) = self.family.mixer.filter(|_| has(&Layer::mixes)) {
+            all.insert("mixer".into(), json!({mixer.name(): self.mixer(mixer)}));
         }
-        for (&name, windowed) in names.iter().zip([false, true]) {
-            if self.layers.iter().any(|l| l.attends() && l.windowed == windowed) {
-                line(format!("    {name}: {{sequence: {{{}}}}}", self.attention(windowed)));
+        for (name, windowed) in self.attentions().into_iter().zip([false, true]) {
+            if has(&|l| l.attends() && l.windowed == windowed) {
+                all.insert(name.into(), json!({"sequence": self.attention(windowed)}));
             }
         }
-        let activation = self.activation.1;
-        let (before, behind) = self.family.norms.places();
-        let norms = format!("pre_norm: {before}, post_norm: {behind}");
-        if self.layers.iter().any(|l| l.network == Some(Network::Dense)) {
-            let intermediate = self.whole(Slot::Intermediate);
-            let factors = self.factors(Role::Mlp);
-            let biased = if self.flag(Slot::MlpBias) { "biased: true, " } else { "" };
-            line(match factors.is_empty() {
-                true => format!(
-                    "    mlp: {{mlp: {{intermediate: {intermediate}, activation: {activation}, {biased}{norms}}}}}"
-                ),
-                false => format!("    mlp: {{{SCALED}: {{wide: {intermediate}{factors}}}}}"),
-            });
+        if has(&|l| l.network == Some(Network::Dense)) {
+            all.insert("mlp".into(), self.mlp());
         }
-        if self.layers.iter().any(Layer::sparse) {
+        if has(&Layer::sparse) {
+            all.insert("ea".into(), json!({"experts": self.experts()}));
+        }
+        all
+    }
+
+    /// Places of norms, where the class has other ones than its family's component.
+    fn norms(&self) -> [(&'static str, Option<Value>); 2] {
+        let (before, after) = self.family.norms.places();
+        [("pre_norm", Some(json!(before))), ("post_norm", Some(json!(after)))]
+    }
+
+    fn mlp(&self) -> Value {
+        let intermediate = self.whole(Slot::Intermediate);
+        let factors = self.factors(Role::Mlp);
+        if !factors.is_empty() {
+            let mut own = some([("wide", Some(json!(intermediate)))]);
+            own.extend(factors);
+            return json!({SCALED: own});
+        }
+        let mut own = some([
+            ("intermediate", Some(json!(intermediate))),
+            ("activation", Some(json!(self.activation.1))),
+            ("biased", self.flag(Slot::MlpBias).then(|| json!(true))),
+        ]);
+        own.extend(some(self.norms()));
+        json!({"mlp": own})
+    }
+
+    fn experts(&self) -> Map<String, Value> {
+        let intermediate = self.expert_intermediate();
+        let size = self.real(Slot::Shared);
+        let shared = match (size, self.whole(Slot::SharedCount)) {
+            (Some(size), _) => Some(size as u64 / intermediate.max(1)),
+            (None, count) => (count > 0).then_some(count),
+        };
+        let mut own = some([
+            ("count", Some(json!(self.whole(Slot::Experts)))),
+            ("active", Some(json!(self.whole(Slot::Active)))),
+            ("intermediate", Some(json!(intermediate))),
+            ("activation", Some(json!(self.activation.1))),
+            ("shared", shared.map(|n| json!(n))),
+            ("shared_gate", (size.is_some() && self.family.shared_gate).then(|| json!(true))),
+            ("biased", self.family.biased.then(|| json!(true))),
+        ]);
+        own.extend(some(self.norms()));
+        let router = some([
+            ("preset", Some(json!(self.family.router.0))),
+            ("groups", self.real(Slot::Groups).map(|n| json!(n as u64))),
+            ("topk_groups", self.real(Slot::ActiveGroups).map(|n| json!(n as u64))),
+            ("scale", self.real(Slot::GateScale).map(|x| json!(x))),
             // Gates of the chosen are always divided by their sum where no field says so.
-            let normalise = self.real(Slot::Normalise) != Some(0.0);
-            let intermediate = self.expert_intermediate();
-            let shared = match (self.real(Slot::Shared), self.whole(Slot::SharedCount)) {
-                (Some(size), _) => {
-                    let gated = if self.family.shared_gate { "shared_gate: true, " } else { "" };
-                    format!("shared: {}, {gated}", size as u64 / intermediate.max(1))
-                }
-                (None, 0) => String::new(),
-                (None, count) => format!("shared: {count}, "),
-            };
-            let biased = if self.family.biased { "biased: true, " } else { "" };
-            let more = [
-                self.real(Slot::Groups).map(|n| format!("groups: {n}, ")),
-                self.real(Slot::ActiveGroups).map(|n| format!("topk_groups: {n}, ")),
-                self.real(Slot::GateScale).map(|x| format!("scale: {x:?}, ")),
-            ];
-            let more: String = more.into_iter().flatten().collect();
-            line(format!(
-                "    ea: {{experts: {{count: {}, active: {}, intermediate: {intermediate}, activation: {activation}, {shared}{biased}\
-                 {norms}, router: {{preset: {}, {more}normalise: {normalise}, load_balance_loss: {:?}, z_loss: 0}}}}}}",
-                self.whole(Slot::Experts),
-                self.whole(Slot::Active),
-                self.family.router.0,
-                self.load_balance_loss
-            ));
-        }
-        line("  body:".into());
-        line(self.body());
-        line(format!("train: {{sequence: {}, precision: f32}}", self.row()));
-        text
+            ("normalise", Some(json!(self.real(Slot::Normalise) != Some(0.0)))),
+            ("load_balance_loss", Some(json!(self.load_balance_loss))),
+            ("z_loss", Some(json!(0))),
+        ]);
+        own.insert("router".into(), router.into());
+        own
     }
 
     /// The names of attentions without and with the window.
@@ -368,84 +385,86 @@ impl Config {
         if some(true) && some(false) { ["global", "local"] } else { ["sa", "sa"] }
     }
 
-    fn attention(&self, windowed: bool) -> String {
+    fn attention(&self, windowed: bool) -> Map<String, Value> {
+        let real = |slot| self.real(slot);
+        let mut own = some([
+            ("heads", Some(json!(self.whole(Slot::Heads)))),
+            ("kv_heads", Some(json!(self.whole(Slot::KvHeads)))),
+            ("head_size", Some(json!(self.whole(Slot::HeadSize)))),
+            ("rope", Some(self.rope(windowed))),
+            ("qk_norm", Some(json!(self.family.qk_norm))),
+            ("window", self.window.filter(|_| windowed).map(|w| json!(w))),
+            ("softcap", real(Slot::Softcap).map(|c| json!(c))),
+            ("scale", real(Slot::Scalar).map(|s| 1.0 / s.sqrt()).or(real(Slot::Scale)).map(|s| json!(s))),
+            ("bias", self.biased().then(|| json!(self.family.bias))),
+            ("sink", self.family.sinks.then(|| json!(true))),
+            ("latent", self.family.latent.then(|| self.latent())),
+            ("gate", self.family.gated.then(|| json!("element"))),
+            ("projection", (self.family.form != Form::Straight).then(|| json!("none"))),
+        ]);
+        if self.family.norms != Norms::Before {
+            own.extend(some(self.norms()));
+        }
+        own
+    }
+
+    fn rope(&self, windowed: bool) -> Value {
         let Turn { base, scaling } = self.rotations[usize::from(windowed)];
-        let share = self.family.share;
-        let rope = match scaling {
-            _ if base == STILL.base => "none".into(),
-            None if share == 1.0 => format!("{base:?}"),
-            None => format!("{{base: {base:?}, share: {share:?}}}"),
-            Some(scaling) if share == 1.0 => format!("{{base: {base:?}, scaling: {{{}}}}}", said(scaling)),
-            Some(scaling) => {
-                format!("{{base: {base:?}, share: {share:?}, scaling: {{{}}}}}", said(scaling))
-            }
-        };
-        let mut text = format!(
-            "heads: {}, kv_heads: {}, head_size: {}, rope: {rope}, qk_norm: {}",
-            self.whole(Slot::Heads),
-            self.whole(Slot::KvHeads),
-            self.whole(Slot::HeadSize),
-            self.family.qk_norm
-        );
-        let window = self.window.filter(|_| windowed);
-        let more = [
-            window.map(|w| format!("window: {w}")),
-            self.real(Slot::Softcap).map(|c| format!("softcap: {c:?}")),
-            self.real(Slot::Scalar).map(|s| format!("scale: {:?}", 1.0 / s.sqrt())),
-            self.real(Slot::Scale).map(|s| format!("scale: {s:?}")),
-            self.biased().then(|| format!("bias: {}", self.family.bias)),
-            self.family.sinks.then(|| "sink: true".into()),
-            self.family.latent.then(|| {
-                let query = self.real(Slot::QueryRank).map_or("none".into(), |n| n.to_string());
-                let [kv, turned, value] = [Slot::KvRank, Slot::Turned, Slot::Value].map(|s| self.whole(s));
-                // Norms within the attention have the class's own.
-                let own = self.real(Slot::Eps) != Some(INNER_EPS);
-                let eps = if own { format!(", eps: {INNER_EPS:?}") } else { String::new() };
-                format!("latent: {{query: {query}, kv: {kv}, turned: {turned}, value: {value}{eps}}}")
-            }),
-            self.family.gated.then(|| "gate: element".into()),
-            (self.family.form != Form::Straight).then(|| "projection: none".into()),
-            (self.family.norms != Norms::Before).then(|| {
-                let (before, behind) = self.family.norms.places();
-                format!("pre_norm: {before}, post_norm: {behind}")
-            }),
-        ];
-        more.into_iter().flatten().for_each(|field| {
-            text += ", ";
-            text += &field;
-        });
-        text
+        let share = Some(self.family.share).filter(|share| *share != 1.0);
+        match (share, scaling) {
+            _ if base == STILL.base => json!("none"),
+            (None, None) => json!(base),
+            _ => some([
+                ("base", Some(json!(base))),
+                ("share", share.map(|share| json!(share))),
+                ("scaling", scaling.map(said)),
+            ])
+            .into(),
+        }
+    }
+
+    fn latent(&self) -> Value {
+        let [kv, turned, value] = [Slot::KvRank, Slot::Turned, Slot::Value].map(|s| json!(self.whole(s)));
+        let query = self.real(Slot::QueryRank).map_or(json!("none"), |n| json!(n as u64));
+        // Norms within the attention have the class's own.
+        let eps = (self.real(Slot::Eps) != Some(INNER_EPS)).then(|| json!(INNER_EPS));
+        let known = [("query", query), ("kv", kv), ("turned", turned), ("value", value)];
+        some(known.map(|(name, value)| (name, Some(value))).into_iter().chain([("eps", eps)])).into()
     }
 
     /// The settings of a definition of the library.
-    fn mixer(&self, mixer: Mixer) -> String {
+    fn mixer(&self, mixer: Mixer) -> Map<String, Value> {
         let of = |slot| self.whole(slot);
         let (size, groups, state) = (of(Slot::MixerSize), of(Slot::MixerGroups), of(Slot::MixerState));
-        let members = of(Slot::MixerHeads) / groups.max(1);
-        let own = match mixer {
-            Mixer::Mamba2 => format!("size: {size}, groups: {groups}, members: {members}, state: {state}"),
-            Mixer::GatedDelta => format!("heads: {groups}, size: {state}, value: {size}, members: {members}"),
-            Mixer::Kda => format!("heads: {}, size: {size}, value: {size}", of(Slot::MixerHeads)),
-            Mixer::FalconH1 => {
-                return format!(
-                    "heads: {}, kv_heads: {}, head: {}, base: {:?}, size: {size}, groups: {groups}, members: {members}, \
-                     state: {state}, width: {}{}",
-                    of(Slot::Heads),
-                    of(Slot::KvHeads),
-                    of(Slot::HeadSize),
-                    self.rotations[0].base,
-                    of(Slot::MixerWidth),
-                    self.factors(Role::Mixer)
-                );
+        let (width, members) = (of(Slot::MixerWidth), of(Slot::MixerHeads) / groups.max(1));
+        let eps = self.real(Slot::Eps).unwrap_or_default();
+        let settings = match mixer {
+            Mixer::Mamba2 => {
+                json!({"size": size, "groups": groups, "members": members, "state": state, "width": width, "eps": eps})
             }
+            Mixer::GatedDelta => {
+                json!({"heads": groups, "size": state, "value": size, "members": members, "width": width, "eps": eps})
+            }
+            Mixer::Kda => {
+                json!({"heads": of(Slot::MixerHeads), "size": size, "value": size, "width": width, "eps": eps})
+            }
+            Mixer::FalconH1 => json!({
+                "heads": of(Slot::Heads), "kv_heads": of(Slot::KvHeads), "head": of(Slot::HeadSize),
+                "base": self.rotations[0].base, "size": size, "groups": groups, "members": members, "state": state,
+                "width": width,
+            }),
         };
-        format!("{own}, width: {}, eps: {:?}", of(Slot::MixerWidth), self.real(Slot::Eps).unwrap_or_default())
+        let mut own = if let Value::Object(own) = settings { own } else { Map::new() };
+        if mixer == Mixer::FalconH1 {
+            own.extend(self.factors(Role::Mixer));
+        }
+        own
     }
 
     /// The factors of a part of a layer as settings.
-    fn factors(&self, role: Role) -> String {
+    fn factors(&self, role: Role) -> Map<String, Value> {
         let own = self.family.factors.iter().zip(&self.factors).filter(|(factor, _)| factor.role == role);
-        own.map(|(factor, by)| format!(", {}: {by:?}", factor.setting)).collect()
+        own.map(|(factor, by)| (factor.setting.to_string(), json!(by))).collect()
     }
 
     /// The beginning of the names of a layer's tensors.
@@ -460,8 +479,8 @@ impl Config {
         }
     }
 
-    /// Layers as YAML, so far to the right: the shortest period of them, repeated.
-    fn repeated(&self, layers: &[Layer], right: usize) -> String {
+    /// Layers as an item: the shortest period of them, repeated.
+    fn repeated(&self, layers: &[Layer]) -> Value {
         let names = self.attentions();
         let layer = |l: &Layer| {
             let mixing = l.mixing.map(|mixing| match mixing {
@@ -486,44 +505,36 @@ impl Config {
                 layers.len().is_multiple_of(*p) && (*p..layers.len()).all(|i| layers[i] == layers[i - p])
             })
             .unwrap_or(layers.len());
-        let space = " ".repeat(right);
-        let mut text = format!("{space}- repeat: {}\n{space}  layers:", layers.len() / period.max(1));
-        layers[..period].iter().for_each(|layer| {
-            let _ = write!(text, "\n{space}    - {layer}");
-        });
-        text
+        json!({"repeat": layers.len() / period.max(1), "layers": layers[..period]})
     }
 
-    /// The items of the body as YAML.
-    fn body(&self) -> String {
+    /// The items of the body.
+    fn body(&self) -> Vec<Value> {
         let passes = self.whole(Slot::Passes);
-        let recur =
-            |more: &str| format!("    - recur: {passes}\n      residual_norm: false\n{more}      layers:");
         match self.family.form {
-            Form::Straight => self.repeated(&self.layers, 4),
-            Form::Looped => {
-                let head = recur("      exit: {gate: 0.1}\n");
-                format!("{head}\n{}\n        - norm", self.repeated(&self.layers, 8))
-            }
+            Form::Straight => vec![self.repeated(&self.layers)],
+            Form::Looped => vec![json!({
+                "recur": passes, "residual_norm": false, "exit": {"gate": 0.1},
+                "layers": [self.repeated(&self.layers), "norm"],
+            })],
             Form::Recurrent => {
                 let (before, rest) = self.layers.split_at(self.whole(Slot::Prelude) as usize);
-                let (core, behind) = rest.split_at(self.whole(Slot::Core) as usize);
+                let (core, after) = rest.split_at(self.whole(Slot::Core) as usize);
                 let noise = self.real(Slot::Noise).unwrap_or_default();
-                let backprop = self.whole(Slot::Backprop).min(passes);
-                let depth = format!(
-                    "{{lognormal_poisson: {{mean: {passes}, sigma: 0.5}}, min: 1, max: {}}}",
-                    passes.saturating_mul(2)
-                );
-                let head = recur(&format!("      backprop: {backprop}\n      depth: {depth}\n"));
-                [
-                    self.repeated(before, 4),
-                    format!("    - save e\n    - start normal {noise:?}"),
-                    format!("{head}\n        - mix e linear"),
-                    self.repeated(core, 8),
-                    "    - norm final".into(),
-                    self.repeated(behind, 4),
+                let depth = json!({
+                    "lognormal_poisson": {"mean": passes, "sigma": 0.5}, "min": 1, "max": passes.saturating_mul(2),
+                });
+                vec![
+                    self.repeated(before),
+                    json!("save e"),
+                    json!(format!("start normal {noise:?}")),
+                    json!({
+                        "recur": passes, "residual_norm": false, "backprop": self.whole(Slot::Backprop).min(passes),
+                        "depth": depth, "layers": ["mix e linear", self.repeated(core)],
+                    }),
+                    json!("norm final"),
+                    self.repeated(after),
                 ]
-                .join("\n")
             }
         }
     }
@@ -743,19 +754,22 @@ const SINGLES: [Single; 4] = {
 /// The epsilon of norms within latent attentions, which no field changes.
 const INNER_EPS: f64 = 1e-6;
 
+/// The fields that are there, in order.
+fn some<'a>(fields: impl IntoIterator<Item = (&'a str, Option<Value>)>) -> Map<String, Value> {
+    fields.into_iter().filter_map(|(name, value)| Some((name.to_string(), value?))).collect()
+}
+
 /// A scaling as the language writes it.
-fn said(scaling: RopeScaling) -> String {
+fn said(scaling: RopeScaling) -> Value {
     match scaling {
         RopeScaling::Llama3 { factor, low, high, original_context } => {
-            format!(
-                "factor: {factor:?}, low: {low:?}, high: {high:?}, original_context: {original_context:?}"
-            )
+            json!({"factor": factor, "low": low, "high": high, "original_context": original_context})
         }
-        RopeScaling::Linear { factor } => format!("type: linear, factor: {factor:?}"),
-        RopeScaling::Yarn { factor, fast, slow, original_context, attention, truncate } => format!(
-            "type: yarn, factor: {factor:?}, fast: {fast:?}, slow: {slow:?}, original_context: {original_context:?}, \
-             attention: {attention:?}, truncate: {truncate}"
-        ),
+        RopeScaling::Linear { factor } => json!({"type": "linear", "factor": factor}),
+        RopeScaling::Yarn { factor, fast, slow, original_context, attention, truncate } => json!({
+            "type": "yarn", "factor": factor, "fast": fast, "slow": slow, "original_context": original_context,
+            "attention": attention, "truncate": truncate,
+        }),
     }
 }
 
@@ -798,14 +812,14 @@ fn written(kind: Kind, value: Option<f64>) -> Value {
 }
 
 /// The scale of Gemma's embedding: `sqrt(hidden)` in the type of the weights.
-fn embed_scale(hidden: u64, stored: Option<Dtype>) -> String {
+fn embed_scale(hidden: u64, stored: Option<Dtype>) -> Value {
     let exact = (hidden as f64).sqrt();
     let rounded = match stored {
         Some(Dtype::BF16) => half::bf16::from_f64(exact).to_f64(),
         Some(Dtype::F16) => half::f16::from_f64(exact).to_f64(),
         _ => exact,
     };
-    if rounded == exact { "sqrt_hidden".into() } else { format!("{rounded:?}") }
+    if rounded == exact { json!("sqrt_hidden") } else { json!(rounded) }
 }
 
 // From config.json --------------------------------------------------------------------------------
@@ -2098,7 +2112,7 @@ mod tests {
         ] {
             let map = serde_json::from_str(text).unwrap();
             let config = Config::read(Path::new("config.json"), map, &[]).unwrap();
-            let yaml = config.specification(name, Some(Dtype::BF16));
+            let yaml = config.specification(name, Some(Dtype::BF16)).unwrap();
             let ast = dreamc_dsl::parse("config.json", &yaml, Spelling::Yaml).unwrap();
             let found = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|d| panic!("{yaml}\n{d}")).0;
             let path = format!("{}/../examples/published/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
@@ -2356,7 +2370,7 @@ mod tests {
             let kept: Map<String, Value> = serde_json::from_slice(&finite(text.as_bytes())).unwrap();
             let config =
                 Config::read(Path::new("config.json"), kept.clone(), &[]).unwrap_or_else(|e| panic!("{e}"));
-            let yaml = config.specification("model", Some(Dtype::BF16));
+            let yaml = config.specification("model", Some(Dtype::BF16)).unwrap();
             let spec = config.spec("model", Some(Dtype::BF16)).unwrap_or_else(|e| panic!("{yaml}\n{e}"));
             let kind = config.family.kind;
             let compiled = dreamc_compiler::compile(&spec, &crate::train::prepare::forward(1, 1)).unwrap();
@@ -2413,7 +2427,7 @@ mod tests {
             "torch_dtype": "bfloat16", "transformers_version": "4.47.1", "vocab_size": 65536}"#;
         let config =
             Config::read(Path::new("config.json"), serde_json::from_str(text).unwrap(), &[]).unwrap();
-        let yaml = config.specification("huginn", Some(Dtype::BF16));
+        let yaml = config.specification("huginn", Some(Dtype::BF16)).unwrap();
         let spec = config.spec("huginn", Some(Dtype::BF16)).unwrap_or_else(|e| panic!("{yaml}\n{e}"));
         let compiled = dreamc_compiler::compile(&spec, &crate::train::prepare::forward(1, 1)).unwrap();
         assert_eq!(crate::model::parameters(&compiled), 3_564_976_800);
@@ -2425,8 +2439,8 @@ mod tests {
     fn the_scale_of_an_embedding_is_rounded_as_its_weights_are() {
         let scale = |hidden, stored| embed_scale(hidden, Some(stored));
         assert_eq!(scale(2304, Dtype::BF16), "sqrt_hidden");
-        assert_eq!(scale(3584, Dtype::BF16), "59.75");
-        assert_eq!(scale(4608, Dtype::BF16), "68.0");
+        assert_eq!(scale(3584, Dtype::BF16), 59.75);
+        assert_eq!(scale(4608, Dtype::BF16), 68.0);
         assert_eq!(scale(3584, Dtype::F32), "sqrt_hidden");
     }
 }

@@ -64,9 +64,9 @@ pub fn hugging_face(
     }
     let kept = kept(from)?;
     let stored = shards.dtype(config.family.ends[0]);
-    let text = config.specification(name, stored);
     let specification =
         |d: dreamc_dsl::Diagnostics| HfError::Specification { path: path.clone(), problem: d.render(false) };
+    let text = config.specification(name, stored).map_err(specification)?;
     let spec = config.spec(name, stored).map_err(specification)?;
     let layers = super::config::layers(&spec.model).map_err(|problem| HfError::refused(&path, problem))?;
 
