@@ -4,8 +4,8 @@
 //! output. *Promise*: a document of any content is answered, files are read and never written, and
 //! the server ends when its input ends.
 //!
-//! [`wire`] is the protocol's framing (a header and JSON: forty lines, so no library), [`text`]
-//! converts places, [`place`] finds the keys for a place, [`symbols`] names and their uses,
+//! [`wire`] is the protocol's framing (a header and JSON: forty lines, so no library), types of
+//! messages are those of `lsp_types`, [`text`] converts places, [`place`] finds the keys for a place, [`symbols`] names and their uses,
 //! [`pages`] is what people read. Documents are sent whole; requests are answered in order.
 
 mod pages;
@@ -21,7 +21,10 @@ use dreamc_dsl::define::library::LIBRARY;
 use dreamc_dsl::define::{Definition, functions, names};
 use dreamc_dsl::keys::{self, Section, Type};
 use dreamc_dsl::{Ast, Diagnostics, FileKind, Severity, Span, Spec, Spelling};
-use serde_json::{Value, json};
+use lsp_types::*;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -30,6 +33,7 @@ use wire::Fault;
 
 /// An open document.
 struct Document {
+    uri: Uri,
     path: PathBuf,
     spelling: Spelling,
     text: String,
@@ -80,12 +84,12 @@ impl Default for Session {
 impl Session {
     /// Answers a message about the document of the file `path`, whatever its address says.
     pub fn answer(&mut self, path: &Path, message: &Value) -> Vec<Value> {
-        let uri = message.pointer("/params/textDocument/uri").and_then(Value::as_str).unwrap_or_default();
         if message.get("method").and_then(Value::as_str) == Some("textDocument/didOpen") {
+            let parameters = message.get("params").unwrap_or(&Value::Null);
+            let Ok(opened) = read::<DidOpenTextDocumentParams>(parameters) else { return vec![] };
             // One document is open in a page.
             self.0.documents.clear();
-            self.0.open(uri, message.get("params").unwrap_or(&Value::Null), Some(path));
-            return self.0.look(uri);
+            return self.0.open(opened.text_document, Some(path));
         }
         self.0.message(message)
     }
@@ -122,26 +126,27 @@ impl Server {
     }
 
     /// Takes a document in; its file is the one of its address where `path` names none.
-    fn open(&mut self, uri: &str, parameters: &Value, path: Option<&Path>) {
-        let words = |pointer: &str| parameters.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-        let path = path.map_or_else(|| path_of(uri), Path::to_path_buf);
-        let dream = words("/textDocument/languageId") == "dream";
+    fn open(&mut self, opened: TextDocumentItem, path: Option<&Path>) -> Vec<Value> {
+        let TextDocumentItem { uri, language_id, text, .. } = opened;
+        let path = path.map_or_else(|| path_of(uri.as_str()), Path::to_path_buf);
+        let dream = language_id == "dream";
         let spelling = if dream { Spelling::Dream } else { Spelling::of(&path.to_string_lossy()) };
-        let text = words("/textDocument/text").to_string();
-        self.documents.insert(uri.to_string(), Document { path, spelling, text });
+        let key = uri.as_str().to_string();
+        self.documents.insert(key, Document { uri: uri.clone(), path, spelling, text });
+        self.look(&uri)
     }
 
     /// Diagnostics of a document, published.
-    fn look(&self, uri: &str) -> Vec<Value> {
-        let found = self.documents.get(uri).map(Document::diagnostics);
-        found.into_iter().map(|found| published(uri, found)).collect()
+    fn look(&self, uri: &Uri) -> Vec<Value> {
+        let found = self.documents.get(uri.as_str()).map(Document::diagnostics);
+        found.into_iter().map(|found| published(uri.clone(), found)).collect()
     }
 
     fn request(&mut self, method: &str, parameters: &Value) -> Result<Value, Fault> {
         match (self.state, method) {
             (State::Fresh, "initialize") => {
                 self.state = State::Running;
-                return Ok(capabilities());
+                return shown(capabilities());
             }
             (State::Fresh, _) => return Err(Fault::new(-32002, "the first request is `initialize`")),
             (State::Running, "shutdown") => {
@@ -152,98 +157,155 @@ impl Server {
             (State::Ending, _) => return Err(Fault::request("the server was shut down")),
         }
         match method {
-            "textDocument/completion" => self.at(parameters, |d, at| Ok(d.completion(at))),
-            "textDocument/hover" => self.at(parameters, |d, at| Ok(d.hover(at).unwrap_or(Value::Null))),
+            "textDocument/completion" => self.at(parameters, |d, at| shown(d.completion(at))),
+            "textDocument/hover" => self.at(parameters, |d, at| shown(d.hover(at))),
             "textDocument/definition" => self.at(parameters, |d, at| {
-                let uri = parameters.pointer("/textDocument/uri");
                 let to = d.uses(at).into_iter().find(|s| s.defines);
-                Ok(to.map_or(Value::Null, |s| json!({"uri": uri, "range": text::range(&d.text, s.span)})))
+                shown(to.map(|s| d.location(s.span)))
             }),
             "textDocument/references" => self.at(parameters, |d, at| {
-                let uri = parameters.pointer("/textDocument/uri");
-                let place = |s: Symbol| json!({"uri": uri, "range": text::range(&d.text, s.span)});
-                Ok(d.uses(at).into_iter().map(place).collect())
+                shown(d.uses(at).into_iter().map(|s| d.location(s.span)).collect::<Vec<_>>())
             }),
             "textDocument/prepareRename" => self.at(parameters, |d, at| match d.symbol(at) {
-                Some(s) => Ok(json!({"range": text::range(&d.text, s.span), "placeholder": s.name})),
+                Some(s) => shown(PrepareRenameResponse::RangeWithPlaceholder {
+                    range: text::range(&d.text, s.span),
+                    placeholder: s.name,
+                }),
                 None => Err(Fault::refused(
                     "only components, numbers of `let`, and names of definitions are renamed",
                 )),
             }),
             "textDocument/rename" => {
-                let uri = parameters.pointer("/textDocument/uri").and_then(Value::as_str).unwrap_or_default();
-                let name = parameters.get("newName").and_then(Value::as_str).unwrap_or_default();
-                self.at(parameters, |d, at| {
-                    let edits = d.rename(at, name)?;
-                    Ok(json!({"changes": {uri: edits}}))
+                let RenameParams { text_document_position: place, new_name, .. } = read(parameters)?;
+                self.of(&place, |d, at| {
+                    let edits = d.rename(at, &new_name)?;
+                    #[expect(clippy::mutable_key_type, reason = "hashes and compares the text alone")]
+                    let changes = HashMap::from([(place.text_document.uri.clone(), edits)]);
+                    shown(WorkspaceEdit { changes: Some(changes), ..WorkspaceEdit::default() })
                 })
             }
-            "textDocument/formatting" => Ok(self.document(parameters)?.format()),
+            "textDocument/formatting" => {
+                // Its options are of tabs and ends of lines, which the language settles.
+                let of = parameters.get("textDocument").unwrap_or(&Value::Null);
+                let document: TextDocumentIdentifier = read(of)?;
+                shown(self.document(&document.uri)?.format())
+            }
             _ => Err(Fault::method(method)),
         }
     }
 
-    fn document(&self, parameters: &Value) -> Result<&Document, Fault> {
-        let uri = parameters.pointer("/textDocument/uri").and_then(Value::as_str);
-        let uri = uri.ok_or_else(|| Fault::parameters("a document has a `uri`"))?;
+    fn document(&self, uri: &Uri) -> Result<&Document, Fault> {
+        let uri = uri.as_str();
         self.documents.get(uri).ok_or_else(|| Fault::parameters(format!("`{uri}` is not open")))
     }
 
-    /// The answer about a place in a document.
+    /// The answer about the place that a request names.
     fn at(
         &self,
         parameters: &Value,
         answer: impl FnOnce(&Document, usize) -> Result<Value, Fault>,
     ) -> Result<Value, Fault> {
-        let document = self.document(parameters)?;
-        let position = parameters.get("position").and_then(|p| text::offset(&document.text, p));
-        answer(document, position.ok_or_else(|| Fault::parameters("a place has a line and a character"))?)
+        self.of(&read(parameters)?, answer)
+    }
+
+    /// The answer about a place in a document.
+    fn of(
+        &self,
+        place: &TextDocumentPositionParams,
+        answer: impl FnOnce(&Document, usize) -> Result<Value, Fault>,
+    ) -> Result<Value, Fault> {
+        let document = self.document(&place.text_document.uri)?;
+        answer(document, text::offset(&document.text, place.position))
     }
 
     fn notification(&mut self, method: &str, parameters: &Value) -> Vec<Value> {
-        let Some(uri) = parameters.pointer("/textDocument/uri").and_then(Value::as_str) else {
-            return vec![];
-        };
+        self.notified(method, parameters).unwrap_or_default()
+    }
+
+    /// Messages that follow from a notification; nothing where it is none that is known.
+    fn notified(&mut self, method: &str, parameters: &Value) -> Result<Vec<Value>, Fault> {
         match method {
-            "textDocument/didOpen" => self.open(uri, parameters, None),
+            "textDocument/didOpen" => {
+                let opened: DidOpenTextDocumentParams = read(parameters)?;
+                Ok(self.open(opened.text_document, None))
+            }
             "textDocument/didChange" => {
-                let changes = parameters.get("contentChanges").and_then(Value::as_array);
-                let last = changes.and_then(|c| c.last()?.get("text")?.as_str());
-                if let (Some(document), Some(text)) = (self.documents.get_mut(uri), last) {
-                    document.text = text.to_string();
+                let mut changed: DidChangeTextDocumentParams = read(parameters)?;
+                let uri = changed.text_document.uri;
+                let last = changed.content_changes.pop();
+                if let (Some(document), Some(last)) = (self.documents.get_mut(uri.as_str()), last) {
+                    document.text = last.text;
                 }
+                Ok(self.look(&uri))
             }
             // A file that this one names may have changed, too.
-            "textDocument/didSave" => {}
-            "textDocument/didClose" => {
-                self.documents.remove(uri);
-                return vec![published(uri, vec![])];
+            "textDocument/didSave" => {
+                let saved: DidSaveTextDocumentParams = read(parameters)?;
+                Ok(self.look(&saved.text_document.uri))
             }
-            _ => return vec![],
+            "textDocument/didClose" => {
+                let closed: DidCloseTextDocumentParams = read(parameters)?;
+                self.documents.remove(closed.text_document.uri.as_str());
+                Ok(vec![published(closed.text_document.uri, vec![])])
+            }
+            _ => Ok(vec![]),
         }
-        self.look(uri)
     }
 }
 
-fn capabilities() -> Value {
-    json!({
-        "capabilities": {
-            "positionEncoding": "utf-16",
-            "textDocumentSync": {"openClose": true, "change": 1, "save": true},
-            "completionProvider": {"triggerCharacters": ["{", " ", ":", "|", ">", "("]},
-            "hoverProvider": true,
-            "definitionProvider": true,
-            "referencesProvider": true,
-            "renameProvider": {"prepareProvider": true},
-            "documentFormattingProvider": true,
-        },
-        "serverInfo": {"name": "dreamc", "version": env!("CARGO_PKG_VERSION")},
-    })
+/// The parameters of a message.
+fn read<P: DeserializeOwned>(parameters: &Value) -> Result<P, Fault> {
+    P::deserialize(parameters).map_err(|error| Fault::parameters(error.to_string()))
 }
 
-fn published(uri: &str, diagnostics: Vec<Value>) -> Value {
-    let parameters = json!({"uri": uri, "diagnostics": diagnostics});
+/// The result of a request.
+fn shown(result: impl Serialize) -> Result<Value, Fault> {
+    serde_json::to_value(result).map_err(|error| Fault::refused(error.to_string()))
+}
+
+fn capabilities() -> InitializeResult {
+    let letters = ["{", " ", ":", "|", ">", "("].map(String::from);
+    let synchronised = TextDocumentSyncOptions {
+        open_close: Some(true),
+        change: Some(TextDocumentSyncKind::FULL),
+        save: Some(true.into()),
+        ..TextDocumentSyncOptions::default()
+    };
+    let renames = RenameOptions {
+        prepare_provider: Some(true),
+        work_done_progress_options: WorkDoneProgressOptions::default(),
+    };
+    InitializeResult {
+        capabilities: ServerCapabilities {
+            position_encoding: Some(PositionEncodingKind::UTF16),
+            text_document_sync: Some(synchronised.into()),
+            completion_provider: Some(CompletionOptions {
+                trigger_characters: Some(letters.into()),
+                ..CompletionOptions::default()
+            }),
+            hover_provider: Some(true.into()),
+            definition_provider: Some(OneOf::Left(true)),
+            references_provider: Some(OneOf::Left(true)),
+            rename_provider: Some(OneOf::Right(renames)),
+            document_formatting_provider: Some(OneOf::Left(true)),
+            ..ServerCapabilities::default()
+        },
+        server_info: Some(ServerInfo {
+            name: "dreamc".into(),
+            version: Some(env!("CARGO_PKG_VERSION").into()),
+        }),
+    }
+}
+
+fn published(uri: Uri, diagnostics: Vec<Diagnostic>) -> Value {
+    let parameters = PublishDiagnosticsParams { uri, diagnostics, version: None };
+    let parameters = serde_json::to_value(parameters).unwrap_or_default();
     wire::notification("textDocument/publishDiagnostics", parameters)
+}
+
+/// Text for people.
+fn markdown(value: String) -> MarkupContent {
+    MarkupContent { kind: MarkupKind::Markdown, value }
 }
 
 /// The file of an address; one that is not saved has its address for a name.
@@ -290,7 +352,12 @@ impl Document {
         }
     }
 
-    fn diagnostics(&self) -> Vec<Value> {
+    /// The place of a span of the text.
+    fn location(&self, span: Span) -> Location {
+        Location { uri: self.uri.clone(), range: text::range(&self.text, span) }
+    }
+
+    fn diagnostics(&self) -> Vec<Diagnostic> {
         let found = match self.parse() {
             Ok(ast) => check::tree(ast, self.folder()),
             Err(found) => found,
@@ -299,27 +366,25 @@ impl Document {
         let include = || self.parse().ok().and_then(|ast| Some(ast.root.get("include")?.key.span));
         let own =
             |span: Span| if span.start <= self.text.len() { span } else { include().unwrap_or_default() };
-        let place = |span: Span| text::range(&self.text, own(span));
-        let related = |(span, note): &(Span, String)| json!({"location": {"uri": format!("file://{}", self.path.display()), "range": place(*span)}, "message": note});
-        found
-            .list
-            .iter()
-            .map(|d| {
-                let spelled = |text: &str| found.source.spelled(text);
-                let help = d.help.as_ref().map_or(String::new(), |help| format!("\nhelp: {}", spelled(help)));
-                let mut shown = json!({
-                    "range": place(d.span.unwrap_or_default()),
-                    "severity": if d.severity == Severity::Error { 1 } else { 2 },
-                    "code": d.code,
-                    "source": "dreamc",
-                    "message": format!("{}{help}", spelled(&d.message)),
-                });
-                if !d.related.is_empty() {
-                    shown["relatedInformation"] = d.related.iter().map(related).collect();
-                }
-                shown
-            })
-            .collect()
+        let related = |(span, note): &(Span, String)| DiagnosticRelatedInformation {
+            location: self.location(own(*span)),
+            message: note.clone(),
+        };
+        let one = |d: &dreamc_dsl::Diagnostic| {
+            let spelled = |text: &str| found.source.spelled(text);
+            let help = d.help.as_ref().map_or(String::new(), |help| format!("\nhelp: {}", spelled(help)));
+            let error = d.severity == Severity::Error;
+            Diagnostic {
+                range: text::range(&self.text, own(d.span.unwrap_or_default())),
+                severity: Some(if error { DiagnosticSeverity::ERROR } else { DiagnosticSeverity::WARNING }),
+                code: Some(NumberOrString::String(d.code.into())),
+                source: Some("dreamc".into()),
+                message: format!("{}{help}", spelled(&d.message)),
+                related_information: (!d.related.is_empty()).then(|| d.related.iter().map(related).collect()),
+                ..Diagnostic::default()
+            }
+        };
+        found.list.iter().map(one).collect()
     }
 
     fn symbols(&self) -> Vec<Symbol> {
@@ -340,7 +405,7 @@ impl Document {
 
     /// Edits that give the name at a place another name. Refused where the file would mean
     /// something else.
-    fn rename(&self, at: usize, name: &str) -> Result<Vec<Value>, Fault> {
+    fn rename(&self, at: usize, name: &str) -> Result<Vec<TextEdit>, Fault> {
         let uses = self.uses(at);
         let Some(old) = uses.first() else {
             return Err(Fault::refused(
@@ -357,83 +422,92 @@ impl Document {
         {
             return Err(Fault::refused(format!("there is a `{name}` already")));
         }
-        let mut renamed =
-            Document { path: self.path.clone(), spelling: self.spelling, text: self.text.clone() };
+        let mut renamed = Document {
+            uri: self.uri.clone(),
+            path: self.path.clone(),
+            spelling: self.spelling,
+            text: self.text.clone(),
+        };
         let mut spans: Vec<Span> = uses.iter().map(|s| s.span).collect();
         spans.sort_by_key(|span| std::cmp::Reverse(span.start));
         spans.iter().for_each(|span| renamed.text.replace_range(span.start..span.end, name));
-        let errors = |d: &Document| d.diagnostics().iter().filter(|d| d["severity"] == 1).count();
-        if errors(&renamed) > errors(self) {
-            let first = renamed.diagnostics().into_iter().find(|d| d["severity"] == 1);
-            let why = first.and_then(|d| d["message"].as_str().map(str::to_string)).unwrap_or_default();
+        let error = |d: &Diagnostic| d.severity == Some(DiagnosticSeverity::ERROR);
+        let errors = |d: &Document| d.diagnostics().into_iter().filter(error).collect::<Vec<_>>();
+        let found = errors(&renamed);
+        if found.len() > errors(self).len() {
+            let why = found.into_iter().next().map(|d| d.message).unwrap_or_default();
             return Err(Fault::refused(format!("`{name}` would be an error: {why}")));
         }
-        let edit = |span: &Span| json!({"range": text::range(&self.text, *span), "newText": name});
+        let edit = |span: &Span| TextEdit::new(text::range(&self.text, *span), name.into());
         Ok(spans.iter().map(edit).collect())
     }
 
     /// One edit of the whole text, or nothing where it has errors of syntax or is formatted.
-    fn format(&self) -> Value {
+    fn format(&self) -> Option<Vec<TextEdit>> {
         match self.parse().and_then(|ast| dreamc_dsl::format(&ast, ast.spelling)) {
             Ok(text) if text != self.text => {
                 let whole = text::range(&self.text, Span::new(0, self.text.len()));
-                json!([{"range": whole, "newText": text}])
+                Some(vec![TextEdit::new(whole, text)])
             }
-            Ok(_) => json!([]),
-            Err(_) => Value::Null,
+            Ok(_) => Some(vec![]),
+            Err(_) => None,
         }
     }
 
-    fn completion(&self, at: usize) -> Value {
+    fn completion(&self, at: usize) -> Vec<CompletionItem> {
         let partial = at - text::word(&self.text, at).start.min(at);
         let place = place::at(&self.text[..at], partial, self.spelling, self.kind());
-        let mut items: Vec<Value> = vec![];
-        let mut add = |label: &str, kind: u8, detail: String, page: String| {
-            if items.iter().any(|item| item["label"] == label) {
+        let mut items: Vec<CompletionItem> = vec![];
+        let mut add = |label: &str, kind: CompletionItemKind, detail: String, page: String| {
+            if items.iter().any(|item| item.label == label) {
                 return;
             }
-            items.push(json!({"label": label, "kind": kind, "detail": detail,
-                              "documentation": {"kind": "markdown", "value": page}}));
+            items.push(CompletionItem {
+                label: label.into(),
+                kind: Some(kind),
+                detail: Some(detail),
+                documentation: Some(Documentation::MarkupContent(markdown(page))),
+                ..CompletionItem::default()
+            });
         };
-        // Kinds of the protocol: 3 function, 5 field, 6 variable, 7 class, 12 value, 14 keyword.
         if let Some(definition) = self.formulas(at) {
             self.in_formulas(&definition, &mut add);
-            return Value::Array(items);
+            return items;
         }
         if let Some(key) = place.key.filter(|_| !place.layers) {
             for (word, doc) in pages::words(&key.kind) {
-                add(word, 12, key.name.to_string(), doc.to_string());
+                add(word, CompletionItemKind::VALUE, key.name.to_string(), doc.to_string());
             }
             if key.kind.numeric() {
                 for s in self.symbols().iter().filter(|s| s.defines && s.kind == Kind::Number) {
-                    add(&s.name, 6, "a number of `let`".into(), String::new());
+                    add(&s.name, CompletionItemKind::VARIABLE, "a number of `let`".into(), String::new());
                 }
             }
-            return Value::Array(items);
+            return items;
         }
         let model = place.section().is_some_and(|s| std::ptr::eq(s, &keys::MODEL));
         let dream = self.spelling == Spelling::Dream;
         if place.layers || (model && dream) {
             for s in self.symbols().iter().filter(|s| s.defines && s.kind == Kind::Component) {
-                add(&s.name, 6, "a component".into(), String::new());
+                add(&s.name, CompletionItemKind::VARIABLE, "a component".into(), String::new());
             }
             for word in ["skip", "recur", "repeat"].into_iter().chain(dream.then_some("layer")) {
-                add(word, 14, "layers".into(), String::new());
+                add(word, CompletionItemKind::KEYWORD, "layers".into(), String::new());
             }
         }
         let sections: Vec<&Section> = match place.group {
             Type::Component => {
-                keys::COMPONENTS
-                    .iter()
-                    .for_each(|kind| add(kind.name, 7, "a component".into(), pages::section(kind)));
+                keys::COMPONENTS.iter().for_each(|kind| {
+                    add(kind.name, CompletionItemKind::CLASS, "a component".into(), pages::section(kind))
+                });
                 for own in self.definitions() {
                     let page = pages::definition(Some(&own), None).unwrap_or_default();
-                    add(&own.name.text, 7, "a definition".into(), page);
+                    add(&own.name.text, CompletionItemKind::CLASS, "a definition".into(), page);
                 }
                 for (name, text) in LIBRARY {
                     add(
                         name,
-                        7,
+                        CompletionItemKind::CLASS,
                         "a definition of std".into(),
                         pages::definition(None, Some(text)).unwrap_or_default(),
                     );
@@ -445,19 +519,22 @@ impl Document {
         };
         for section in sections {
             for key in section.keys {
-                add(key.name, 5, key.kind.describe(), pages::key(key, Some(section)));
+                add(key.name, CompletionItemKind::FIELD, key.kind.describe(), pages::key(key, Some(section)));
             }
         }
-        Value::Array(items)
+        items
     }
 
-    fn hover(&self, at: usize) -> Option<Value> {
+    fn hover(&self, at: usize) -> Option<Hover> {
         let word = text::word(&self.text, at);
         let name = &self.text[word.start..word.end];
         if name.is_empty() {
             return None;
         }
-        let shown = |page: String, span: Span| json!({"contents": {"kind": "markdown", "value": page}, "range": text::range(&self.text, span)});
+        let shown = |page: String, span: Span| Hover {
+            contents: HoverContents::Markup(markdown(page)),
+            range: Some(text::range(&self.text, span)),
+        };
         if let Some(page) = self.function(name, at) {
             return Some(shown(page, word));
         }
@@ -525,22 +602,31 @@ impl Document {
     }
 
     /// Words that may stand in the formulas of a definition: functions, values and settings.
-    fn in_formulas(&self, definition: &Definition, add: &mut dyn FnMut(&str, u8, String, String)) {
+    fn in_formulas(
+        &self,
+        definition: &Definition,
+        add: &mut dyn FnMut(&str, CompletionItemKind, String, String),
+    ) {
         for own in names::names(definition).into_iter().filter(|own| own.gives && own.of == names::Of::Value)
         {
-            add(&own.name, 6, format!("of `{}`", definition.name.text), String::new());
+            add(
+                &own.name,
+                CompletionItemKind::VARIABLE,
+                format!("of `{}`", definition.name.text),
+                String::new(),
+            );
         }
         for (name, detail) in [("x", "the row of the token"), ("hidden", "the width of the stream")] {
-            add(name, 6, detail.to_string(), String::new());
+            add(name, CompletionItemKind::VARIABLE, detail.to_string(), String::new());
         }
         for (name, _, doc) in functions::FACTS {
-            add(name, 6, doc.to_string(), String::new());
+            add(name, CompletionItemKind::VARIABLE, doc.to_string(), String::new());
         }
         for entry in functions::FUNCTIONS {
-            add(entry.name, 3, entry.call.to_string(), pages::function(entry));
+            add(entry.name, CompletionItemKind::FUNCTION, entry.call.to_string(), pages::function(entry));
         }
         for word in ["recurrence", "loss", "return", "over"] {
-            add(word, 14, "definitions".into(), String::new());
+            add(word, CompletionItemKind::KEYWORD, "definitions".into(), String::new());
         }
     }
 
