@@ -129,7 +129,8 @@ impl Meeting<'_> {
 
     fn prove(&self, prover: &Prover, trial: &Trial) {
         let open = trial.distinct.len() - trial.known.len();
-        notice(&format!("{}: proving {open} kernels, once for this GPU, driver and NVRTC", self.name));
+        let kernels = if open == 1 { "kernel" } else { "kernels" };
+        notice(&format!("{}: proving {open} {kernels}, once for this GPU, driver and NVRTC", self.name));
         let begun = Instant::now();
         self.compiler.compile_each(&trial.texts());
         let verdicts = match watch(prover, self.number, trial, &mut |_| {}) {
