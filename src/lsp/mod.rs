@@ -5,8 +5,9 @@
 //! the server ends when its input ends.
 //!
 //! [`wire`] is the protocol's framing (a header and JSON: forty lines, so no library), types of
-//! messages are those of `lsp_types`, [`text`] converts places, [`place`] finds the keys for a place, [`symbols`] names and their uses,
-//! [`pages`] is what people read. Documents are sent whole; requests are answered in order.
+//! messages are those of `lsp_types`, [`text`] converts places, [`place`] finds the keys for a
+//! place, [`symbols`] names and their uses, [`pages`] is what people read. Documents are sent
+//! whole; requests are answered in order.
 
 mod pages;
 mod place;
@@ -222,7 +223,7 @@ impl Server {
         self.notified(method, parameters).unwrap_or_default()
     }
 
-    /// Messages that follow from a notification; nothing where it is none that is known.
+    /// Messages that follow from a notification; an unknown one has nothing.
     fn notified(&mut self, method: &str, parameters: &Value) -> Result<Vec<Value>, Fault> {
         match method {
             "textDocument/didOpen" => {

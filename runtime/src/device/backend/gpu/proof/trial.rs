@@ -321,8 +321,8 @@ impl Trial {
     }
 }
 
-/// Multiply-adds that a GPU's threads make in the time of one that a thread makes alone: 44 s for the
-/// norm of 1.2 billion gradients on an H200.
+/// Multiply-adds that a GPU's threads make in the time of one that a thread makes alone: 44 s for
+/// the norm of 1.2 billion gradients on an H200.
 const ALONE: f64 = 4e3;
 
 /// Multiply-adds of the naive kernel of each launch of a program's list: attention finds every
