@@ -8,6 +8,7 @@ mod blocks;
 mod codegen;
 mod cuda;
 mod hazards;
+mod keys;
 mod linear;
 mod machine;
 mod naive;

@@ -1620,7 +1620,7 @@ where
 }
 
 /// Schedules that order everything differently.
-const SCHEDULES: [(Schedule, usize); 3] =
+pub(crate) const SCHEDULES: [(Schedule, usize); 3] =
     [(Schedule::Forward, 2), (Schedule::Reverse, 1), (Schedule::Random(5), 1)];
 
 #[test]

@@ -44,6 +44,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention.cuh", include_str!("../../../kernels/attention.cuh")),
     ("hopper.cuh", include_str!("../../../kernels/hopper.cuh")),
     ("flash.cuh", include_str!("../../../kernels/flash.cuh")),
+    ("flash_parts.cuh", include_str!("../../../kernels/flash_parts.cuh")),
     ("flash_hopper.cuh", include_str!("../../../kernels/flash_hopper.cuh")),
     ("depth.cuh", include_str!("../../../kernels/depth.cuh")),
     ("sources.cuh", include_str!("../../../kernels/sources.cuh")),

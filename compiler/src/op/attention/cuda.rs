@@ -2,6 +2,7 @@
 //! cores or by warpgroups.
 
 use super::kernel::{Attention, AttentionGrad, AttentionShape, X, window};
+use super::parts::Parts;
 use crate::codegen::text::{Builder, Operands, Param, blocks, fits, float, per_thread, scratch, times};
 use crate::codegen::{Argument, Base, CodegenError, HOPPER_SHARED, Matrices, Source, Variant};
 use crate::ir::{Attention as Scores, Mask};
@@ -166,7 +167,7 @@ impl AttentionForm {
     }
 }
 
-fn attention_name(s: &AttentionShape, a: &Scores) -> String {
+pub(super) fn attention_name(s: &AttentionShape, a: &Scores) -> String {
     let mut name =
         format!("b{}_q{}_k{}_h{}_g{}_d{}", s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.size);
     if let Some(w) = a.window {
@@ -194,7 +195,11 @@ fn attention_name(s: &AttentionShape, a: &Scores) -> String {
 }
 
 /// The line that names the shape, the mask operands, and how they are passed on.
-fn attention_shape(s: &AttentionShape, a: &Scores, o: &Operands) -> Result<(String, Vec<Param>, String)> {
+pub(super) fn attention_shape(
+    s: &AttentionShape,
+    a: &Scores,
+    o: &Operands,
+) -> Result<(String, Vec<Param>, String)> {
     for (what, size) in [
         ("queries", times(&[s.batch, s.queries])),
         ("keys", times(&[s.batch, s.keys])),
@@ -234,13 +239,16 @@ pub(crate) fn scores(a: &Scores) -> String {
 }
 
 /// Writes a program down, where there is one; how what it reads is passed on.
-fn scored(builder: &mut Builder, s: &AttentionShape, a: &Scores, lengths: &[u64]) -> String {
+pub(super) fn scored(builder: &mut Builder, s: &AttentionShape, a: &Scores, lengths: &[u64]) -> String {
     let Some(program) = a.program.as_deref() else { return String::new() };
     builder.line(&program.scored(s.code(lengths)));
     format!(", S::Reads{{{}}}", X[..a.read().len()].join(", "))
 }
 
 pub(super) fn forward(kernel: &Attention, variant: Variant) -> Result<Option<Source>> {
+    if let Some(parts) = Parts::of(kernel, variant) {
+        return parts.source(kernel, variant);
+    }
     let (s, a, o) = (&kernel.shape, &kernel.attention, &Operands::of(kernel, variant));
     let (line, mask, mask_names) = attention_shape(s, a, o)?;
     let shared = if kernel.shared { "_shared" } else { "" };
