@@ -25,6 +25,50 @@ struct Plain {
     static DEVICE float sees(float, const Reads &, i64, i64, i64, i64, i64, i64) { return 1.0f; }
 };
 
+// Keys at the ends of blocks of `EVERY`, and no others.
+template <int EVERY> struct Ends {
+    static constexpr bool SCORES = false, MASKS = true;
+    struct Reads {};
+    static DEVICE float score(float s, const Reads &, i64, i64, i64, i64, i64, i64) { return s; }
+    static DEVICE float slope(float, const Reads &, i64, i64, i64, i64, i64, i64) { return 1.0f; }
+    static DEVICE float sees(float, const Reads &, i64, i64, i64, i64, i64, i64 key) {
+        return (key + 1) % EVERY == 0 ? 1.0f : 0.0f;
+    }
+};
+
+// Keys that lists choose, those of as many adjacent heads one list; `attention_bits` makes of each a
+// bit for every key, and `attention_tiles` a bit for 32 queries and 32 keys that some of them read.
+template <int QUERIES, int KEYS, int HEADS, int LISTS> struct Listed {
+    static constexpr bool SCORES = false, MASKS = true;
+    static constexpr int WORDS = (KEYS + 31) / 32, TILES = (QUERIES + 31) / 32, TILE_WORDS = (WORDS + 31) / 32;
+    struct Reads {
+        const u32 *bits, *tiles;
+    };
+    static DEVICE float score(float s, const Reads &, i64, i64, i64, i64, i64, i64) { return s; }
+    static DEVICE float slope(float, const Reads &, i64, i64, i64, i64, i64, i64) { return 1.0f; }
+    static DEVICE float sees(float, const Reads &reads, i64 b, i64 i, i64 j, i64 h, i64, i64) {
+        return word(reads, int(b), int(h), int(i), int(j)) >> (j % 32) & 1u ? 1.0f : 0.0f;
+    }
+
+    static DEVICE i64 list(int sequence, int head) { return i64(sequence) * LISTS + head / (HEADS / LISTS); }
+    // The bits of the 32 keys that `key` is one of; rows beyond the last are those of the last.
+    static DEVICE u32 word(const Reads &reads, int sequence, int head, int query, int key) {
+        int row = query < QUERIES ? query : QUERIES - 1, at = key / 32 < WORDS ? key / 32 : WORDS - 1;
+        return reads.bits[(list(sequence, head) * QUERIES + row) * WORDS + at];
+    }
+    // Whether some of `queries` queries read some of `keys` keys.
+    static DEVICE bool some(const Reads &reads, int sequence, int head, int query, int queries, int key, int keys) {
+        bool some = false;
+        for (int tile = query / 32; tile < TILES && tile * 32 < query + queries; ++tile)
+            for (int word = key / 32; word < WORDS && word * 32 < key + keys; ++word)
+                some |= reads.tiles[(list(sequence, head) * TILES + tile) * TILE_WORDS + word / 32] >> word % 32 & 1u;
+        return some;
+    }
+};
+template <class Program> constexpr bool LISTED = false;
+template <int QUERIES, int KEYS, int HEADS, int LISTS>
+constexpr bool LISTED<Listed<QUERIES, KEYS, HEADS, LISTS>> = true;
+
 // Everything about an attention that is known when it is compiled.
 template <int BATCH_, int QUERIES_, int KEYS_, int HEADS_, int KV_HEADS_, int SIZE_, bool POSITIONS_, bool SEGMENTS_,
           int WINDOW_, bool CAPPED_, class Program_ = Plain>
@@ -61,12 +105,13 @@ template <class S> struct Mask {
                                  S::POSITIONS ? key_positions[k] : k);
     }
 
-    // Without a branch: what is read of rows beyond the last is that of the last.
-    DEVICE bool sees(int query, int key) const {
+    // Without a branch: what is read of rows beyond the last is that of the last. `LISTS`: lists are
+    // looked at, too.
+    template <bool LISTS = true> DEVICE bool sees(int query, int key) const {
         bool seen = (query < S::QUERIES) & (key < S::KEYS);
         int q = query < S::QUERIES ? query : S::QUERIES - 1, k = key < S::KEYS ? key : S::KEYS - 1;
         if (S::SEGMENTS) seen &= segments[q] == segments[k];
-        if (S::Program::MASKS)
+        if (S::Program::MASKS && (LISTS || !LISTED<typename S::Program>))
             seen &= S::Program::sees(0.0f, reads, sequence, q, k, head, S::POSITIONS ? query_positions[q] : q,
                                      S::POSITIONS ? key_positions[k] : k) > 0.0f;
         if (!S::POSITIONS) return seen & (key <= query) & (S::WINDOW == 0 || query - key < S::WINDOW);
@@ -85,10 +130,12 @@ template <class S> struct Mask {
     // nothing), else the segments of queries or of keys. `low > high` where there are none.
     struct Span {
         int low, high;
+        // The rows, where they are queries.
+        int first, count;
     };
     static constexpr bool BY_SEGMENT = S::SEGMENTS && !S::POSITIONS;
     template <int COUNT = OWN> DEVICE Span span(int first) const {
-        Span span = {0x7fffffff, S::POSITIONS ? -1 : int(0x80000000u)};
+        Span span = {0x7fffffff, S::POSITIONS ? -1 : int(0x80000000u), first, COUNT};
         if (!S::POSITIONS && !S::SEGMENTS) return span;
         const int *places = S::POSITIONS ? query_positions : segments;
         for (int i = int(threadIdx.x % 32); i < COUNT && first + i < S::QUERIES; i += 32) {
@@ -131,6 +178,21 @@ template <class S> struct Mask {
     // is empty, most documents of a sequence are others, and an unseen key changes no sum. All
     // lanes of a warp call it, and all warps find the same.
     template <int TILE> DEVICE int next(Span span, int key, int end) const {
+        key = next_near<TILE>(span, key, end);
+        while (LISTED<typename S::Program> && key < end && !reads_some(head, span.first, span.count, key, TILE))
+            key = next_near<TILE>(span, key + TILE, end);
+        return key;
+    }
+
+    // Whether the lists of a head have some of these keys for some of these queries.
+    DEVICE bool reads_some(int head, int query, int queries, int key, int keys) const {
+        if constexpr (LISTED<typename S::Program>)
+            return S::Program::some(reads, sequence, head, query, queries, key, keys);
+        return true;
+    }
+
+    // The same whatever lists have.
+    template <int TILE> DEVICE int next_near(Span span, int key, int end) const {
         if (BY_SEGMENT) {
             while (key < end && !near<TILE>(span, key)) key += TILE;
             return key < end ? key : end;
@@ -402,6 +464,7 @@ DEVICE void attention_grad_keys(const E *q, i64 q_stride, const E *k, i64 k_stri
         for (int g = 0; g < S::GROUP; ++g) {
             int head = kv_head * S::GROUP + g, at = query + lane;
             mask.head = head;
+            if (!mask.reads_some(head, query, LANES, first, OWN)) continue;
             __syncthreads();
             load_rows<S, LANES>(queries, q + query_row * q_stride + head * S::SIZE, q_stride, query, S::QUERIES);
             load_rows<S, LANES>(cotangents, d + query_row * d_stride + head * S::SIZE, d_stride, query, S::QUERIES);
@@ -420,4 +483,57 @@ DEVICE void attention_grad_keys(const E *q, i64 q_stride, const E *k, i64 k_stri
     }
     store_rows<S>(result_k, dk + key_row * dk_stride + kv, dk_stride, mine, S::KEYS);
     store_rows<S>(result_v, dv + key_row * dv_stride + kv, dv_stride, mine, S::KEYS);
+}
+
+// The bits of a query's list, of one sequence after another; a block for each. Keys beyond the query
+// have none. Shared memory: a bit for each key, or for the number of each block.
+template <class L, int QUERIES, int KEYS, int LISTS, int COUNT, int BLOCK, int EVERY, bool POSITIONS>
+DEVICE void attention_bits(const int *chosen, const int *query_positions, const int *key_positions, u32 *bits) {
+    extern __shared__ u32 words[];
+    i64 row = blockIdx.x;
+    int i = int(row % QUERIES), list = int(row / QUERIES % LISTS), sequence = int(row / QUERIES / LISTS);
+    const int *blocks = chosen + ((i64(sequence) * QUERIES + i) * LISTS + list) * COUNT;
+    bits += row * L::WORDS;
+    for (int w = int(threadIdx.x); w < L::WORDS; w += int(blockDim.x)) words[w] = 0;
+    __syncthreads();
+    auto mark = [&](i64 n) { atomicOr(&words[n / 32], 1u << n % 32); };
+    if (!POSITIONS) {
+        for (int v = int(threadIdx.x); v < COUNT * BLOCK; v += int(blockDim.x)) {
+            int block = blocks[v / BLOCK];
+            i64 key = i64(block) * BLOCK + v % BLOCK;
+            if (block >= 0 && key <= i && (key + 1) % EVERY == 0) mark(key);
+        }
+        __syncthreads();
+        for (int w = int(threadIdx.x); w < L::WORDS; w += int(blockDim.x)) bits[w] = words[w];
+        return;
+    }
+    for (int n = int(threadIdx.x); n < COUNT; n += int(blockDim.x))
+        if (blocks[n] >= 0 && blocks[n] < KEYS) mark(blocks[n]);
+    __syncthreads();
+    int own = query_positions[i64(sequence) * QUERIES + i], lane = int(threadIdx.x % 32);
+    for (int w = int(threadIdx.x / 32); w < L::WORDS; w += int(blockDim.x / 32)) {
+        int key = w * 32 + lane, at = key < KEYS ? key_positions[i64(sequence) * KEYS + key] : -1;
+        bool seen = at >= 0 && at <= own && (at + 1) % EVERY == 0;
+        int block = seen ? at / BLOCK : 0;
+        bool listed = block < KEYS && (words[block / 32] >> block % 32 & 1u);
+        // Numbers beyond all keys are those of a cache that has few of many tokens.
+        for (int n = 0; n < COUNT && block >= KEYS; ++n) listed |= blocks[n] == block;
+        u32 word = __ballot_sync(ALL_LANES, seen && listed);
+        if (lane == 0) bits[w] = word;
+    }
+}
+
+// Which of 32 queries and 32 keys have a bit: a warp for 32 such tiles of the same queries.
+template <class L, int QUERIES, int LISTS> DEVICE void attention_tiles(const u32 *bits, u32 *tiles, i64 count) {
+    i64 at = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+    if (at >= count) return;
+    int lane = int(threadIdx.x % 32), first = int(at % L::TILE_WORDS) * 32, tile = int(at / L::TILE_WORDS % L::TILES);
+    i64 list = at / L::TILE_WORDS / L::TILES;
+    int query = tile * 32 + lane;
+    u32 some = 0;
+    for (int w = 0; w < 32 && first + w < L::WORDS; ++w) {
+        bool any = query < QUERIES && bits[(list * QUERIES + query) * L::WORDS + first + w] != 0;
+        some |= u32(__any_sync(ALL_LANES, any) ? 1 : 0) << w;
+    }
+    if (lane == 0) tiles[at] = some;
 }

@@ -184,6 +184,30 @@ struct Highest {
 // Whether scores are products times a number, which the exponent multiplies by.
 template <class S> constexpr bool PLAIN = !S::CAPPED && !S::Program::SCORES;
 
+// The bits of a query's list for the 32 keys that `key` is one of.
+template <class S> DEVICE u32 listed(const Mask<S> &mask, int query, int key) {
+    if constexpr (LISTED<typename S::Program>)
+        return S::Program::word(mask.reads, mask.sequence, mask.head, query, key);
+    return 0xffffffffu;
+}
+
+// Which keys of a tile the rows of a thread have in their lists. The first of them, `key`, is a
+// multiple of 32.
+template <class F> struct Lists {
+    static constexpr bool THERE = LISTED<typename F::S::Program>;
+    u32 of[2][THERE ? F::TILE / 32 : 1];
+
+    DEVICE Lists(const Mask<typename F::S> &mask, int first, int key) {
+#pragma unroll
+        for (int half = 0; THERE && half < 2; ++half)
+#pragma unroll
+            for (int w = 0; w < F::TILE / 32; ++w)
+                of[half][w] = listed(mask, first + row_of<F>(2 * half), key + 32 * w) >> column_of(0, 0);
+    }
+    // Element `e` of piece `j`.
+    DEVICE bool have(int j, int e) const { return !THERE || (of[e / 2][j / 4] >> (j % 4 * 8 + e % 2) & 1u); }
+};
+
 // Products as scores in base 2, or as they are where scores are `PLAIN`; what is not seen is -inf.
 // `ALL`: all of them are seen.
 template <class F, bool ALL>
@@ -191,6 +215,7 @@ DEVICE void to_scores(float (&p)[F::TILE / 8][4], const Mask<typename F::S> &mas
                       float cap) {
     typedef typename F::S S;
     float factor = cap * LOG2_E;
+    Lists<F> lists(mask, first, key);
 #pragma unroll
     for (int j = 0; j < F::TILE / 8; ++j)
 #pragma unroll
@@ -198,7 +223,7 @@ DEVICE void to_scores(float (&p)[F::TILE / 8][4], const Mask<typename F::S> &mas
             int query = first + row_of<F>(e), column = key + column_of(j, e);
             float x = S::CAPPED ? tanhf(p[j][e] * scale / cap) * factor : p[j][e];
             if (S::Program::SCORES) x = mask.score(p[j][e] * scale, query, column) * LOG2_E;
-            p[j][e] = ALL || mask.sees(query, column) ? x : -infinity();
+            p[j][e] = ALL || (lists.have(j, e) && mask.template sees<false>(query, column)) ? x : -infinity();
         }
 }
 
@@ -313,12 +338,13 @@ DEVICE void flash(const X &q, i64 q_stride, const X &k, i64 k_stride, const X &v
 template <class F, bool ALL>
 DEVICE void query_grads(float (&s)[F::TILE / 8][4], const float (&dp)[F::TILE / 8][4], const Mask<typename F::S> &mask,
                         int first, int key, const float (&log)[2], const float (&along)[2], float scale, float cap) {
+    Lists<F> lists(mask, first, key);
 #pragma unroll
     for (int j = 0; j < F::TILE / 8; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             int query = first + row_of<F>(e), column = key + column_of(j, e);
-            bool seen = ALL || mask.sees(query, column);
+            bool seen = ALL || (lists.have(j, e) && mask.template sees<false>(query, column));
             float p;
             pair_grad_of<typename F::S>(mask, query, column, seen, s[j][e], dp[j][e], log[e / 2], along[e / 2], scale, cap,
                                         p, s[j][e]);
@@ -337,10 +363,11 @@ DEVICE void key_grads(float (&s)[F::TILE / 8][4], float (&dp)[F::TILE / 8][4], c
             // Found anew for each piece: the sums need the registers.
             int column = ALL ? column_of(j, side) : anew(column_of(j, side));
             float my_log = negative_log(lse[column]), my_along = along[column];
+            u32 list = ALL ? 0xffffffffu : listed(mask, query + column, first + row_of<F>(0));
 #pragma unroll
             for (int e = side; e < 4; e += 2) {
                 int key = first + row_of<F>(e);
-                bool seen = ALL || mask.sees(query + column, key);
+                bool seen = ALL || ((list >> key % 32 & 1u) && mask.template sees<false>(query + column, key));
                 pair_grad_of<typename F::S>(mask, query + column, key, seen, s[j][e], dp[j][e], my_log, my_along, scale,
                                             cap, s[j][e], dp[j][e]);
             }
@@ -438,6 +465,11 @@ DEVICE void flash_grad_keys(const X &q, i64 q_stride, const X &k, i64 k_stride, 
         // Tiles of other documents are passed over, for all heads of the group.
         if (Mask<S>::BY_SEGMENT && tile % S::GROUP == 0)
             while (tile < tiles && !mask.template near<TILE>(span, begin + tile / S::GROUP * TILE)) tile += S::GROUP;
+        auto reads = [&](int tile) {
+            int head = kv_head * S::GROUP + tile % S::GROUP;
+            return mask.reads_some(head, begin + tile / S::GROUP * TILE, TILE, first, ROWS);
+        };
+        while (LISTED<typename S::Program> && tile < tiles && !reads(tile)) ++tile;
         return tile;
     };
     auto load_own = [&](int arrival) {

@@ -7,10 +7,12 @@ use crate::support::distance;
 use dreamc_compiler::ir::DType::{self, Bf16, F32, I32};
 use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_compiler::ir::{Attention, Mask, interpret};
+use dreamc_compiler::op::attention::Among;
+use dreamc_compiler::op::choose::Measure;
 use dreamc_compiler::program::{AttentionShape, BufferId, Kernel, Plan, kernel};
 use dreamc_runtime::device::gpu::sources;
 use dreamc_runtime::device::ptx::{Checks, Options, PtxDevice};
-use dreamc_runtime::device::{DeviceError, Session};
+use dreamc_runtime::device::{Device, DeviceError, Group, Session};
 
 /// An attention, whether its values are its keys, and whether its gradient is computed, too.
 struct Case {
@@ -81,7 +83,7 @@ impl Case {
             // The last tokens of a cache whose places are in some order, a part of them empty.
             "query_positions" => (s.keys - s.queries + j % s.queries) as i32,
             "key_positions" if (s.keys / 3..s.keys / 3 + 40).contains(&(j % s.keys)) => -1,
-            "key_positions" => (j % s.keys * 5 % s.keys) as i32,
+            "key_positions" => (j % s.keys * 7 % s.keys) as i32,
             "segments" => (j % s.queries / 50) as i32,
             // The blocks that a hash leaves, in order; fewer than there is room for are chosen of
             // some queries, and none of a few.
@@ -272,6 +274,198 @@ fn attention_of_shared_keys_is_right_and_clean() {
     cache(1, 6, 2, 64).compare("a cache", &["<S, false, 1, 4, 64, 128>", "flash_join<"], true);
     let capped = cache(3, 4, 4, 160);
     Case { attention: window, ..capped }.compare("a head of keys each", &["<S, false, 1, 4, 32, 64>"], false);
+}
+
+/// A sequence whose heads have lists of blocks, and its gradient.
+fn chosen(tokens: u64, [heads, kv_heads]: [u64; 2], size: u64, [block, count, lists]: [u64; 3]) -> Case {
+    let shape = AttentionShape { batch: 1, queries: tokens, keys: tokens, heads, kv_heads, size };
+    let among = Some(Among { block, count, heads: lists, own: false });
+    let attention = Attention { scale: 0.7, among, ..Attention::default() };
+    Case { shape, attention, shared: false, gradient: true, dtype: Bf16 }
+}
+
+const FORWARD: &str = "flash<FlashWarps<S, true>>";
+const BACKWARD: &str = "flash_grad_keys<FlashWarps<S, true>>";
+
+#[test]
+fn chosen_keys_alone_are_read() {
+    if interpreted() {
+        chosen(100, [2, 2], 16, [8, 3, 2]).compare("blocks", &[FORWARD, BACKWARD], true);
+        // So few that tiles of keys are read by some queries of a tile alone.
+        let case = chosen(1000, [2, 2], 16, [1, 1, 2]);
+        let attention = Attention { mask: Mask::Positions, ..case.attention.clone() };
+        let shape = AttentionShape { queries: 30, ..case.shape };
+        Case { shape, attention, ..case }.compare("a token each", &[FORWARD, BACKWARD], false);
+    }
+}
+
+/// Lists of heads, of groups, of all heads; blocks longer than a word of bits, of one token, of none
+/// that is a power of two; with documents, a window, ends of blocks alone, and over a cache.
+#[test]
+fn attention_of_chosen_keys_is_right_and_clean() {
+    if !interpreted() {
+        return;
+    }
+    let both = &[FORWARD, BACKWARD];
+    chosen(203, [2, 2], 64, [64, 2, 2]).compare("long blocks", both, false);
+    let tokens = chosen(150, [4, 4], 32, [1, 30, 1]);
+    let window = Attention { window: Some(90), ..tokens.attention.clone() };
+    Case { attention: window, ..tokens }.compare("tokens", both, false);
+    let groups = chosen(190, [4, 1], 128, [12, 4, 1]);
+    let segments = Attention { segments: true, ..groups.attention.clone() };
+    Case { attention: segments, ..groups }.compare("groups, documents", both, false);
+    let ends = chosen(150, [4, 2], 48, [1, 1, 1]);
+    let every = Attention { among: None, every: Some(8), ..ends.attention.clone() };
+    Case { attention: every, ..ends }.compare("ends", both, false);
+    let some = chosen(130, [4, 2], 48, [6, 5, 4]);
+    let every = Attention { every: Some(3), ..some.attention.clone() };
+    Case { attention: every, ..some }.compare("ends of blocks", both, false);
+    Case { dtype: F32, ..chosen(90, [4, 2], 40, [8, 3, 2]) }.compare("f32", &["attention<S>"], false);
+    for (queries, block) in [(1, 8), (37, 1)] {
+        let case = chosen(210, [4, 2], 64, [block, 9, 2]);
+        let attention = Attention { mask: Mask::Positions, ..case.attention.clone() };
+        let shape = AttentionShape { batch: 2, queries, ..case.shape };
+        Case { shape, attention, ..case }.compare("a cache", both, false);
+    }
+}
+
+/// The lists that a device chooses.
+fn lists(choice: &kernel::ChooseKeys, dtype: DType, device: &dyn Device) -> Vec<i32> {
+    let s = &choice.shape;
+    let positions = choice.seen.mask == Mask::Positions;
+    let mut buffers = vec![
+        ("q", dtype, vec![s.batch * s.queries, s.heads * s.size]),
+        ("k", dtype, vec![s.batch * s.keys, s.kv_heads * s.size]),
+    ];
+    if positions {
+        buffers.push(("query_positions", I32, vec![s.batch, s.queries]));
+        buffers.push(("key_positions", I32, vec![s.batch, s.keys]));
+    }
+    buffers.extend(choice.seen.segments.then(|| ("segments", I32, vec![s.batch, s.queries])));
+    buffers.extend(choice.weighed.then(|| ("weights", F32, vec![s.batch * s.queries, s.heads])));
+    buffers.push(("chosen", I32, vec![s.batch * s.queries, choice.lists * choice.count]));
+    let buffers: Vec<_> = buffers.iter().map(|(n, t, s)| (*n, *t, &s[..])).collect();
+    let names = buffers.iter().map(|(name, ..)| *name).collect();
+    let plan = by_hand(&buffers, vec![(choice.clone().into(), names, None)]);
+    let mut session = device.load(&plan, &Group::alone()).unwrap_or_else(|e| panic!("{e}"));
+    let masks = Case { shape: *s, attention: choice.seen.clone(), shared: false, gradient: false, dtype };
+    masks.fill(&plan, session.as_mut()).unwrap();
+    session.run("run").unwrap_or_else(|e| panic!("{e}"));
+    session.read_all::<i32>(BufferId(plan.buffers.len() as u32 - 1)).unwrap()
+}
+
+/// Choices are those of the naive kernel, of equal scores the lower number, under three schedules:
+/// scores of products, of their positive parts with weights, and of a softmax; with blocks that are
+/// always chosen, documents, places of a cache, and lists longer than what there is to choose.
+#[test]
+fn choices_are_those_of_the_naive_kernel() {
+    if !interpreted() {
+        return;
+    }
+    let seen = |block, mask| Attention { scale: 0.3, every: Some(block), mask, ..Attention::default() };
+    let of = |batch, queries, keys, [heads, kv_heads]: [u64; 2], size| AttentionShape {
+        batch,
+        queries,
+        keys,
+        heads,
+        kv_heads,
+        size,
+    };
+    let moba = kernel::ChooseKeys {
+        shape: of(1, 130, 130, [2, 2], 40),
+        seen: Attention { segments: true, ..seen(16, Mask::Causal) },
+        measure: Measure::Products,
+        weighed: false,
+        near: 1,
+        first: 0,
+        lists: 2,
+        count: 3,
+    };
+    let nsa = kernel::ChooseKeys {
+        shape: of(2, 70, 70, [4, 1], 16),
+        seen: seen(8, Mask::Causal),
+        measure: Measure::Softmax,
+        near: 2,
+        first: 1,
+        lists: 1,
+        count: 5,
+        ..moba.clone()
+    };
+    let dsa = kernel::ChooseKeys {
+        shape: of(1, 90, 90, [4, 1], 32),
+        seen: seen(1, Mask::Causal),
+        measure: Measure::Relu,
+        weighed: true,
+        near: 0,
+        lists: 1,
+        count: 20,
+        ..moba.clone()
+    };
+    let cached = |choice: &kernel::ChooseKeys, queries, block| kernel::ChooseKeys {
+        shape: AttentionShape { batch: 2, queries, keys: 150, ..choice.shape },
+        seen: seen(block, Mask::Positions),
+        ..choice.clone()
+    };
+    let none = kernel::ChooseKeys { shape: of(1, 7, 7, [2, 2], 16), count: 9, ..moba.clone() };
+    for (what, choice) in [
+        ("products", moba.clone()),
+        ("softmax", nsa.clone()),
+        ("relu", dsa.clone()),
+        ("no block", none),
+        ("one token of a cache", cached(&nsa, 1, 8)),
+        ("tokens of a cache", cached(&dsa, 5, 1)),
+        ("a prompt", cached(&moba, 20, 4)),
+    ] {
+        for dtype in [F32, Bf16] {
+            let options = Options { checks: Checks::NONE, ..Options::default() };
+            let expected = lists(&choice, dtype, &PtxDevice::naive(options).unwrap());
+            for (schedule, threads) in SCHEDULES {
+                let options = Options { schedule, threads, ..Options::default() };
+                let found = lists(&choice, dtype, &PtxDevice::new(options).unwrap());
+                let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
+                let count = choice.count as usize;
+                if let Some(at) = differs.map(|at| at / count * count) {
+                    let (found, expected) = (&found[at..at + count], &expected[at..at + count]);
+                    panic!(
+                        "{what}, {dtype:?}, {schedule:?}, list {}: {found:?}, not {expected:?}",
+                        at / count
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Lines of `choose.cuh` and of `attention.cuh`, and faults in their place.
+const OF_CHOICES: [(&str, &str, &str); 5] = [
+    ("a score of one head", "total[r][c] += s;", "total[r][c] = s;"),
+    ("the highest number of equal ones", "0x7fffffffu - number(e) >= least", "u32(number(e)) >= least"),
+    (
+        "one block less than there is room for",
+        "int left = C::COUNT - near - first,",
+        "int left = C::COUNT - near - first - 1,",
+    ),
+    ("keys of other documents", "segments[i] == segments[j])", "segments[i] >= segments[j])"),
+    (
+        "a count is read too early",
+        "buffer[threadIdx.x / 32] = sum;\n    __syncthreads();",
+        "buffer[threadIdx.x / 32] = sum;",
+    ),
+];
+const OF_LISTS: [(&str, &str, &str); 3] = [
+    ("the list of the first head for all", "LISTS + head / (HEADS / LISTS)", "LISTS"),
+    (
+        "a key more of each block",
+        "i64 key = i64(block) * BLOCK + v % BLOCK;",
+        "i64 key = i64(block) * BLOCK + v % BLOCK + 1;",
+    ),
+    ("tiles of half of the queries", "int query = tile * 32 + lane;", "int query = tile * 32 + lane / 2;"),
+];
+
+#[test]
+fn faults_of_choices_are_noticed() {
+    noticed("choose.cuh", &OF_CHOICES, "keys::choices_are_those_of_the_naive_kernel");
+    noticed("attention.cuh", &OF_LISTS, "keys::chosen_keys_alone_are_read");
 }
 
 /// Lines of `flash_parts.cuh`, and faults in their place.

@@ -53,6 +53,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("fp8.cuh", include_str!("../../../kernels/fp8.cuh")),
     ("linear.cuh", include_str!("../../../kernels/linear.cuh")),
     ("route.cuh", include_str!("../../../kernels/route.cuh")),
+    ("choose.cuh", include_str!("../../../kernels/choose.cuh")),
     ("move.cuh", include_str!("../../../kernels/move.cuh")),
     ("embed.cuh", include_str!("../../../kernels/embed.cuh")),
     ("tokens.cuh", include_str!("../../../kernels/tokens.cuh")),

@@ -2,6 +2,7 @@
 //! cores or by warpgroups.
 
 use super::kernel::{Attention, AttentionGrad, AttentionShape, X, window};
+use super::listed;
 use super::parts::Parts;
 use crate::codegen::text::{Builder, Operands, Param, blocks, fits, float, per_thread, scratch, times};
 use crate::codegen::{Argument, Base, CodegenError, HOPPER_SHARED, Matrices, Source, Variant};
@@ -45,12 +46,13 @@ enum Owner {
 impl AttentionForm {
     /// On the tensor cores where heads fit their pieces and a warp's registers; by warpgroups where
     /// blocks of them fill a GPU. `shared`: values are the keys.
-    fn of(s: &AttentionShape, owner: Owner, shared: bool, variant: Variant) -> Self {
+    fn of(s: &AttentionShape, a: &Scores, owner: Owner, shared: bool, variant: Variant) -> Self {
         let heads = if owner == Owner::KeyGradients { s.kv_heads } else { s.heads };
         let rows = if owner == Owner::KeyGradients { s.keys } else { s.queries };
         // `ROWS` and `TILE` of the templates; there are two tiles of each of the two things that
         // pass by.
-        if variant.hopper && variant.is_narrow(0) && variant.aligned && matches!(s.size, 64 | 128 | 256) {
+        let wide = variant.is_narrow(0) && variant.aligned;
+        if variant.hopper && wide && !a.listed() && matches!(s.size, 64 | 128 | 256) {
             // As many rows at a time as registers go, and as many times as memory does. Two sums of
             // 64 rows of 256 are more than the registers of a warpgroup: two of them share rows.
             let (owns, tile, sharers) = match (owner, s.size <= 128) {
@@ -91,7 +93,8 @@ impl AttentionForm {
                 passing: 4 * 32,
                 row_bytes: 2 * (s.size + 8),
                 threads: 128,
-                resident: 3,
+                // Bits of lists take registers, too.
+                resident: if a.listed() && s.size > 64 { 2 } else { 3 },
                 hopper: false,
                 limit: variant.shared(),
             };
@@ -182,6 +185,12 @@ pub(super) fn attention_name(s: &AttentionShape, a: &Scores) -> String {
     if a.segments {
         name += "_segments";
     }
+    if let Some(every) = a.every {
+        name += &format!("_every{every}");
+    }
+    if let Some(among) = a.among {
+        name += &format!("_among{}x{}_lists{}", among.count, among.block, among.heads);
+    }
     if let Some(program) = a.program.as_deref() {
         let formulas = program.score.iter().chain(&program.mask);
         let text: String = formulas.map(|f| program.show(f) + ";").collect();
@@ -209,8 +218,9 @@ pub(super) fn attention_shape(
     }
     let positions = a.mask == Mask::Positions;
     let window = window(a)?;
+    let (before, program) = listed::program(s, a);
     let line = format!(
-        "typedef Shape<{}, {}, {}, {}, {}, {}, {positions}, {}, {window}, {}{}> S;",
+        "{before}typedef Shape<{}, {}, {}, {}, {}, {}, {positions}, {}, {window}, {}{}> S;",
         s.batch,
         s.queries,
         s.keys,
@@ -219,7 +229,7 @@ pub(super) fn attention_shape(
         s.size,
         a.segments,
         a.softcap.is_some(),
-        if a.program.is_some() { ", Scored" } else { "" }
+        program
     );
     let mut list = vec![];
     let mut names = ["nullptr"; 3];
@@ -253,11 +263,12 @@ pub(super) fn forward(kernel: &Attention, variant: Variant) -> Result<Option<Sou
     let (line, mask, mask_names) = attention_shape(s, a, o)?;
     let shared = if kernel.shared { "_shared" } else { "" };
     let name = format!("attention_{}{shared}{}", attention_name(s, a), variant.suffix());
-    let form = AttentionForm::of(s, Owner::Queries, kernel.shared, variant);
+    let form = AttentionForm::of(s, a, Owner::Queries, kernel.shared, variant);
     let mut builder = Builder::new(name, form.header);
-    let geometry = form.geometry(&mut builder, s.queries, times(&[s.heads, s.batch]), 1)?;
     let reads = scored(&mut builder, s, a, &kernel.lengths);
     builder.line(&line);
+    let (bits, of_bits) = listed::passes(&mut builder, s, a, o)?;
+    let geometry = form.geometry(&mut builder, s.queries, times(&[s.heads, s.batch]), 1)?;
     let mut list = vec![];
     let operands = ["q", "k", "v"].into_iter().map(|name| form.rows(&mut list, o, name, name == "q", s));
     let operands = operands.collect::<Result<Vec<_>>>()?.join(", ");
@@ -266,8 +277,9 @@ pub(super) fn forward(kernel: &Attention, variant: Variant) -> Result<Option<Sou
     for name in &X[..a.read().len()] {
         list.push(o.get(name)?);
     }
+    list.extend(bits);
     let body = format!(
-        "    {}<{}>({operands}, {mask_names}, o, lse, {}{reads});\n",
+        "    {}<{}>({operands}, {mask_names}, o, lse, {}{reads}{of_bits});\n",
         form.prefix,
         form.arguments,
         scores(a)
@@ -281,12 +293,13 @@ pub(super) fn backward(kernel: &AttentionGrad, variant: Variant) -> Result<Optio
     let (line, mask, mask_names) = attention_shape(s, a, o)?;
     let log = if kernel.log { "_log" } else { "" };
     let name = format!("attention_grad_{}{log}{}", attention_name(s, a), variant.suffix());
-    let queries = AttentionForm::of(s, Owner::QueryGradients, false, variant);
-    let keys = AttentionForm::of(s, Owner::KeyGradients, false, variant);
+    let queries = AttentionForm::of(s, a, Owner::QueryGradients, false, variant);
+    let keys = AttentionForm::of(s, a, Owner::KeyGradients, false, variant);
     let mut builder = Builder::new(name, if keys.hopper { keys.header } else { queries.header });
-    builder.resident(queries.resident);
     let reads = scored(&mut builder, s, a, &kernel.lengths);
     builder.line(&line);
+    let (bits, of_bits) = listed::passes(&mut builder, s, a, o)?;
+    builder.resident(queries.resident);
     let rows = times(&[s.batch, s.queries, s.heads]);
     let along = builder.scratch(times(&[4, rows]));
     let mut products = vec![o.get("o")?, o.stride("o")?, o.get("do")?, o.stride("do")?];
@@ -304,31 +317,35 @@ pub(super) fn backward(kernel: &AttentionGrad, variant: Variant) -> Result<Optio
     let lanes = s.size.div_ceil(each).next_power_of_two().min(32);
     let body = format!("    attention_along<S, {lanes}, {each}>(o, o_stride, d, d_stride, {log}, along);\n");
     builder.entry("attention_along_rows", per_thread(times(&[rows, lanes]))?, &products, &body);
-    let entry =
-        |builder: &mut Builder, form: &AttentionForm, of: &str, outputs: Vec<Param>, results: &str| {
-            let mut list = vec![];
-            let mut rows = |name, own| form.rows(&mut list, o, name, own, s);
-            let queries = of == "queries";
-            let (q, k, v) = (rows("q", queries)?, rows("k", !queries)?, rows("v", !queries)?);
-            let d = rows("do", queries)?;
-            list.push(o.get("lse")?);
-            list.extend(mask.iter().map(|p| Param::new(&p.declaration, &p.name, p.argument)));
-            list.extend(outputs);
-            list.push(scratch("const float *", "along", along));
-            for name in &X[..a.read().len()] {
-                list.push(o.get(name)?);
-            }
-            let body = format!(
-                "    {}_grad_{of}<{}>({q}, {k}, {v}, lse, {d}, {mask_names}, {results}, along, {}{reads});\n",
-                form.prefix,
-                form.arguments,
-                scores(a)
-            );
-            let (rows, heads) = if queries { (s.queries, s.heads) } else { (s.keys, s.kv_heads) };
-            let geometry = form.geometry(builder, rows, times(&[heads, s.batch]), 2)?;
-            builder.entry(&format!("attention_{of}"), geometry, &list, &body);
-            Ok(())
-        };
+    let entry = |builder: &mut Builder,
+                 form: &AttentionForm,
+                 of: &str,
+                 outputs: Vec<Param>,
+                 results: &str| {
+        let mut list = vec![];
+        let mut rows = |name, own| form.rows(&mut list, o, name, own, s);
+        let queries = of == "queries";
+        let (q, k, v) = (rows("q", queries)?, rows("k", !queries)?, rows("v", !queries)?);
+        let d = rows("do", queries)?;
+        list.push(o.get("lse")?);
+        list.extend(mask.iter().map(|p| Param::new(&p.declaration, &p.name, p.argument)));
+        list.extend(outputs);
+        list.push(scratch("const float *", "along", along));
+        for name in &X[..a.read().len()] {
+            list.push(o.get(name)?);
+        }
+        list.extend(bits.iter().map(|p| Param::new(&p.declaration, &p.name, p.argument)));
+        let body = format!(
+            "    {}_grad_{of}<{}>({q}, {k}, {v}, lse, {d}, {mask_names}, {results}, along, {}{reads}{of_bits});\n",
+            form.prefix,
+            form.arguments,
+            scores(a)
+        );
+        let (rows, heads) = if queries { (s.queries, s.heads) } else { (s.keys, s.kv_heads) };
+        let geometry = form.geometry(builder, rows, times(&[heads, s.batch]), 2)?;
+        builder.entry(&format!("attention_{of}"), geometry, &list, &body);
+        Ok(())
+    };
     let outputs = vec![o.get("dq")?, o.stride("dq")?];
     entry(&mut builder, &queries, "queries", outputs, "dq, dq_stride")?;
     let outputs = vec![o.get("dk")?, o.stride("dk")?, o.get("dv")?, o.stride("dv")?];

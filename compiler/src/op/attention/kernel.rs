@@ -2,6 +2,7 @@
 
 use super::formula::code::Sizes;
 use super::formula::{MOST_READS, Place, Read};
+use super::listed;
 use crate::CompileError;
 use crate::codegen::naive::{Naive, whole};
 use crate::codegen::text::float;
@@ -364,8 +365,8 @@ impl KernelKind for Attention {
     }
 
     fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        // The fast kernels drop no weights, and choose no keys.
-        match self.attention.dropout.is_some() || self.attention.listed() {
+        // The fast kernels drop no weights.
+        match self.attention.dropout.is_some() || !listed::fits_bits(&self.shape, &self.attention, variant) {
             true => self.naive(variant),
             false => super::cuda::forward(self, variant),
         }
@@ -406,7 +407,7 @@ impl KernelKind for AttentionGrad {
     }
 
     fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
-        match slow(&self.attention) {
+        match slow(&self.attention) || !listed::fits_bits(&self.shape, &self.attention, variant) {
             true => self.naive(variant),
             false => super::cuda::backward(self, variant),
         }
@@ -427,7 +428,7 @@ impl KernelKind for AttentionGrad {
 
 /// Whether the fast kernels of GPUs have no code for its gradient, so that the naive ones run.
 fn slow(attention: &Scores) -> bool {
-    !attention.moved().is_empty() || attention.dropout.is_some() || attention.listed()
+    !attention.moved().is_empty() || attention.dropout.is_some()
 }
 
 fn shape(s: &Select) -> AttentionShape {

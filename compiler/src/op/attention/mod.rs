@@ -4,6 +4,7 @@ mod among;
 pub(crate) mod cuda;
 pub mod formula;
 pub mod kernel;
+mod listed;
 mod parts;
 mod scored;
 

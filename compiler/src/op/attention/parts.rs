@@ -36,6 +36,8 @@ impl Parts {
     pub(super) fn of(kernel: &Attention, variant: Variant) -> Option<Self> {
         let s = &kernel.shape;
         let fits = variant.is_narrow(0) && variant.aligned && s.size.is_multiple_of(32);
+        // Rows of a tile have one list or none.
+        let fits = fits && kernel.attention.among.is_none();
         let rows = times(&[s.queries, s.heads / s.kv_heads.max(1)]);
         let few = kernel.attention.mask == Mask::Positions && rows <= 16 && s.size <= LONGEST;
         if !fits || rows == 0 || s.keys == 0 || !(kernel.shared && s.size <= LONGEST_SHARED || few) {

@@ -1,5 +1,6 @@
 //! The blocks of keys that queries read: a choice by scores.
 
+mod cuda;
 pub mod kernel;
 
 use super::attention::{Mask, Visible};
