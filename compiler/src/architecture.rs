@@ -11,8 +11,8 @@ use crate::compiled::Init;
 use crate::program::Affine;
 use dreamc_dsl::define::graph::Function;
 use dreamc_dsl::spec::{
-    Component, Exit, Expr, Item, Looping, Model, Skip, SkipKv, SkipLevel, SkipRule, Statement, Stream,
-    depth_choice, has_passes, normalised,
+    Component, Exit, Expr, Item, Looping, Model, Scorer, Skip, SkipKv, SkipLevel, SkipRule, Statement,
+    Stream, depth_choice, has_passes, normalised,
 };
 use indexmap::IndexMap;
 use std::collections::HashMap;
@@ -123,6 +123,8 @@ pub struct Choosing {
     pub passes: u64,
     /// Step size of the bias that balances choices.
     pub balance: f64,
+    /// How its router scores.
+    pub scorer: Scorer,
 }
 
 /// A loop whose passes each have weights of their own.
@@ -1139,8 +1141,8 @@ impl Walk<'_> {
         if looping.exit.gate().is_some() {
             blocks.push(Block::Apply(self.apply(Work::Enter, None)));
         }
-        if let Some(balance) = depth_choice(all.items) {
-            let choosing = Choosing { number: own.number, passes: own.count, balance };
+        if let Some((skip, balance)) = depth_choice(all.items) {
+            let choosing = Choosing { number: own.number, passes: own.count, balance, scorer: skip.scorer };
             blocks.push(Block::Apply(self.apply(Work::Choose(choosing), None)));
         }
         let keys = |pass| match (looping.kv_first, pass) {

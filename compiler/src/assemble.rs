@@ -1255,6 +1255,8 @@ pub(crate) fn rows_of(part: Part) -> Option<Rows> {
         | Part::Offset
         | Part::PredictorUp
         | Part::PredictorDown
+        | Part::NetworkUp
+        | Part::NetworkDown
         | Part::Residual
         | Part::Latents
         | Part::Cached

@@ -588,6 +588,10 @@ pub enum Part {
     PredictorUp,
     /// Its last.
     PredictorDown,
+    /// The first matrix of a network that scores tokens.
+    NetworkUp,
+    /// Its last.
+    NetworkDown,
     /// The share of an attention's own values where those of its first application are mixed in.
     Residual,
     /// Values of the first application of an attention.
@@ -929,6 +933,8 @@ impl Part {
             Part::Offset => "router.offset.weight",
             Part::PredictorUp => "predictor.up.weight",
             Part::PredictorDown => "predictor.down.weight",
+            Part::NetworkUp => "network.up.weight",
+            Part::NetworkDown => "network.down.weight",
             Part::Residual => "value_residual",
             Part::FirstValues => "first_values",
             Part::DepthKeys => "depth_keys",

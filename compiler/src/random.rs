@@ -135,6 +135,8 @@ fn values(section: &str, key: &str) -> &'static [&'static str] {
         ("balance", "rate") => &["1e-3", "1e-2", "0.1"],
         (_, "load_balance_loss" | "z_loss") => &["0", "0.01", "0.1", "1"],
         ("skip", "gate_scale") => &["0.1", "0.5", "2"],
+        ("skip", "temperature") => &["0.5", "3"],
+        ("skip", "network") => &["1", "2", "5"],
         ("skip", "capacity") => &["0.125", "0.3", "0.5", "0.75", "1"],
         ("skip", "penalty") | ("causal", "bce" | "weight") => &["0.01", "0.1", "1", "3"],
         ("causal", "predictor") => &["1", "2", "4", "5"],
@@ -625,16 +627,17 @@ impl Writer {
     /// A layer whose tokens choose how many passes of the loop around they make.
     fn chosen(&mut self, components: &[&str]) -> String {
         self.keys.insert("skip.depth_choice".into());
-        let balance = match self.r.once_in(2) {
-            true => {
-                self.keys.insert("skip.balance".into());
-                ", balance 0.01"
+        let mut keys = String::new();
+        for (key, value) in [("balance", "0.01"), ("temperature", "0.5"), ("network", "3"), ("z_loss", "0.3")]
+        {
+            if self.r.once_in(2) {
+                self.keys.insert(format!("skip.{key}"));
+                keys += &format!(", {key} {value}");
             }
-            false => "",
-        };
+        }
         let mut names = components.to_vec();
         let inner = self.composition(&mut names, 2);
-        format!("\"skip(depth_choice{balance}) {{ {inner} }}\"")
+        format!("\"skip(depth_choice{keys}) {{ {inner} }}\"")
     }
 
     /// The arguments of any other `skip`.

@@ -1056,6 +1056,20 @@ pub static SKIP: Section = Section {
             FALSE,
             "Whether the factor is on the stream after the part, `x + f(x)`, not on `f(x)` alone (Mixture-of-Recursions).",
         ),
+        key("temperature", POSITIVE, Value("1"), "The router reads the stream divided by it."),
+        key(
+            "network",
+            Type::Optional(&SIZE),
+            NONE,
+            "Hidden size of a network without biases that scores in the place of a vector: `w·gelu(U x)`, GELU by the error function, within 1.5e-7. \
+             Of `depth_choice`: `W gelu(U x)`.",
+        ),
+        key(
+            "z_loss",
+            WEIGHT,
+            Value("0"),
+            "Weight of the mean of `(ln Σ e^z)²` over tokens that could be chosen, `z` a token's scores: `r²` of top-k. It does not go with `threshold`.",
+        ),
         key(
             "nested",
             Type::Bool,

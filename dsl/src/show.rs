@@ -542,6 +542,7 @@ fn skip_keys(skip: &Skip) -> Map {
         SkipRule::DepthChoice { capacity: _, balance } => {
             fields.put("depth_choice", ValueKind::Bool(true));
             fields.put("balance", real(*balance));
+            scorer_keys(&mut fields, &skip.scorer);
             return fields.0;
         }
     }
@@ -560,11 +561,24 @@ fn skip_keys(skip: &Skip) -> Map {
     if skip.nested {
         fields.put("nested", ValueKind::Bool(true));
     }
+    scorer_keys(&mut fields, &skip.scorer);
     fields.put("norm_only", ValueKind::Bool(skip.input == SkipInput::NormOnly));
     fields.put("level", name(skip.level));
     fields.put("kv", name(skip.kv));
     fields.put("merge", ValueKind::Bool(skip.merge));
     fields.0
+}
+
+fn scorer_keys(fields: &mut Fields, scorer: &Scorer) {
+    if scorer.temperature != 1.0 {
+        fields.put("temperature", real(scorer.temperature));
+    }
+    if let Some(size) = scorer.network {
+        fields.put("network", int(size));
+    }
+    if scorer.z_loss != 0.0 {
+        fields.put("z_loss", real(scorer.z_loss));
+    }
 }
 
 fn causal_keys(causal: &CausalRule) -> ValueKind {

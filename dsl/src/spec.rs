@@ -818,12 +818,12 @@ impl Expr {
     }
 }
 
-/// Whether the tokens of a loop of these items choose how many of its passes they make, and how
-/// fast a bias balances these choices.
-pub fn depth_choice(items: &[Item]) -> Option<f64> {
+/// The `skip` by which tokens of a loop of these items choose how many of its passes they make, and
+/// how fast a bias balances these choices.
+pub fn depth_choice(items: &[Item]) -> Option<(&Skip, f64)> {
     match items {
         [Item::Layer(Expr::Skip(skip, _))] => match skip.rule {
-            SkipRule::DepthChoice { balance, .. } => Some(balance),
+            SkipRule::DepthChoice { balance, .. } => Some((skip, balance)),
             SkipRule::TopK { .. } | SkipRule::Threshold { .. } => None,
         },
         _ => None,
@@ -873,6 +873,29 @@ pub struct Skip {
     /// Whether a pass chooses among the tokens that the pass before processed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub nested: bool,
+    /// How the router scores.
+    #[serde(flatten)]
+    pub scorer: Scorer,
+}
+
+/// The form of the scores of a `skip`'s router, and their loss (Mixture-of-Recursions, 2507.10524,
+/// section 2.2.1 and its code).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Scorer {
+    /// The router reads the stream divided by it.
+    #[serde(skip_serializing_if = "is_one")]
+    pub temperature: f64,
+    /// Hidden size of a network that scores in the place of a vector, `V gelu(U x)`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<u64>,
+    /// Weight of the mean over tokens of `(ln Σ e^z)²` of a token's scores.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub z_loss: f64,
+}
+
+impl Scorer {
+    /// A product with a vector or a matrix, and no loss.
+    pub const PLAIN: Scorer = Scorer { temperature: 1.0, network: None, z_loss: 0.0 };
 }
 
 impl Skip {
@@ -914,6 +937,10 @@ pub enum SkipGate {
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_one(factor: &f64) -> bool {
     *factor == 1.0
+}
+
+fn is_zero(weight: &f64) -> bool {
+    *weight == 0.0
 }
 
 impl SkipGate {

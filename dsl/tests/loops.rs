@@ -1,6 +1,6 @@
 //! How the passes of a `recur` are run: both spellings, and every mistake at its token.
 
-use dreamc_dsl::spec::{DepthLaw, Depths, Exit, Item, Looping, SkipGate, SkipRule, depth_choice};
+use dreamc_dsl::spec::{DepthLaw, Depths, Exit, Item, Looping, Scorer, SkipGate, SkipRule, depth_choice};
 use dreamc_dsl::{Diagnostics, Spec, Spelling, check, format, parse};
 
 fn read(text: &str, spelling: Spelling) -> Result<Spec, Diagnostics> {
@@ -114,6 +114,14 @@ fn every_mistake_is_reported_at_its_token() {
         ("recur 2 { skip(capacity [0.2, 0.5], nested, causal bce 0.1) { a } }", "0.5", "no more tokens than"),
         ("recur 2 { skip(threshold, capacity 0.5, penalty 1, nested) { a } }", "nested", "with `threshold`"),
         (
+            "recur 2 { skip(threshold, capacity 0.5, penalty 1, z_loss 1) { a } }",
+            "1",
+            "does not go with `threshold`",
+        ),
+        ("recur 2 { skip(capacity 0.5, norm_only, network 4) { a } }", "4", "reads one number"),
+        ("recur 2 { skip(capacity 0.5, temperature 0) { a } }", "0", "`temperature` is out of range"),
+        ("recur 2 { skip(capacity 0.5, network 0) { a } }", "0", "`network` is too small"),
+        (
             "recur 2 { skip(threshold, capacity 0.5, penalty 1, gate sigmoid) { a } }",
             "sigmoid",
             "`gate` does not",
@@ -218,7 +226,7 @@ fn an_exit_of_its_own_has_one_weight() {
 
 #[test]
 fn a_skip_says_what_passes_do() {
-    let skip = "skip(capacity [1, 2/3, 1/3], causal bce 0.1, router pass, gate sigmoid, gate_scale 0.1, whole, nested)";
+    let skip = "skip(capacity [1, 2/3, 1/3], causal bce 0.1, router pass, gate sigmoid, gate_scale 0.1, whole, nested, temperature 2, network 8, z_loss 1e-3)";
     let (body, other) = (
         format!("recur 3 kv first {{ {skip} {{ s > a }} }}"),
         format!("{{recur: 3, kv: first, layers: [\"{skip} {{ s > a }}\"]}}"),
@@ -232,6 +240,7 @@ fn a_skip_says_what_passes_do() {
     let (found, _) = layer.skips()[0];
     assert!(found.each_pass && found.nested && found.gate == SkipGate::Sigmoid);
     assert!(found.gate_scale == 0.1 && found.whole);
+    assert_eq!(found.scorer, Scorer { temperature: 2.0, network: Some(8), z_loss: 1e-3 });
     assert_eq!(found.capacities, [1.0, 2.0 / 3.0, 1.0 / 3.0]);
     let SkipRule::TopK { capacity, .. } = found.in_pass(2).rule else { panic!("{body}") };
     assert_eq!(capacity, 1.0 / 3.0);
@@ -248,14 +257,15 @@ fn a_skip_says_what_passes_do() {
 
 #[test]
 fn tokens_choose_how_many_passes_they_make() {
-    let body = "recur 3 residual_norm false { skip(depth_choice) { s > a } }";
-    let other = "{recur: 3, residual_norm: false, layers: [\"skip(depth_choice) { s > a }\"]}";
+    let body = "recur 3 residual_norm false { skip(depth_choice, network 4, z_loss 0.1) { s > a } }";
+    let other =
+        "{recur: 3, residual_norm: false, layers: [\"skip(depth_choice, network 4, z_loss 0.1) { s > a }\"]}";
     let (text, other) = (dream(body), yaml(other));
     let spec = read(&text, Spelling::Dream).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(spec, read(&other, Spelling::Yaml).unwrap_or_else(|e| panic!("{e}")));
     assert_eq!(spec.model.most_passes(), Some(3));
     let Some(Item::Recur { items, .. }) = spec.model.body.first() else { panic!("{body}") };
-    assert_eq!(depth_choice(items), Some(1e-3));
+    assert_eq!(depth_choice(items).map(|(_, rate)| rate), Some(1e-3));
     let Some(Item::Layer(layer)) = items.first() else { panic!("{body}") };
     let (found, _) = layer.skips()[0];
     // Where every number of passes is chosen equally often, passes have these shares of the tokens.
@@ -269,7 +279,7 @@ fn tokens_choose_how_many_passes_they_make() {
         }
     }
     let shown = dreamc_dsl::show(&spec, Spelling::Dream);
-    assert!(shown.contains("skip(depth_choice, balance 0.001)"), "{shown}");
+    assert!(shown.contains("skip(depth_choice, balance 0.001, network 4, z_loss 0.1)"), "{shown}");
     assert_eq!(read(&shown, Spelling::Dream).unwrap_or_else(|e| panic!("{shown}\n{e}")), spec, "{shown}");
 }
 

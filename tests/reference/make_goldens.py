@@ -292,6 +292,14 @@ CASES |= {
     "mixture_of_recursions_token": zoo("mixture-of-recursions-token", [LOOPED, MLP], [
         '"sa > mlp"', '{recur: 3, residual_norm: false, layers: ["skip(depth_choice) { sa > mlp }"]}', '"sa > mlp"',
     ]),
+    "router_network": zoo("router-network", [LOOPED, MLP], [
+        '"sa > mlp"',
+        '{recur: 3, residual_norm: false, layers: ["skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], nested, temperature 0.5, '
+        'network 5, z_loss 0.3, causal bce 0.2) { sa > mlp }"]}',
+    ]),
+    "choice_network": zoo("choice-network", [LOOPED, MLP], [
+        '"sa > mlp"', '{recur: 3, residual_norm: false, layers: ["skip(depth_choice, temperature 0.5, network 5, z_loss 0.3) { sa > mlp }"]}',
+    ]),
     "relaxed_recursive": zoo("relaxed-recursive", [LOOPED, MLP], [
         '{recur: 3, residual_norm: false, lora: 2, layers: ["sa > mlp", "sa > mlp"]}',
     ]),
@@ -538,7 +546,7 @@ def draw(model, shapes, rng):
             weights[name] = -2.5 * weights[name.replace("offset", "scale")] + 0.2 * rng.standard_normal(shape)
         elif ".skip." in name:
             weights[name] = rng.standard_normal(shape) / max(shape[-1], 2) ** 0.5
-        elif name.endswith(("read.weight", "exit.weight", "choice.weight")):
+        elif name.endswith(("read.weight", "exit.weight", "choice.weight", "choice.network.up.weight", "choice.network.down.weight")):
             weights[name] = 0.7 * rng.standard_normal(shape)
         elif name.endswith((".gate.bias", ".up.bias")):
             weights[name] = 6.0 * rng.standard_normal(shape)  # some beyond the limits of 7 and some within

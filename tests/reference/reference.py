@@ -44,7 +44,7 @@ DEFAULTS = {
 LATENT_DEFAULTS = dict(query=None, kv=None, turned=None, value=None, norm="rms", keys=1, pairs="none", eps=None)
 SKIP_DEFAULTS = dict(
     capacity=None, threshold=False, causal=None, penalty=None, norm_only=False, kv=None, router=None, gate=None,
-    gate_scale=1.0, whole=False, nested=False, depth_choice=False,
+    gate_scale=1.0, whole=False, nested=False, depth_choice=False, temperature=1.0, network=None, z_loss=0.0,
 )  # fmt: skip
 RECUR_DEFAULTS = dict(
     recur=None, layers=None, residual_norm=True, backprop=None, depth="fixed", lora=None, embed=False, exit="last",
@@ -227,7 +227,7 @@ class Loop:
         leave = settings["exit"]
         [(self.exit, self.entropy)] = leave.items() if isinstance(leave, dict) else [(leave, 0.0)]
         assert self.exit in ("last", "mean", "gate", "expected"), leave
-        self.choice = False  # whether tokens choose their number of passes
+        self.choice = None  # the fields of the `skip` by which tokens choose their number of passes
 
 
 class Layer:
@@ -279,7 +279,7 @@ class Model:
         if isinstance(stream, dict) and "attend" in stream:
             self.stream, self.block = "attend", fill({"block": 0}, stream["attend"], "attend")["block"]
         elif isinstance(stream, dict):
-            filled = fill({"lanes": None, "kind": "static"}, stream, "stream")
+            filled = fill({"lanes": None, "kind": "static", "embed": False}, stream, "stream")
             self.stream, self.lanes, self.lanes_kind = "lanes", filled["lanes"], filled["kind"]
             self.lanes_embed = filled["embed"]
         else:
@@ -316,7 +316,7 @@ class Model:
                 self.loops.append(loop)
                 inside = self.expand(item["layers"], [*loops, loop])
                 first = self.layers[inside[0][1]].tree if inside[0][0] == "layer" else ""
-                loop.choice = first[:1] == ("skip",) and first[3]["depth_choice"]
+                loop.choice = first[3] if first[:1] == ("skip",) and first[3]["depth_choice"] else None
                 assert not loop.choice or len(inside) == 1
                 program.append(("loop", loop, inside))
         return program
@@ -399,7 +399,13 @@ class Model:
             if loop.exit in ("gate", "expected"):
                 shapes[f"{prefix}.exit.weight"], shapes[f"{prefix}.exit.bias"] = (h,), (1,)
             if loop.choice:
-                shapes[f"{prefix}.choice.weight"], shapes[f"{prefix}.choice.bias"] = (loop.passes, h), (loop.passes,)
+                if loop.choice["network"]:
+                    size = int(loop.choice["network"])
+                    shapes[f"{prefix}.choice.network.up.weight"] = (size, h)
+                    shapes[f"{prefix}.choice.network.down.weight"] = (loop.passes, size)
+                else:
+                    shapes[f"{prefix}.choice.weight"] = (loop.passes, h)
+                shapes[f"{prefix}.choice.bias"] = (loop.passes,)
 
         def router(prefix, experts, query, form="low_rank"):
             if form == "linear":
@@ -435,6 +441,10 @@ class Model:
                 if fields["norm_only"]:
                     shapes[f"{prefix}.router.scale.weight"] = (*each, 1)
                     shapes[f"{prefix}.router.offset.weight"] = (*each, 1)
+                elif fields["network"]:
+                    size = int(fields["network"])
+                    shapes[f"{prefix}.network.up.weight"] = (*each, size, h)
+                    shapes[f"{prefix}.network.down.weight"] = (*each, size)
                 else:
                     shapes[f"{prefix}.router.weight"] = (*each, h)
                 if fields["causal"] and fields["causal"][0] == "predictor":
@@ -699,6 +709,14 @@ def activate(kind, gate, up):
     raise ValueError(kind)
 
 
+def gelu_by_error_function(x):
+    """GELU of networks that score: the error function by Abramowitz and Stegun, 7.1.26, whose error is below 1.5e-7."""
+    size = jnp.abs(x) / np.sqrt(2)
+    t = 1 / (1 + 0.3275911 * size)
+    sum_ = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+    return 0.5 * x * (1 + jnp.sign(x) * (1 - sum_ * jnp.exp(-(size**2))))
+
+
 class Forward:
     """One forward pass. It exists for what crosses depth: the depth caches, and the record of all routing."""
 
@@ -885,10 +903,17 @@ class Forward:
         """Every token chooses how many passes it makes, where the loop begins."""
         ((_, i),), prefix = program, f"loops.{loop.number}.choice"
         layer = self.layer_of = self.model.layers[i]
-        _, (inside,), _, _ = layer.tree
+        _, (inside,), _, fields = layer.tree
         assert self.model.stream == "sum" and not layer.residual_norm and not loop.embed and self.taking is None
         start = self.stream
-        shares = jax.nn.softmax(start @ self.w[f"{prefix}.weight"].T, axis=-1)
+        z = start / fields["temperature"]
+        if fields["network"]:
+            z = gelu_by_error_function(z @ self.w[f"{prefix}.network.up.weight"].T)
+            z = z @ self.w[f"{prefix}.network.down.weight"].T
+        else:
+            z = z @ self.w[f"{prefix}.weight"].T
+        self.auxiliary += fields["z_loss"] * jnp.mean(jax.nn.logsumexp(z, axis=-1) ** 2)
+        shares = jax.nn.softmax(z, axis=-1)
         ranked = jax.lax.stop_gradient(shares + self.w[f"{prefix}.bias"])
         last = jnp.argmax(ranked, axis=-1)  # the lowest of equals
         chosen = self.stop(jax.nn.one_hot(last, loop.passes))
@@ -1001,9 +1026,12 @@ class Forward:
         weight = lambda name: self.w[f"{prefix}.{name}"][p if fields["router"] == "pass" else ...]
 
         def score(x):
+            x = x / fields["temperature"]
             if fields["norm_only"]:
                 norm = jnp.sqrt(jnp.sum(x * x, axis=-1))
                 return norm * weight("router.scale.weight") + weight("router.offset.weight")
+            if fields["network"]:
+                return gelu_by_error_function(x @ weight("network.up.weight").T) @ weight("network.down.weight")
             return x @ weight("router.weight")
 
         def predictor(x):
@@ -1048,6 +1076,8 @@ class Forward:
             mask = p + self.stop(member - p)  # straight through: the decision, with the gradient of p
             self.auxiliary += fields["penalty"] * jax.nn.relu(jnp.mean(mask) - capacity)
             return mask[..., None] * f
+        # One number a token: the logarithm of its sum of exponentials is itself.
+        self.auxiliary += fields["z_loss"] * jnp.sum(r**2 * asked) / jnp.sum(asked)
         if fields["causal"]:
             kind, *numbers = fields["causal"]
             if kind == "predictor":

@@ -3,6 +3,7 @@
 What is compared here was written a second time, in plain loops or in another form, or is a property that must hold.
 """
 
+import math
 import re
 import unittest
 from functools import partial
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file
 
 from make_goldens import CASES, FOLDER, draw, text
 from reference import (
-    Forward, Model, depth_positions, evaluate, loss_and_gradients, parse, read_spec, rms_norm,
+    Forward, Model, depth_positions, evaluate, gelu_by_error_function, loss_and_gradients, parse, read_spec, rms_norm,
     rotate, scaled_frequencies, sinkhorn, split_weights, train,
 )  # fmt: skip
 
@@ -472,6 +473,26 @@ class Wiring(unittest.TestCase):
                     total += 0.1 * q * np.log(q)
                 total += np.log(np.sum(np.exp(z))) - z[ids[b, t + 1]]
         self.assertAlmostEqual(got, total / 14, places=12)
+
+    def test_networks_of_routers(self):
+        """The loss of scores, where a loop reads the embedding."""
+        gelu = lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
+        x = np.linspace(-4, 4, 101)
+        np.testing.assert_allclose(gelu_by_error_function(x), [gelu(x) for x in x], atol=5e-7)
+
+        def scores(w, prefix, x):
+            return [w[f"{prefix}.network.down.weight"] @ [gelu(a) for a in w[f"{prefix}.network.up.weight"] @ x]]
+
+        one = "skip(capacity 0.5, temperature 2, network 5, z_loss 0.3) { sa > mlp }"
+        for case, items, prefix, cold in [
+            ("choice_network", None, "loops.0.choice", 0.5), ("router_network", [one], "layers.0.skip.0", 2.0),
+        ]:  # fmt: skip
+            model, w, ids = load(case, lambda spec: spec.update(body=items or spec["body"][1:]))
+            forward = Forward(model, w)
+            forward.run(ids)
+            rows = [np.concatenate([np.atleast_1d(z) for z in scores(w, prefix, w["embed.weight"][i] / cold)]) for i in ids.flat]
+            loss = 0.3 * np.mean([np.log(np.sum(np.exp(z))) ** 2 for z in rows])
+            np.testing.assert_allclose(forward.auxiliary, loss, rtol=1e-5)
 
     def test_mean_of_exits(self):
         """Fewer passes of the same loop give the logits of the earlier passes."""

@@ -749,6 +749,26 @@ const WHOLE: &str = "
     mlp: {mlp: {intermediate: 7}}
   body: [sa, \"skip(capacity 0.5, causal bce 0.3, gate tanh, gate_scale 0.5, whole) { sa > mlp }\"]";
 
+/// Routers of passes that are networks, with a temperature and a loss of their scores.
+const NETWORKS: &str = "
+    sa: {sequence: {heads: 2, head_size: 4, projection: none}}
+    mlp: {mlp: {intermediate: 7}}
+  body:
+    - sa
+    - recur: 3
+      residual_norm: false
+      layers: [\"skip(capacity [1, 0.7, 0.4], causal bce 0.3, router pass, gate sigmoid, nested, temperature 0.5, network 5, z_loss 0.2) { sa > mlp }\"]
+    - mlp";
+
+/// A choice of passes by a network, with a temperature and a loss of its scores.
+const CHOOSER: &str = "
+    sa: {sequence: {heads: 2, head_size: 4, projection: none}}
+    mlp: {mlp: {intermediate: 7}}
+  body:
+    - sa > mlp
+    - {recur: 3, residual_norm: false, layers: [\"skip(depth_choice, temperature 2, network 4, z_loss 0.3) { sa > mlp }\"]}
+    - mlp";
+
 /// A loop whose tokens choose how many passes they make.
 const CHOICE: &str = "
     sa: {sequence: {heads: 2, head_size: 4, projection: none}}
@@ -2111,6 +2131,24 @@ fn faults() -> Vec<Fault> {
             let whole = sums.into_iter().rfind(|&i| taken.contains(&f.nodes[i].inputs[1]));
             whole.is_some_and(|whole| bypass(f, whole, 0))
         }),
+        lower("a router without its temperature", NETWORKS, |_, f| {
+            let up = reader(f, "network.up.weight").and_then(|up| defines(f, f.nodes[up].inputs[0]));
+            up.is_some_and(|cooled| bypass(f, cooled, 0))
+        }),
+        lower("a loss of scores that are not squared", NETWORKS, |_, f| {
+            let squares = nodes(f, |op| matches!(op, Op::Unary(Unary::Square)));
+            let of_scores = squares.into_iter().rfind(|&i| f.ty(f.nodes[i].first).dims.len() == 2);
+            of_scores.is_some_and(|square| bypass(f, square, 0))
+        }),
+        lower("a choice of passes without its temperature", CHOOSER, |_, f| {
+            let up = reader(f, "network.up.weight").and_then(|up| defines(f, f.nodes[up].inputs[0]));
+            up.is_some_and(|cooled| bypass(f, cooled, 0))
+        }),
+        lower("a loss of a choice that is left out", CHOOSER, |_, f| {
+            let results = f.results.len();
+            f.results.retain(|(port, _)| port.binding != Binding::Output(dreamc_compiler::ir::Output::Aux));
+            f.results.len() < results
+        }),
         lower("a gate that is the score itself", RECURSIONS, |_, f| {
             let gates = nodes(f, |op| matches!(op, Op::Unary(Unary::Sigmoid)));
             let skips = f.nodes.iter().any(|n| matches!(n.op, Op::TakeTokens));
@@ -2916,6 +2954,8 @@ fn main() -> ExitCode {
         sound("attended", ATTENDED),
         sound("passes", PASSES),
         sound("recursions", RECURSIONS),
+        sound("networks", NETWORKS),
+        sound("chooser", CHOOSER),
         sound("whole", WHOLE),
         sound("expected", EXPECTED),
         sound("adapters", ADAPTERS),

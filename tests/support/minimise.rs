@@ -253,6 +253,7 @@ fn exprs(e: &Expr) -> Vec<Expr> {
                     whole: false,
                     ..(**skip).clone()
                 },
+                Skip { scorer: Scorer::PLAIN, ..(**skip).clone() },
                 Skip { nested: false, capacities: vec![], ..(**skip).clone() },
             ];
             let plainer = plainer.into_iter().filter(|plainer| *plainer != **skip);

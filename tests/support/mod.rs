@@ -50,7 +50,7 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth; most stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 40] = [
+pub const WIRINGS: [&str; 42] = [
     "apart",
     "factors",
     "lanes_embed",
@@ -62,6 +62,7 @@ pub const WIRINGS: [&str; 40] = [
     "attention_residuals_block",
     "attention_sink",
     "biased_experts",
+    "choice_network",
     "cross_layer_kv",
     "define_losses",
     "denseformer",
@@ -84,6 +85,7 @@ pub const WIRINGS: [&str; 40] = [
     "partial_rotation",
     "post_norms",
     "relaxed_recursive",
+    "router_network",
     "rounded_experts",
     "shared_experts",
     "shared_gains",

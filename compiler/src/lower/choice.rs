@@ -20,8 +20,28 @@ impl Lower<'_> {
         let (hidden, rows, one) = (self.hidden(), self.stream_rows(), self.one());
         let owner = Owner::Choice;
         let e = self.passes_chosen(choosing.passes);
-        let w = self.weight(owner, Part::ChoiceTable, &[e, hidden], TensorKind::Router, None);
-        let z = self.b.contract(x, w, &[hidden]);
+        let read = self.cooled(&choosing.scorer, x);
+        let router = TensorKind::Router;
+        let z = match choosing.scorer.network {
+            None => {
+                let w = self.weight(owner, Part::ChoiceTable, &[e, hidden], router, None);
+                self.b.contract(read, w, &[hidden])
+            }
+            Some(size) => {
+                let inner = self.network_size(size);
+                let up = self.weight(owner, Part::NetworkUp, &[inner, hidden], router, None);
+                let down = self.weight(owner, Part::NetworkDown, &[e, inner], router, None);
+                let a = self.b.contract(read, up, &[hidden]);
+                let a = self.gelu_by_error_function(a);
+                self.b.contract(a, down, &[inner])
+            }
+        };
+        if self.form.trains() && choosing.scorer.z_loss != 0.0 {
+            let lse = self.log_sum_exp(z, e);
+            let squares = self.b.unary(Unary::Square, lse);
+            self.mean_of_asked(squares, (None, None), choosing.scorer.z_loss);
+            self.leave_auxiliary();
+        }
         let p = self.b.op(Op::Softmax, &[z]);
         let zero = Some(Init::Constant(0.0));
         let bias = self.weight(owner, Part::ChoiceBias, &[e], TensorKind::Balance, zero);

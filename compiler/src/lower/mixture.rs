@@ -421,7 +421,7 @@ impl Lower<'_> {
 
     /// `x · Φ(x) = max(x, 0) - |x| · p(t) · e^(-x²/2) / 2`, `t = 1 / (1 + 0.3275911 |x| / √2)`, `p`
     /// the polynomial of Abramowitz and Stegun, 7.1.26, whose error function is within 1.5e-7.
-    fn gelu_by_error_function(&mut self, x: Value) -> Value {
+    pub(super) fn gelu_by_error_function(&mut self, x: Value) -> Value {
         let below = self.b.unary(Unary::Neg, x);
         let (above, below) = (self.b.unary(Unary::Relu, x), self.b.unary(Unary::Relu, below));
         let size = self.b.add(above, below);

@@ -49,7 +49,8 @@ use crate::op::{
 use crate::wiring::{Wire, wiring};
 use dreamc_dsl::spec::{
     self, Activation, Beginning, CausalRule, EmbedScale, Exit, Expr, Item, Kind, Mixes, Mixing, QkNorm,
-    Router, RouterForm, Score, Select, Skip, SkipGate, SkipInput, SkipKv, SkipLevel, SkipRule, Statement,
+    Router, RouterForm, Score, Scorer, Select, Skip, SkipGate, SkipInput, SkipKv, SkipLevel, SkipRule,
+    Statement,
 };
 use dreamc_dsl::with_component;
 use indexmap::IndexMap;
@@ -668,16 +669,20 @@ impl<'a> Lower<'a> {
         let y = self.of_staying(x, y);
         self.b.point("out".into(), y);
         self.b.result(Port::new("y", Binding::Stream), y);
-        if let Some(sum) =
-            self.auxiliary.drain(..).collect::<Vec<_>>().into_iter().reduce(|a, c| self.b.add(a, c))
-        {
-            self.b.result(Output::Aux, sum);
-        }
+        self.leave_auxiliary();
         self.keep_pooled();
         for (_, (port, value)) in std::mem::take(&mut self.handed) {
             self.b.result(port, value);
         }
         Ok(())
+    }
+
+    /// Leaves the sum of the losses of routers.
+    fn leave_auxiliary(&mut self) {
+        let sum = self.auxiliary.drain(..).collect::<Vec<_>>().into_iter().reduce(|a, c| self.b.add(a, c));
+        if let Some(sum) = sum {
+            self.b.result(Output::Aux, sum);
+        }
     }
 
     fn leave(&mut self, wire: Wire) -> Result<Value, CompileError> {

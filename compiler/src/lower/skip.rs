@@ -110,6 +110,10 @@ impl Lower<'_> {
                 let update = self.b.mul(f, gate);
                 let update = self.b.op(PutTokens { tokens: rows[1] }, &[update, index]);
                 let update = places.map_or(Ok(update), |places| self.spread(update, places))?;
+                if self.form.trains() && skip.scorer.z_loss != 0.0 {
+                    let squares = self.b.unary(Unary::Square, r);
+                    self.mean_of_asked(squares, (among, asked), skip.scorer.z_loss);
+                }
                 let (weight, z) = match causal {
                     None => return Ok(update),
                     Some(CausalRule::Bce { weight, into_input: true }) => (*weight, r),
@@ -127,17 +131,8 @@ impl Lower<'_> {
                 let member = self.b.op(PutTokens { tokens: rows[1] }, &[ones, index]);
                 let member = self.b.mul(z, member);
                 let soft = self.b.unary(Unary::Softplus, z);
-                let mut each = self.b.sub(soft, member);
-                if let Some(among) = among {
-                    each = self.b.op(Op::Keep, &[each, among]);
-                }
-                let mut mean = self.b.reduce(Reduce::Mean, each, &rows);
-                if let Some(asked) = asked {
-                    let share = self.b.reduce(Reduce::Mean, asked, &rows);
-                    mean = self.b.div(mean, share);
-                }
-                let loss = self.b.scale(mean, weight);
-                self.auxiliary.push(loss);
+                let each = self.b.sub(soft, member);
+                self.mean_of_asked(each, (among, asked), weight);
                 Ok(update)
             }
             SkipRule::Threshold { capacity, penalty, .. } => {
@@ -204,6 +199,27 @@ impl Lower<'_> {
                 Ok(self.b.add(all, own))
             }
         }
+    }
+
+    /// Adds a loss: the mean of `each` over the tokens that could be chosen, times a weight. Those
+    /// are at places `among` and 1 in `asked`, where not all are.
+    pub(super) fn mean_of_asked(
+        &mut self,
+        mut each: Value,
+        (among, asked): (Option<Value>, Option<Value>),
+        weight: f64,
+    ) {
+        let rows = self.b.dims(each);
+        if let Some(among) = among {
+            each = self.b.op(Op::Keep, &[each, among]);
+        }
+        let mut mean = self.b.reduce(Reduce::Mean, each, &rows);
+        if let Some(asked) = asked {
+            let share = self.b.reduce(Reduce::Mean, asked, &rows);
+            mean = self.b.div(mean, share);
+        }
+        let loss = self.b.scale(mean, weight);
+        self.auxiliary.push(loss);
     }
 
     /// Factor on the updates of chosen tokens, from their scores.
@@ -498,6 +514,16 @@ impl Lower<'_> {
     pub(super) fn skip_score(&mut self, owner: Owner, skip: &Skip, x: Value) -> Value {
         let hidden = self.hidden();
         let init = matches!(skip.rule, SkipRule::Threshold { .. }).then_some(Init::Constant(0.0));
+        let x = self.cooled(&skip.scorer, x);
+        if let Some(size) = skip.scorer.network {
+            let (inner, each) = (self.network_size(size), skip.each_pass);
+            let (up, down) = ((TensorKind::Router, None), (TensorKind::Router, init));
+            let up = self.weight_of_pass(owner, Part::NetworkUp, &[inner, hidden], up, each);
+            let a = self.b.contract(x, up, &[hidden]);
+            let a = self.gelu_by_error_function(a);
+            let down = self.weight_of_pass(owner, Part::NetworkDown, &[inner], down, each);
+            return self.one_each(a, down, inner);
+        }
         if skip.input == SkipInput::Hidden {
             let kind = (TensorKind::Router, init);
             let w = self.weight_of_pass(owner, Part::Router, &[hidden], kind, skip.each_pass);
@@ -512,6 +538,20 @@ impl Lower<'_> {
         let norm = self.norm_of(x);
         let scaled = self.b.mul(norm, scale);
         self.b.add(scaled, bias)
+    }
+
+    /// The rows that a router reads: `x / T`.
+    pub(super) fn cooled(&mut self, scorer: &Scorer, x: Value) -> Value {
+        match scorer.temperature {
+            1.0 => x,
+            temperature => self.b.scale(x, 1.0 / temperature),
+        }
+    }
+
+    /// The inner dimension of a network that scores.
+    pub(super) fn network_size(&mut self, size: u64) -> Dim {
+        let inner = self.dim(&format!("network{size}"), size);
+        self.routing(inner)
     }
 
     /// `‖x‖` of every token; its derivative is 0 where `x` is.

@@ -626,6 +626,7 @@ impl Checker {
         let gate = self.word(&group, "gate");
         let (gate_scale, whole) = (self.real(&group, "gate_scale"), self.bool(&group, "whole"));
         let nested = self.bool(&group, "nested");
+        let scorer = self.scorer(&group);
         let recursion = self.recursion(walk, &group, (threshold_rule, capacities.as_deref()));
         let input = self.bool(&group, "norm_only");
         let level = self.word(&group, "level");
@@ -663,6 +664,7 @@ impl Checker {
             whole: whole?,
             capacities: capacities?,
             nested: nested?,
+            scorer: scorer?,
         })
         .filter(|_| recursion)
     }
@@ -727,8 +729,22 @@ impl Checker {
             whole: false,
             capacities,
             nested: false,
+            scorer: self.scorer(group)?,
         };
         (self.found.len() == before).then_some(skip)
+    }
+
+    /// The form of a router's scores.
+    fn scorer(&mut self, group: &Group) -> Option<Scorer> {
+        let temperature = self.real(group, "temperature");
+        let network = self.int_or_none(group, "network");
+        let z_loss = self.real(group, "z_loss");
+        let norm_only = self.has(group, "norm_only") && self.bool(group, "norm_only") == Some(true);
+        if norm_only && network.flatten().is_some() {
+            self.misplaced(group, &["network"], "`norm_only`, whose router reads one number");
+            return None;
+        }
+        Some(Scorer { temperature: temperature?, network: network?, z_loss: z_loss? })
     }
 
     /// Why tokens of a loop cannot choose how many of its passes they make. `items` are those of
@@ -827,6 +843,7 @@ impl Checker {
         if threshold {
             let keys = ["gate", "gate_scale", "whole"];
             self.misplaced(group, &keys, "`threshold`, whose decision is the factor");
+            self.misplaced(group, &["z_loss"], "`threshold`, whose loss is of the share of tokens");
             if nested {
                 let message = "`nested` does not go with `threshold`: its loss is of the share of all tokens";
                 self.error_at("skip", &group.path("nested"), message, "take one of the two away");

@@ -302,7 +302,7 @@ fn balance(s: &Subject, t: &Tensor) -> Option<Balance> {
     // Of the choices of a loop: the one of that number.
     let chosen = model.body.iter().enumerate().find_map(|(i, item)| match item {
         Item::Recur { items, .. } if t.name == format!("loops.{}.choice.bias", loops(&model.body[..i])) => {
-            depth_choice(items)
+            depth_choice(items).map(|(_, rate)| rate)
         }
         Item::Recur { .. } | Item::Layer(_) | Item::Statement(_) | Item::Repeat { .. } => None,
     });

@@ -12,7 +12,7 @@ use dreamc_compiler::lower::Form;
 use dreamc_compiler::oracle::Forward;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
-use dreamc_dsl::spec::{Expr, Item, Skip, SkipGate, SkipInput, SkipRule, Stream};
+use dreamc_dsl::spec::{Expr, Item, Scorer, Skip, SkipGate, SkipInput, SkipRule, Stream};
 
 /// How far what was rewritten may be off in f64.
 const EXACT: f64 = 1e-9;
@@ -192,9 +192,20 @@ fn whole(skip: &Skip) -> Option<Skip> {
         SkipRule::DepthChoice { .. } => return None,
     };
     let (each_pass, gate, nested) = (false, SkipGate::Score, false);
-    let (gate_scale, whole) = (1.0, false);
+    let (gate_scale, whole, scorer) = (1.0, false, Scorer::PLAIN);
     let input = SkipInput::NormOnly;
-    Some(Skip { rule, input, capacities: vec![], each_pass, gate, gate_scale, whole, nested, ..skip.clone() })
+    Some(Skip {
+        rule,
+        input,
+        capacities: vec![],
+        each_pass,
+        gate,
+        gate_scale,
+        whole,
+        nested,
+        scorer,
+        ..skip.clone()
+    })
 }
 
 /// Replaces every `skip`, the inner ones first.

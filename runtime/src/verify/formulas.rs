@@ -182,7 +182,7 @@ enum Step<'a> {
     /// The end of a pass that is not the last; the loss sees its stream.
     Exit,
     /// Before the loop of that number, whose tokens choose how many passes of it they make.
-    Choose(usize),
+    Choose(usize, &'a Scorer),
     /// After it.
     Chosen,
 }
@@ -265,8 +265,8 @@ fn expand<'a>(
                 if looping.exit.gate().is_some() {
                     out.push(NOWHERE);
                 }
-                if depth_choice(items).is_some() {
-                    out.push(Application { step: Step::Choose(number), ..NOWHERE });
+                if let Some((skip, _)) = depth_choice(items) {
+                    out.push(Application { step: Step::Choose(number, &skip.scorer), ..NOWHERE });
                 }
                 for pass in 0..*count {
                     let detached = pass + kept < *count;
@@ -303,6 +303,17 @@ fn past(steps: Steps, depth: usize) -> Vec<usize> {
     };
     // Before any layer the embedding is the past and the present.
     if depth == 0 { vec![0] } else { (0..depth).filter(read).collect() }
+}
+
+/// The rows that a router reads: `x / T`.
+fn cooled(scorer: &Scorer, x: &[f64]) -> Vec<f64> {
+    x.iter().map(|x| x / scorer.temperature).collect()
+}
+
+/// `V gelu(U x)` of rows of `h` numbers, `V` with `out` rows.
+fn network(x: &[f64], up: &[f64], down: &[f64], h: usize, out: usize) -> Vec<f64> {
+    let inner: Vec<f64> = product(x, up, h).into_iter().map(gelu_by_error_function).collect();
+    product(&inner, down, down.len() / out.max(1))
 }
 
 /// How many `recur`s there are, those of every copy.
@@ -498,7 +509,7 @@ impl<'a> Formulas<'a> {
                 | Step::Embed(_)
                 | Step::Enter
                 | Step::Exit
-                | Step::Choose(_)
+                | Step::Choose(..)
                 | Step::Chosen => {}
             }
         }
@@ -523,8 +534,8 @@ impl<'a> Formulas<'a> {
                     streams.push(self.flat(&stream));
                     continue;
                 }
-                Step::Choose(number) => {
-                    self.choose(number, &before);
+                Step::Choose(number, scorer) => {
+                    self.choose(number, scorer, &before);
                     streams.push(before);
                     continue;
                 }
@@ -652,10 +663,21 @@ impl<'a> Formulas<'a> {
 
     /// Lets every token choose how many passes it makes of the loop before which this is the
     /// stream.
-    fn choose(&mut self, number: usize, x: &[f64]) {
+    fn choose(&mut self, number: usize, scorer: &Scorer, x: &[f64]) {
         let name = |part: &str| format!("loops.{number}.choice.{part}");
-        let (w, bias) = (self.w(&name("weight")), self.w(&name("bias")));
-        let z = product(x, w, self.model.hidden as usize);
+        let (bias, h) = (self.w(&name("bias")), self.model.hidden as usize);
+        let read = cooled(scorer, x);
+        let z = match scorer.network {
+            None => product(&read, self.w(&name("weight")), h),
+            Some(_) => {
+                let part = |part: &str| self.w(&name(&format!("network.{part}.weight")));
+                network(&read, part("up"), part("down"), h, bias.len())
+            }
+        };
+        if self.training {
+            let squares = z.chunks(bias.len().max(1)).map(|z| lse(z).powi(2)).sum::<f64>();
+            self.auxiliary += scorer.z_loss * squares / self.tokens() as f64;
+        }
         let rows: Vec<Vec<f64>> = z.chunks(bias.len().max(1)).map(softmax).collect();
         let biased = rows.iter().map(|p| p.iter().zip(bias).map(|(p, b)| p + b).collect::<Vec<f64>>());
         let last = self.stop(biased.map(|z| largest_of(&z, 1)[0] as f64).collect());
@@ -1783,6 +1805,11 @@ impl<'a> Formulas<'a> {
         let (h, tokens) = (self.model.hidden as usize, self.tokens());
         let here: Vec<usize> = (0..tokens).filter(|&i| around.here[i]).collect();
         let score = |this: &Self, x: &[f64]| -> Vec<f64> {
+            let x: &[f64] = &cooled(&skip.scorer, x);
+            if skip.scorer.network.is_some() {
+                let part = |part: &str| this.of_pass(skip, &format!("{prefix}.network.{part}.weight"));
+                return network(x, part("up"), part("down"), h, 1);
+            }
             match skip.input {
                 SkipInput::Hidden => product(x, this.of_pass(skip, &format!("{prefix}.router.weight")), h),
                 SkipInput::NormOnly => {
@@ -1798,7 +1825,11 @@ impl<'a> Formulas<'a> {
             let down = this.of_pass(skip, &format!("{prefix}.predictor.down.weight"));
             product(&inner, down, down.len())
         };
-        let mut r = score(self, x);
+        let mut r = match skip.rule {
+            // The router of its loop scored before the first pass.
+            SkipRule::DepthChoice { .. } => vec![],
+            SkipRule::TopK { .. } | SkipRule::Threshold { .. } => score(self, x),
+        };
         let rows = here.len() as f64;
         let mean = |values: &[f64]| here.iter().map(|&i| values[i]).sum::<f64>() / rows;
         match &skip.rule {
@@ -1858,6 +1889,10 @@ impl<'a> Formulas<'a> {
                         Inside { here: chosen.clone(), part: chosen.clone(), keys: chosen }
                     }
                 };
+                if self.training {
+                    let squares = here.iter().map(|&i| r[i] * r[i]).sum::<f64>();
+                    self.auxiliary += skip.scorer.z_loss * squares / here.len() as f64;
+                }
                 self.members.insert(key, inside.part.clone());
                 let f = behind(self.wrapped(skip, inner, x, around, &inside));
                 let update = self.spread(skip, &times(&f, &gate), around, &inside.part);
@@ -1881,7 +1916,6 @@ impl<'a> Formulas<'a> {
                 }
                 update
             }
-            // It has no scores of its own.
             SkipRule::DepthChoice { .. } => {
                 let last = &self.chosen.last;
                 let part: Vec<bool> = (0..tokens).map(|i| around.part[i] && last[i] >= self.pass).collect();

@@ -182,6 +182,9 @@ fn expr(e: &mut Expr, less: Less) {
         Expr::Component(_) | Expr::Norm => {}
         Expr::Sequential(terms) | Expr::Parallel(terms) => terms.iter_mut().for_each(|t| expr(t, less)),
         Expr::Skip(skip, inner) => {
+            if let Some(network) = &mut skip.scorer.network {
+                less("network", network, 5);
+            }
             match &mut skip.rule {
                 SkipRule::TopK { capacity, causal } => {
                     share(capacity);

@@ -139,7 +139,11 @@ fn unit(spec: &Spec, t: &Tensor) -> Option<f64> {
         // Products over a size that stays.
         _ if matches!(
             t.part,
-            Part::RouterKeys | Part::PredictorDown | Part::Low(_, Factor::B) | Part::Adapter(_, Factor::B)
+            Part::RouterKeys
+                | Part::PredictorDown
+                | Part::NetworkDown
+                | Part::Low(_, Factor::B)
+                | Part::Adapter(_, Factor::B)
         ) =>
         {
             1.0 / i
@@ -276,7 +280,10 @@ fn sums_over_width(t: &Tensor) -> bool {
             !matches!(t.part, Part::Low(_, Factor::B) | Part::Adapter(_, Factor::B))
         }
         TensorKind::Router => {
-            matches!(t.part, Part::Router | Part::RouterQuery | Part::PredictorUp | Part::ChoiceTable)
+            matches!(
+                t.part,
+                Part::Router | Part::RouterQuery | Part::PredictorUp | Part::NetworkUp | Part::ChoiceTable
+            )
         }
         TensorKind::Gain | TensorKind::Steady => {
             t.shape.len() > 1 && t.part == Part::Mix
@@ -304,6 +311,7 @@ fn stays(t: &Tensor) -> bool {
             | Part::SharedWeight
             | Part::Router
             | Part::PredictorUp
+            | Part::NetworkUp
             | Part::LaneAlphaWeight
             | Part::LaneBetaWeight
             | Part::LaneMixWeight

@@ -7,7 +7,7 @@
 use crate::hf::{HfError, composition};
 use dreamc_compiler::architecture::{readers, units};
 use dreamc_dsl::spec::{
-    CausalRule, Expr, Item, Kind, Known, Mixing, Model, Skip, SkipGate, SkipInput, SkipKv, SkipLevel,
+    CausalRule, Expr, Item, Kind, Known, Mixing, Model, Scorer, Skip, SkipGate, SkipInput, SkipKv, SkipLevel,
     SkipRule, Statement, Stream, depth_choice, has_passes,
 };
 use std::collections::BTreeSet;
@@ -89,26 +89,28 @@ pub struct Loop {
     pub skip_passes: bool,
     /// Whether passes choose among the tokens of the pass before.
     pub chooses: bool,
-    /// Whether each token chooses how many passes it makes.
-    pub choice: bool,
+    /// How each token scores the numbers of passes among which it chooses.
+    pub choice: Option<Scorer>,
 }
 
 impl Loop {
     /// Whether passes have weights of their own.
     pub fn has_passes(&self) -> bool {
-        self.embed || self.lora || self.skip_passes || self.choice
+        self.embed || self.lora || self.skip_passes || self.choice.is_some()
     }
 
     /// The entry that makes it.
     pub fn made(&self) -> String {
         let mut text = format!("{:?}: Loop(config, passes={}", self.number.to_string(), self.passes);
+        let choice = self.choice.is_some();
         for (name, on) in
-            [("embed", self.embed), ("exit", self.gate), ("kv_first", self.kv_first), ("choice", self.choice)]
+            [("embed", self.embed), ("exit", self.gate), ("kv_first", self.kv_first), ("choice", choice)]
         {
             if on {
                 let _ = write!(text, ", {name}=True");
             }
         }
+        text += &scores(&self.choice.unwrap_or(Scorer::PLAIN));
         text + ")"
     }
 }
@@ -318,6 +320,18 @@ pub fn least(skip: &Skip) -> f64 {
     skip.capacities.iter().copied().fold(skip.rule.capacity(), f64::min)
 }
 
+/// The arguments of a router's scores, where they are no plain product.
+fn scores(scorer: &Scorer) -> String {
+    let mut text = String::new();
+    if scorer.temperature != 1.0 {
+        let _ = write!(text, ", temperature={:?}", scorer.temperature);
+    }
+    if let Some(size) = scorer.network {
+        let _ = write!(text, ", network={size}");
+    }
+    text
+}
+
 fn arguments(skip: &Skip) -> String {
     let own = rule(&skip.rule, least(skip));
     let mut text = format!("{own:?}");
@@ -345,6 +359,9 @@ fn arguments(skip: &Skip) -> String {
     }
     if !skip.capacities.is_empty() {
         let _ = write!(text, ", shares={:?}", skip.capacities);
+    }
+    if !skip.rule.chosen() {
+        text += &scores(&skip.scorer);
     }
     if skip.gate_scale != 1.0 {
         let _ = write!(text, ", gate_scale={:?}", skip.gate_scale);
@@ -418,10 +435,10 @@ impl<'a> Walk<'a> {
                         kv_first: looping.kv_first,
                         skip_passes: has_passes(items),
                         chooses: nested(items),
-                        choice: depth_choice(items).is_some(),
+                        choice: depth_choice(items).map(|(skip, _)| skip.scorer),
                     };
                     let (leaves, kv_first) = (own.leaves, own.kv_first);
-                    let ends = leaves || kv_first || own.choice;
+                    let ends = leaves || kv_first || own.choice.is_some();
                     self.count += 1;
                     let inside = Around {
                         recurrent: Some(*residual_norm),

@@ -31,7 +31,7 @@ use std::path::Path;
 use template::{Parts, expand};
 
 /// The parts of the code, in order, each with the part of a model that needs it.
-const PARTS: [(&str, &str); 27] = [
+const PARTS: [(&str, &str); 28] = [
     ("", include_str!("parts/head.py")),
     ("", include_str!("parts/norm.py")),
     ("matrix", include_str!("parts/matrix.py")),
@@ -53,6 +53,7 @@ const PARTS: [(&str, &str); 27] = [
     ("score", include_str!("parts/score.py")),
     ("norm_only", include_str!("parts/norm_score.py")),
     ("predictor", include_str!("parts/predictor.py")),
+    ("skip_network", include_str!("parts/scorer.py")),
     ("skip", include_str!("parts/skip.py")),
     ("stated", include_str!("parts/statement.py")),
     ("loops", include_str!("parts/loop.py")),
@@ -213,7 +214,7 @@ impl<'a> Code<'a> {
             code.add("exit_gate", looping.gate);
             code.add("leaving", looping.leaves);
             code.add("kv_first", looping.kv_first);
-            code.add("out", looping.leaves || looping.kv_first || looping.choice);
+            code.add("out", looping.leaves || looping.kv_first || looping.choice.is_some());
             let turns = looping.has_passes() || looping.chooses || looping.leaves || looping.kv_first;
             code.add("turns", turns);
         }
@@ -239,7 +240,7 @@ impl<'a> Code<'a> {
             network || has("lowrank") || has("shared") || has("predictor") || has("norm_only") || has("gate");
         let statement = has("linear_statement") || has("mix_linear") || has("history");
         let matrix = matrix || statement || has("pass_embed") || has("latent");
-        let matrix = matrix || has("lane_embed");
+        let matrix = matrix || has("skip_network") || has("choice_network") || has("lane_embed");
         let handed = has("value_residual") || has("depth_keys") || has("kv_from");
         let fields = has("depth")
             || has("save")
@@ -449,8 +450,25 @@ impl<'a> Code<'a> {
     }
 
     fn skip(&mut self, skip: &Skip) {
-        let Skip { rule, input, level, kv: _, merge, each_pass, gate, gate_scale, whole, capacities, nested } =
-            skip;
+        let Skip {
+            rule,
+            input,
+            level,
+            kv: _,
+            merge,
+            each_pass,
+            gate,
+            gate_scale,
+            whole,
+            capacities,
+            nested,
+            scorer: Scorer { temperature, network, z_loss: _ },
+        } = skip;
+        let chosen = rule.chosen();
+        self.add("skip_temperature", !chosen && *temperature != 1.0);
+        self.add("skip_network", !chosen && network.is_some());
+        self.add("choice_temperature", chosen && *temperature != 1.0);
+        self.add("choice_network", chosen && network.is_some());
         self.add("pass_router", *each_pass);
         self.add("sigmoid_gate", *gate == SkipGate::Sigmoid);
         self.add("tanh_gate", *gate == SkipGate::Tanh);

@@ -1,13 +1,33 @@
+class Scores(nn.Module):  #? choice_network
+    """A small network that scores how many passes of a loop a token makes."""  #? choice_network
+#? choice_network
+    def __init__(self, size, passes, hidden):  #? choice_network
+        super().__init__()  #? choice_network
+        self.up, self.down = Matrix(size, hidden), Matrix(passes, size)  #? choice_network
+#? choice_network
+    def forward(self, x):  #? choice_network
+        return F.linear(F.gelu(F.linear(x, self.up.weight)), self.down.weight)  #? choice_network
+#? choice_network
+#? choice_network
 class Choice(nn.Module):  #? depth_choice
     """How many passes of a loop a token makes."""  #? depth_choice
 #? depth_choice
-    def __init__(self, passes, hidden):  #? depth_choice
+    def __init__(self, passes, hidden, temperature=1.0, network=0):  #? depth_choice
         super().__init__()  #? depth_choice
-        self.weight, self.bias = nn.Parameter(torch.zeros(passes, hidden)), nn.Parameter(torch.zeros(passes))  #? depth_choice
+        self.temperature = temperature  #? choice_temperature
+        self.bias = nn.Parameter(torch.zeros(passes))  #? depth_choice
+        if network:  #? choice_network
+            self.network = Scores(network, passes, hidden)  #? choice_network
+        else:  #? choice_network
+            self.weight = nn.Parameter(torch.zeros(passes, hidden))  #? choice_network
+        self.weight = nn.Parameter(torch.zeros(passes, hidden))  #? depth_choice&!choice_network
 #? depth_choice
     def forward(self, x):  #? depth_choice
         """Each token's last pass, and the share of that choice."""  #? depth_choice
-        share = (x @ self.weight.T).softmax(-1)  #? depth_choice
+        x = x / self.temperature  #? choice_temperature
+        z = self.network(x) if hasattr(self, "network") else x @ self.weight.T  #? choice_network
+        z = x @ self.weight.T  #? depth_choice&!choice_network
+        share = z.softmax(-1)  #? depth_choice
         last = (share + self.bias).argmax(-1)  #? depth_choice
         return last, share.gather(-1, last[..., None])  #? depth_choice
 #? depth_choice
@@ -36,11 +56,16 @@ class Loop(nn.Module):
         self, config, passes, embed=False, exit=False,
         kv_first=False,  #? kv_first
         choice=False,  #? depth_choice
+        temperature=1.0,  #? choice_temperature
+        network=0,  #? choice_network
     ):
         super().__init__()
         self.passes = passes  #? passes
         self.kv_first = kv_first  # passes use the keys and values of the first  #? kv_first
-        self.choice = Choice(passes, config.hidden_size) if choice else None  #? depth_choice
+        scores = {}  #? depth_choice
+        scores["temperature"] = temperature  #? choice_temperature
+        scores["network"] = network  #? choice_network
+        self.choice = Choice(passes, config.hidden_size, **scores) if choice else None  #? depth_choice
         self.embed = Matrix(passes, config.hidden_size) if embed else None  #? pass_embed
         self.exit, self.share = Gate(config.hidden_size) if exit else None, config.exit  #? leaving
         # The share of a token's loss that each pass has in training; nothing else reads it.  #? exit_gate&!leaving

@@ -10,6 +10,8 @@ class Skip(nn.Module):
         tanh=False,  #? tanh_gate
         gate_scale=1.0,  #? gate_scale
         of_stream=False,  #? whole_gate
+        temperature=1.0,  #? skip_temperature
+        network=0,  #? skip_network
     ):
         super().__init__()
         h = config.hidden_size
@@ -24,8 +26,15 @@ class Skip(nn.Module):
         self.of_stream = of_stream  # the factor is on the stream after the part  #? whole_gate
         if rule == "depth_choice":  # the loop has chosen  #? depth_choice&score
             return  #? depth_choice&score
-        self.router = NormScore(**each) if norm_only else Score(h, **each)  #? norm_only
-        self.router = Score(h, **each)  #? score&!norm_only
+        self.temperature = temperature  #? skip_temperature
+        if network:  #? skip_network
+            self.network = Network(network, h, **each)  #? skip_network
+        elif norm_only:  #? skip_network&norm_only
+            self.router = NormScore(**each)  #? skip_network&norm_only
+        else:  #? skip_network
+            self.router = Score(h, **each)  #? skip_network
+        self.router = NormScore(**each) if norm_only else Score(h, **each)  #? norm_only&!skip_network
+        self.router = Score(h, **each)  #? score&!norm_only&!skip_network
         if predictor:  #? predictor
             self.predictor = Predictor(predictor, h, **each)  #? predictor
 
@@ -34,7 +43,10 @@ class Skip(nn.Module):
         if self.rule == "depth_choice":  #? depth_choice
             part = at.part & (at.last_turn >= at.turn)  #? depth_choice
             return part, part.to(x.dtype)  #? depth_choice
-        r = self.router(x, at)  #? score
+        read = x  #? score
+        read = x / self.temperature  #? skip_temperature
+        r = self.network(read, at) if hasattr(self, "network") else self.router(read, at)  #? skip_network
+        r = self.router(read, at)  #? score&!skip_network
         if self.rule == "threshold":  #? threshold
             if self.whole:  #? threshold&whole
                 r = (r * at.here).sum(-1, keepdim=True) / at.here.sum(-1, keepdim=True)  #? threshold&whole
