@@ -11,8 +11,8 @@ use crate::compiled::Init;
 use crate::program::Affine;
 use dreamc_dsl::define::graph::Function;
 use dreamc_dsl::spec::{
-    Component, Exit, Expr, Item, Looping, Model, Scorer, Skip, SkipKv, SkipLevel, SkipRule, Statement,
-    Stream, depth_choice, has_passes, normalised,
+    Component, Exit, Expr, Item, Looping, Model, PassKeys, Scorer, Skip, SkipKv, SkipLevel, SkipRule,
+    Statement, Stream, depth_choice, has_passes, normalised,
 };
 use indexmap::IndexMap;
 use std::collections::HashMap;
@@ -147,6 +147,10 @@ pub enum Keys {
     Makes,
     /// It reads those of the first pass.
     Reads,
+    /// It has its own, and leaves them to later passes: the first of a loop with `kv replaced`.
+    Leaves,
+    /// It has its own, and those of the first pass for tokens that skip it.
+    Replaces,
 }
 
 /// A distinct body of a layer or a statement.
@@ -161,6 +165,8 @@ pub struct Body {
     pub leader: usize,
     /// Whether its passes share keys and values of sequence attention.
     pub keys: Keys,
+    /// Of a body that replaces keys of the first pass: rows that a pass writes of each cache.
+    pub each_pass: Vec<u64>,
     /// Applications of each set of weights, where the layer is inside a `recur`: the size of
     /// projection mixtures.
     pub recurrent: Option<u64>,
@@ -353,8 +359,8 @@ struct Counters {
     detached: bool,
     /// How passes that are being walked share keys of sequence attention.
     keys: Keys,
-    /// Choices of nested `skip`s in a pass of the loop that is being walked, after its first.
-    choices: u64,
+    /// Rows that a pass of the loop that is being walked writes of each cache, after its first.
+    each_pass: Vec<u64>,
 }
 
 /// The `recur`s that an item is in.
@@ -453,7 +459,7 @@ impl Architecture {
                 pass: 0,
                 detached: false,
                 keys: Keys::Own,
-                choices: 0,
+                each_pass: vec![],
             },
             pools: &pools,
             saved: &saved,
@@ -1145,10 +1151,12 @@ impl Walk<'_> {
             let choosing = Choosing { number: own.number, passes: own.count, balance, scorer: skip.scorer };
             blocks.push(Block::Apply(self.apply(Work::Choose(choosing), None)));
         }
-        let keys = |pass| match (looping.kv_first, pass) {
-            (false, _) => Keys::Own,
-            (true, 0) => Keys::Makes,
-            (true, _) => Keys::Reads,
+        let keys = |pass| match (looping.kv, pass) {
+            (PassKeys::Own, _) => Keys::Own,
+            (PassKeys::First, 0) => Keys::Makes,
+            (PassKeys::First, _) => Keys::Reads,
+            (PassKeys::Replaced, 0) => Keys::Leaves,
+            (PassKeys::Replaced, _) => Keys::Replaces,
         };
         // Models of every depth have the same bodies: those of a second pass, and of all that have
         // capacities of their own.
@@ -1166,8 +1174,8 @@ impl Walk<'_> {
         for pass in tried {
             (self.now.keys, self.now.pass) = (keys(pass), pass);
             let found = self.tried(all)?;
-            if let (Some(members), 0) = (self.caches.row(Owner::Members), pass) {
-                self.now.choices = found.rows[members] - first.rows[members];
+            if pass == 0 {
+                self.now.each_pass = found.rows.iter().zip(&first.rows).map(|(a, b)| a - b).collect();
             }
         }
         (self.now.keys, self.now.pass) = (keys(0), 0);
@@ -1201,7 +1209,7 @@ impl Walk<'_> {
             }
         }
         (self.now.pass, self.now.detached, self.now.keys) = (before.pass, before.detached, Keys::Own);
-        self.now.choices = 0;
+        self.now.each_pass.clear();
         if depth_choice(all.items).is_some() {
             blocks.push(Block::Apply(self.apply(Work::Chosen, None)));
         }
@@ -1287,7 +1295,7 @@ impl Walk<'_> {
             kept: (0..bodies).map(|i| self.now.kept[i] - start(&before.kept, i)).collect(),
             detached: false,
             keys: Keys::Own,
-            choices: 0,
+            each_pass: vec![],
             sets: (0..bodies)
                 .map(|i| match iterations {
                     // Sets are those of the body whose weights it reads.
@@ -1388,7 +1396,9 @@ impl Walk<'_> {
             }
             work => (work, false),
         };
-        let among = chooses.then_some(self.now.choices);
+        let each = |row: Option<usize>| row.and_then(|row| self.now.each_pass.get(row)).copied().unwrap_or(0);
+        let among = chooses.then(|| each(self.caches.row(Owner::Members)));
+        let each_pass = if keys == Keys::Replaces { self.now.each_pass.clone() } else { vec![] };
         let chosen = match &work {
             Work::Layer(Expr::Skip(skip, _)) if skip.rule.chosen() => {
                 around.and_then(|a| a.passes).map(|passes| [self.now.pass, passes.count])
@@ -1398,7 +1408,7 @@ impl Walk<'_> {
         let next = self.bodies.len();
         let body = *self
             .known
-            .entry(format!("{keys:?} {among:?} {chosen:?} {work:?} {shared}"))
+            .entry(format!("{keys:?} {each_pass:?} {among:?} {chosen:?} {work:?} {shared}"))
             .or_insert_with(|| {
                 let alike = |b: &&Body| std::mem::discriminant(&b.work) == std::mem::discriminant(&work);
                 let number = self.bodies.iter().filter(alike).count();
@@ -1418,6 +1428,7 @@ impl Walk<'_> {
                     work: work.clone(),
                     leader: *self.leaders.entry(shared).or_insert(next),
                     keys,
+                    each_pass,
                     recurrent: around.map(|a| a.times),
                     passes: around.and_then(|a| a.passes),
                     leaves: around.is_some_and(|a| a.leaves),

@@ -599,6 +599,10 @@ impl<'a> Assembly<'a> {
                 row(cache).map(|row| Affine { base: row.base + u64::from(by), ..row })
             }
             Index::First => Ok(Affine::default()),
+            Index::FirstPass { cache, by } => {
+                let pass = site.apply.map(|apply| apply.pass.times(by.into())).ok_or_else(unknown)?;
+                row(cache)?.minus(&pass).ok_or_else(unknown)
+            }
             Index::Run { cache, offset, block } => Ok(run_of(&row(cache)?, offset, block)),
             Index::Continues { cache, offset, block } => Ok(continues(&row(cache)?, offset, block)),
             Index::Given => Err(unknown()),

@@ -158,6 +158,13 @@ pub enum Index {
     },
     /// The first row.
     First,
+    /// The row of the first pass of the loop around, at this place of the pass.
+    FirstPass {
+        /// The cache.
+        cache: u32,
+        /// Rows that a pass writes.
+        by: u32,
+    },
     /// Runs of outputs that are complete, the embedding among them, before output `offset` of this
     /// application.
     Run {
@@ -316,6 +323,7 @@ impl Binding {
             Binding::Index(Index::Next { cache, by: 1 }) => format!("index next {cache}"),
             Binding::Index(Index::Next { cache, by }) => format!("index next {cache} by {by}"),
             Binding::Index(Index::First) => "index first".into(),
+            Binding::Index(Index::FirstPass { cache, by }) => format!("index first_pass {cache} {by}"),
             Binding::Index(Index::Run { cache, offset, block }) => {
                 format!("index run {cache} {offset} {block}")
             }

@@ -653,6 +653,10 @@ impl Oracle {
                 Binding::Index(Index::Latest(cache)) => row(cache).at(variables).saturating_sub(1),
                 Binding::Index(Index::Next { cache, by }) => row(cache).at(variables) + u64::from(by),
                 Binding::Index(Index::First) => 0,
+                Binding::Index(Index::FirstPass { cache, by }) => {
+                    let pass = apply.map_or(0, |a| a.pass.at(variables));
+                    row(cache).at(variables).saturating_sub(pass * u64::from(by))
+                }
                 Binding::Index(Index::Run { cache, offset, block }) => {
                     run_of(&row(cache), offset, block).at(variables)
                 }

@@ -129,6 +129,18 @@ impl Affine {
         self
     }
 
+    /// What is left of it without `other`, of which it has at least as much.
+    pub fn minus(&self, other: &Affine) -> Option<Self> {
+        let of = |variable: u32| other.terms.iter().filter(|(v, _)| *v == variable).map(|(_, s)| s).sum();
+        let terms = self.terms.iter().map(|&(v, step)| Some((v, step.checked_sub(of(v))?)));
+        let terms: Option<Vec<(u32, u64)>> = terms.collect();
+        let known =
+            |&(variable, step): &(u32, u64)| step == 0 || self.terms.iter().any(|(v, _)| *v == variable);
+        let all = other.terms.iter().all(known);
+        let base = self.base.checked_sub(other.base).filter(|_| all)?;
+        Some(Affine { base, terms: terms?.into_iter().filter(|(_, step)| *step > 0).collect() })
+    }
+
     /// The value for these loop variables.
     pub fn at(&self, variables: &[u64]) -> u64 {
         self.base + self.terms.iter().map(|&(v, s)| variables[v as usize] * s).sum::<u64>()

@@ -105,6 +105,7 @@ fn every_state_along_depth_ends_before_detached_passes() {
         model("", "", "(sa | da) > mlp"),
         model("", "", "vr > mlp"),
         model("", "kv first", "sa > mlp"),
+        model("", "kv replaced", "skip(capacity [1, 0.5, 0.5, 0.5], nested, causal bce 0.1) { sa > mlp }"),
         model("", "", "skip(threshold, capacity 0.5, penalty 0.1, pooled) { sa > mlp }"),
         model("", "", "skip(depth_choice) { sa > mlp }"),
         model("stream attend", "", "sa > mlp"),

@@ -926,9 +926,14 @@ pub static RECUR: Section = Section {
             Type::Word(&[
                 ("own", "those of the pass"),
                 ("first", "those of the first pass, which are made and stored once"),
+                (
+                    "replaced",
+                    "those of the pass, and of the first where a token skips it (Mixture-of-Recursions)",
+                ),
             ]),
             Value("own"),
-            "Keys and values that sequence attentions inside use. `first` is of a `recur` that is an item of the body, and of attentions without a mixture of projections.",
+            "Keys and values that sequence attentions inside use. `first` and `replaced` are of a `recur` that is an item of the body, in whose first pass \
+             all tokens take part; `first` is of attentions without a mixture of projections.",
         ),
         key("layers", Type::Layers, Required, "Layers that are applied."),
     ],

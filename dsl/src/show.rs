@@ -434,8 +434,8 @@ fn item(item: &spec::Item) -> ValueKind {
             Exit::Gate(entropy) => fields.put("exit", gate("gate", entropy)),
             Exit::Expected(entropy) => fields.put("exit", gate("expected", entropy)),
         }
-        if looping.kv_first {
-            fields.put("kv", word("first"));
+        if !looping.kv.is_own() {
+            fields.put("kv", name(looping.kv));
         }
     }
     fields.put("layers", broken_list(items.iter().map(self::item)));

@@ -615,9 +615,30 @@ pub struct Looping {
     /// The passes whose streams the loss sees.
     #[serde(skip_serializing_if = "Exit::is_last")]
     pub exit: Exit,
-    /// Whether sequence attentions inside use the keys and values of pass 0 at every pass.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub kv_first: bool,
+    /// The keys and values that sequence attentions inside use.
+    #[serde(skip_serializing_if = "PassKeys::is_own")]
+    pub kv: PassKeys,
+}
+
+/// The keys and values that sequence attentions use in the passes of a loop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PassKeys {
+    /// Those of the pass.
+    #[default]
+    Own,
+    /// Those of pass 0 (Mixture-of-Recursions, 2507.10524, section 2.2.2: recursive sharing).
+    First,
+    /// Those of the pass where a token takes part in it, those of pass 0 where it skips it
+    /// (Mixture-of-Recursions' code: caches that are updated).
+    Replaced,
+}
+
+impl PassKeys {
+    /// Whether they are those of the pass, as of any loop.
+    pub fn is_own(&self) -> bool {
+        *self == PassKeys::Own
+    }
 }
 
 /// The passes of a loop whose streams the loss of training sees. Evaluation sees the stream that

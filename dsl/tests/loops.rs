@@ -1,6 +1,8 @@
 //! How the passes of a `recur` are run: both spellings, and every mistake at its token.
 
-use dreamc_dsl::spec::{DepthLaw, Depths, Exit, Item, Looping, Scorer, SkipGate, SkipRule, depth_choice};
+use dreamc_dsl::spec::{
+    DepthLaw, Depths, Exit, Item, Looping, PassKeys, Scorer, SkipGate, SkipRule, depth_choice,
+};
 use dreamc_dsl::{Diagnostics, Spec, Spelling, check, format, parse};
 
 fn read(text: &str, spelling: Spelling) -> Result<Spec, Diagnostics> {
@@ -60,9 +62,14 @@ fn both_spellings_say_the_same() {
             Looping { exit: Exit::Expected(0.1), embed: true, ..Looping::default() },
         ),
         (
+            "recur 3 kv replaced { skip(capacity [1, 0.5, 0.5], causal bce 0.1) { s > a } }",
+            "{recur: 3, kv: replaced, layers: [\"skip(capacity [1, 0.5, 0.5], causal bce 0.1) { s > a }\"]}",
+            Looping { kv: PassKeys::Replaced, ..Looping::default() },
+        ),
+        (
             "recur 3 kv first lora 2 { s > a }",
             "{recur: 3, kv: first, lora: 2, layers: [s > a]}",
-            Looping { kv_first: true, lora: Some(2), ..Looping::default() },
+            Looping { kv: PassKeys::First, lora: Some(2), ..Looping::default() },
         ),
         ("recur 3 kv own { s }", "{recur: 3, kv: own, layers: [s]}", Looping::default()),
         ("recur 3 exit last { a }", "{recur: 3, exit: last, layers: [a]}", Looping::default()),
@@ -97,10 +104,22 @@ fn every_mistake_is_reported_at_its_token() {
         ("recur 2 exit expected { a }", "expected", "`expected` is not a value of `exit`"),
         ("recur 3 backprop 1 exit expected 0.1 { a }", "expected 0.1", "would reach the head and no layer"),
         ("recur 2 { recur 2 kv first { s } }", "first", "inside another loop"),
+        ("recur 2 { recur 2 kv replaced { s } }", "replaced", "inside another loop"),
         ("recur 2 kv first { a }", "first", "no attention inside makes keys"),
         ("recur 2 kv first { t }", "first", "`t` mixes projections"),
         ("recur 2 kv first { skip(capacity 0.5, causal bce 0.1) { s } }", "first", "have no keys there"),
         ("recur 2 kv last { s }", "last", "`kv`"),
+        ("recur 2 kv replaced { s }", "replaced", "none is left to replace"),
+        (
+            "recur 2 kv replaced { skip(capacity 0.5, causal bce 0.1) { s } }",
+            "replaced",
+            "no keys there for later",
+        ),
+        (
+            "recur 2 exit gate 0.1 kv replaced { skip(capacity [1, 0.5], causal bce 0.1) { s } }",
+            "replaced",
+            "have the keys of their last pass",
+        ),
         ("layer { skip(capacity 0.5, causal bce 0.1, nested) { a } }", "nested", "this layer stands in none"),
         ("recur 2 { recur 2 { skip(capacity 1, router pass) { a } } }", "pass", "more than one loop"),
         ("repeat 2 { recur 2 { skip(capacity 1, router pass) { a } } }", "pass", "more than one loop"),

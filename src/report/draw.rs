@@ -11,8 +11,8 @@ use super::page::Figure;
 use super::plot::{escape, open, text_width};
 use dreamc_dsl::Diagnostic;
 use dreamc_dsl::spec::{
-    Component, Exit, Expr, Item, LaneKind, Looping, Mixes, Mixing, Model, Skip, SkipLevel, Statement, Steps,
-    Stream, normalised,
+    Component, Exit, Expr, Item, LaneKind, Looping, Mixes, Mixing, Model, PassKeys, Skip, SkipLevel,
+    Statement, Steps, Stream, normalised,
 };
 use std::fmt::Write;
 
@@ -282,8 +282,10 @@ fn about_loop(count: u64, looping: &Looping) -> String {
     if looping.embed {
         about += ", a vector a pass";
     }
-    if looping.kv_first {
-        about += ", keys of the first pass";
+    match looping.kv {
+        PassKeys::Own => {}
+        PassKeys::First => about += ", keys of the first pass",
+        PassKeys::Replaced => about += ", keys of the first pass for tokens that skip",
     }
     match looping.exit {
         Exit::Last => {}

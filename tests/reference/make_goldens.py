@@ -292,6 +292,12 @@ CASES |= {
     "mixture_of_recursions_token": zoo("mixture-of-recursions-token", [LOOPED, MLP], [
         '"sa > mlp"', '{recur: 3, residual_norm: false, layers: ["skip(depth_choice) { sa > mlp }"]}', '"sa > mlp"',
     ]),
+    "keys_replaced": zoo("keys-replaced", [sequence(", projection: none, bias: qkv, sink: true"), MLP], [
+        '"sa > mlp"',
+        '{recur: 3, residual_norm: false, kv: replaced, layers: ["skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], nested, causal bce 0.2) '
+        '{ sa > mlp }"]}',
+        '"sa > mlp"',
+    ]),
     "router_network": zoo("router-network", [LOOPED, MLP], [
         '"sa > mlp"',
         '{recur: 3, residual_norm: false, layers: ["skip(router pass, gate sigmoid, capacity [1, 2/3, 1/3], nested, temperature 0.5, '

@@ -220,9 +220,9 @@ class Loop:
         settings = fill(RECUR_DEFAULTS, given, "recur")
         self.number, self.passes = number, settings["recur"]
         # A drawn depth is a function of a generator that nobody shares: the reference knows the written count alone.
-        assert settings["depth"] == "fixed" and settings["kv"] in (None, "first")
+        assert settings["depth"] == "fixed" and settings["kv"] in (None, "first", "replaced")
         self.residual_norm, self.lora, self.embed = settings["residual_norm"], settings["lora"], settings["embed"]
-        self.kv_first = settings["kv"] == "first"
+        self.kv = settings["kv"]
         self.backprop = settings["backprop"] or self.passes
         leave = settings["exit"]
         [(self.exit, self.entropy)] = leave.items() if isinstance(leave, dict) else [(leave, 0.0)]
@@ -1341,8 +1341,15 @@ class Forward:
                 v_0 = self.first_values.setdefault(name, v)
                 share = self.w[f"{prefix}.value_residual"]
                 v = share * v + (1 - share) * v_0
-            if c["kind"] == "sequence" and layer.loops and layer.loops[-1].kv_first:
-                k, v, writers = self.first_keys.setdefault(prefix, (k, v, taking))
+            if c["kind"] == "sequence" and layer.loops and layer.loops[-1].kv:
+                first = self.first_keys.setdefault(prefix, (k, v, taking))
+                if layer.loops[-1].kv == "first":
+                    k, v, writers = first
+                else:
+                    # A token that skips this pass has the keys and values of pass 0, which all tokens make.
+                    own = (taking | self.all_keys)[..., None, None]
+                    k, v = jnp.where(own, k, first[0]), jnp.where(own, v, first[1])
+                    writers = first[2]
             self.latest[name] = (k, v)
 
         if c["kind"] == "sequence":

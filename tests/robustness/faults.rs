@@ -354,6 +354,20 @@ fn bypass_first(f: &mut Function, pick: impl Fn(&Function, usize) -> Option<usiz
     found.is_some_and(|(i, operand)| bypass(f, i, operand))
 }
 
+/// Where keys of the first pass are added to those of this one, and where they are left for the
+/// tokens that skip it.
+fn replacing(f: &Function) -> Option<[usize; 2]> {
+    let first = |p: &&Port| matches!(p.binding, Binding::Index(Index::FirstPass { .. }));
+    let name = f.params.iter().find(first)?.name.clone();
+    let taken = (0..f.nodes.len())
+        .find(|&i| matches!(f.nodes[i].op, Op::CacheTake) && is_param(f, f.nodes[i].inputs[1], &name))?;
+    let of = |v: Value, is: fn(&Op) -> bool| {
+        (0..f.nodes.len()).find(|&i| is(&f.nodes[i].op) && f.nodes[i].inputs.contains(&v))
+    };
+    let kept = of(f.nodes[taken].first, |op| matches!(op, Op::Binary(Binary::Mul)))?;
+    Some([of(f.nodes[kept].first, |op| matches!(op, Op::Binary(Binary::Add)))?, kept])
+}
+
 /// Of the first norm of an adapter's rows: where its gradient stops, the sum of its squares, and in
 /// this the sum of those with what the adapter adds.
 fn norms(f: &Function) -> Option<[usize; 3]> {
@@ -758,6 +772,18 @@ const NETWORKS: &str = "
     - recur: 3
       residual_norm: false
       layers: [\"skip(capacity [1, 0.7, 0.4], causal bce 0.3, router pass, gate sigmoid, nested, temperature 0.5, network 5, z_loss 0.2) { sa > mlp }\"]
+    - mlp";
+
+/// Passes that use the keys of the first for tokens that skip them.
+const REPLACED: &str = "
+    sa: {sequence: {heads: 2, head_size: 4, projection: none}}
+    mlp: {mlp: {intermediate: 7}}
+  body:
+    - sa
+    - recur: 3
+      residual_norm: false
+      kv: replaced
+      layers: [\"skip(capacity [1, 0.7, 0.4], causal bce 0.3, nested) { sa > mlp }\"]
     - mlp";
 
 /// A choice of passes by a network, with a temperature and a loss of its scores.
@@ -2140,6 +2166,12 @@ fn faults() -> Vec<Fault> {
             let of_scores = squares.into_iter().rfind(|&i| f.ty(f.nodes[i].first).dims.len() == 2);
             of_scores.is_some_and(|square| bypass(f, square, 0))
         }),
+        lower("tokens that skip a pass have no keys there", REPLACED, |_, f| {
+            replacing(f).is_some_and(|[sum, _]| bypass(f, sum, 0))
+        }),
+        lower("a key that the first pass's is added to", REPLACED, |_, f| {
+            replacing(f).is_some_and(|[_, kept]| bypass(f, kept, 0))
+        }),
         lower("a choice of passes without its temperature", CHOOSER, |_, f| {
             let up = reader(f, "network.up.weight").and_then(|up| defines(f, f.nodes[up].inputs[0]));
             up.is_some_and(|cooled| bypass(f, cooled, 0))
@@ -2956,6 +2988,7 @@ fn main() -> ExitCode {
         sound("recursions", RECURSIONS),
         sound("networks", NETWORKS),
         sound("chooser", CHOOSER),
+        sound("replaced", REPLACED),
         sound("whole", WHOLE),
         sound("expected", EXPECTED),
         sound("adapters", ADAPTERS),

@@ -50,10 +50,11 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth; most stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 42] = [
+pub const WIRINGS: [&str; 43] = [
     "apart",
     "factors",
     "lanes_embed",
+    "keys_replaced",
     "latent",
     "lora",
     "layered",

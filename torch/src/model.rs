@@ -347,6 +347,11 @@ impl Writer<'_> {
             Index::Latest(cache) => Expr::infix("-", affine(&row(cache)), integer(1)),
             Index::Next { cache, by } => affine(&row(cache).plus(&Affine::constant(by.into()))),
             Index::First => integer(0),
+            Index::FirstPass { cache, by } => {
+                let pass = apply.map_or_else(Affine::default, |a| a.pass.times(by.into()));
+                let first = row(cache).minus(&pass);
+                affine(&first.ok_or(TorchError::Unsupported("a row before the first pass"))?)
+            }
             Index::Run { cache, offset, block } => affine(&run_of(&row(cache), offset, block)),
             Index::Continues { cache, offset, block } => affine(&continues(&row(cache), offset, block)),
         })

@@ -901,7 +901,7 @@ impl<'a> Form<'a> {
                     | Part::Sources
                     | Part::Kept(_)
                     | Part::Behind(_) => true,
-                    Part::HandedKeys | Part::HandedValues => training,
+                    Part::HandedKeys | Part::HandedValues => training || body.keys == Keys::Leaves,
                     _ => false,
                 };
                 if counted && port.binding == Binding::State(Lifetime::Depth) {

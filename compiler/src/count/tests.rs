@@ -38,6 +38,10 @@ fn executed(module: &Module, f: &Function, at: Option<(&Architecture, &Apply, &[
                 Index::Latest(cache) => apply.rows[cache as usize].at(variables) as i32 - 1,
                 Index::Next { cache, by } => apply.rows[cache as usize].at(variables) as i32 + by as i32,
                 Index::First => 0,
+                Index::FirstPass { cache, by } => {
+                    let pass = apply.pass.at(variables) as i32;
+                    apply.rows[cache as usize].at(variables) as i32 - pass * by as i32
+                }
                 Index::Depth => apply.depth.at(variables) as i32,
                 Index::Pass => apply.pass.at(variables) as i32,
                 Index::Run { cache, offset, block } => {

@@ -925,6 +925,8 @@ impl<'a> Parser<'a> {
                 Index::Next { cache, by: if self.accept("by")? { self.small()? } else { 1 } }
             } else if self.accept("first")? {
                 Index::First
+            } else if self.accept("first_pass")? {
+                Index::FirstPass { cache: self.small()?, by: self.small()? }
             } else if self.accept("run")? {
                 Index::Run { cache: self.small()?, offset: self.small()?, block: self.small()? }
             } else if self.accept("continues")? {

@@ -84,12 +84,15 @@ impl Lower<'_> {
         };
         let (k, v) = match source {
             None if !depth && shared == Keys::Own => self.of_last_pass(c, k, v),
+            None if shared == Keys::Replaces => self.replaced(c, k, v),
             _ => (k, v),
         };
+        // Every token has a key, whoever takes part here.
+        let of_all = reads || shared == Keys::Replaces;
         if self.is_read(c) && self.shape.cache.is_none() {
             self.hand_keys(c, k, v);
         }
-        if shared == Keys::Makes && self.shape.cache.is_none() {
+        if shared == Keys::Leaves || shared == Keys::Makes && self.shape.cache.is_none() {
             let (k, v) = (self.every(k, Row::Key), self.every(v, Row::Key));
             self.hand_row(c, Part::HandedKeys, k);
             self.hand_row(c, Part::HandedValues, v);
@@ -136,13 +139,13 @@ impl Lower<'_> {
                 q = self.b.op(Op::TakeTokens, &[q, index]);
             }
             // Chosen tokens among keys of all: segments are of as many queries as keys.
-            let spread = reads && self.gathered() && op.segments;
+            let spread = of_all && self.gathered() && op.segments;
             if spread {
                 q = self.every(q, Row::Token);
             }
             let mut operands = vec![q, k, v];
-            if reads {
-                // Every token has keys of the first pass.
+            if of_all {
+                // All of them are there.
             } else if let (Some(&Inside::Masked { keys: Some((places, _)), .. }), None) =
                 (self.inside.last(), self.shape.cache)
             {
@@ -151,7 +154,11 @@ impl Lower<'_> {
                 operands[2] = self.b.op(Op::Keep, &[v, places]);
             }
             let mask = match (self.shape.cache, ahead) {
-                _ if reads => self.first_places(&rows, ahead, spread),
+                (Some(places), _) if shared == Keys::Replaces => {
+                    let mut all = Some(self.all_entries(rows[0], places));
+                    Some(self.cache_as(c, [Part::Keys, Part::Values], &mut operands, places, &mut all))
+                }
+                _ if of_all => self.first_places(&rows, ahead, spread),
                 (Some(places), _) if source.is_some() => Some(self.cached_places(&rows, places)),
                 (Some(places), _) => {
                     let mask = self.cache(c, &mut operands, places);
@@ -615,8 +622,32 @@ impl Lower<'_> {
         (first(Part::Keys), first(Part::Values))
     }
 
-    /// Positions of the queries (only of those at `asking`, where given) and of the keys of the
-    /// first pass; none where a causal mask will do.
+    /// Keys and values of every token of the stream: those made here, and of tokens that take no part
+    /// those of the first pass at this place of it.
+    fn replaced(&mut self, c: Owner, k: Value, v: Value) -> (Value, Value) {
+        if self.inside.is_empty() {
+            return (k, v);
+        }
+        let ones = self.ones(&self.b.rows(k));
+        let own = self.every(ones, Row::Key);
+        let one = self.b.constant(1.0);
+        let rest = self.b.sub(one, own);
+        let cache = self.cache_number(c);
+        let by = self.body.and_then(|body| body.each_pass.get(cache as usize)).map_or(0, |by| *by as u32);
+        let name = format!("{}.first_pass", self.architecture.label(c));
+        let first = self.b.index(&name, Index::FirstPass { cache, by });
+        let [k, v] = [(k, Part::HandedKeys), (v, Part::HandedValues)].map(|(made, part)| {
+            let made = self.every(made, Row::Key);
+            let ty = self.b.ty(made).clone();
+            let before = self.handed_row(c, part, &ty, first);
+            let kept = self.b.mul(before, rest);
+            self.b.add(made, kept)
+        });
+        (k, v)
+    }
+
+    /// Positions of the queries (only of those at `asking`, where given) and of keys of all tokens
+    /// without a cache, or of the first pass; none where a causal mask will do.
     fn first_places(&mut self, rows: &[Dim], asking: Option<Value>, spread: bool) -> Option<(Value, Value)> {
         let asked = self.asked();
         if let Some(places) = self.shape.cache {
@@ -844,12 +875,7 @@ impl Lower<'_> {
                 self.b.result(port, admitted[0]);
                 Admitted { entries, slots: admitted[1], keys: admitted[0] }
             }
-            (None, None) => {
-                let entries = self.dim("places", places.tokens);
-                let (input, ty) = (Input::KeyPositions, Type::i32(&[batch, entries]));
-                let keys = self.b.param(input.name(), Binding::Batch(input), ty);
-                Admitted { entries, slots: self.given(Input::Slots), keys }
-            }
+            (None, None) => self.all_entries(batch, places),
         };
         *admitted = Some(Admitted { entries, slots, keys });
         let ty = Type::f32(&[&[batch, entries], kv].concat());
@@ -872,6 +898,14 @@ impl Lower<'_> {
             (operands[1], operands[2]) = (append(parts[0], k), append(parts[1], v));
         }
         (queries, keys)
+    }
+
+    /// The entries of every token.
+    fn all_entries(&mut self, batch: Dim, places: Places) -> Admitted {
+        let entries = self.dim("places", places.tokens);
+        let (input, ty) = (Input::KeyPositions, Type::i32(&[batch, entries]));
+        let keys = self.b.param(input.name(), Binding::Batch(input), ty);
+        Admitted { entries, slots: self.given(Input::Slots), keys }
     }
 
     /// Rotated by position, where the rotation has a share of the vectors their first elements

@@ -6,7 +6,9 @@ use super::body::{Components, MAX_APPLICATIONS};
 use super::{Checker, Group};
 use crate::ast::{Value, ValueKind};
 use crate::keys::{self, Type};
-use crate::spec::{Attention, Component, DepthLaw, Depths, Exit, Expr, Item, Looping, SkipKv, SkipRule};
+use crate::spec::{
+    Attention, Component, DepthLaw, Depths, Exit, Expr, Item, Looping, PassKeys, SkipKv, SkipRule,
+};
 
 impl Checker {
     /// `outermost` says whether the `recur` is an item of the body.
@@ -40,15 +42,13 @@ impl Checker {
         }
         let exit = self.exit(group, count);
         let depth = self.depths(group, count);
-        let kv_first = self.word(group, "kv").map(|kv| kv == "first");
-        let looping = Looping {
-            backprop: backprop?,
-            depth: depth?,
-            lora: lora?,
-            embed: embed?,
-            exit: exit?,
-            kv_first: kv_first?,
-        };
+        let kv = self.word(group, "kv").map(|kv| match kv {
+            "first" => PassKeys::First,
+            "replaced" => PassKeys::Replaced,
+            _ => PassKeys::Own,
+        });
+        let looping =
+            Looping { backprop: backprop?, depth: depth?, lora: lora?, embed: embed?, exit: exit?, kv: kv? };
         let own = looping.has_passes() || self.known.turns && outermost;
         if let (true, Some(most), Some(depths)) = (own, count, looping.depth)
             && depths.max > most
@@ -111,25 +111,52 @@ impl Checker {
         }
     }
 
-    /// Loops whose passes share the keys and values of the first.
+    /// Loops whose passes use the keys and values of the first.
     pub(super) fn first_keys(&mut self, items: &[Item], components: &Components) {
         for (index, item) in items.iter().enumerate() {
-            let Item::Recur { looping: Looping { kv_first: true, .. }, items, .. } = item else { continue };
-            let mut wrong: Vec<(String, &str)> = match makers(items, components) {
+            let Item::Recur { looping, items, .. } = item else { continue };
+            let key = match looping.kv {
+                PassKeys::Own => continue,
+                PassKeys::First => "kv first",
+                PassKeys::Replaced => "kv replaced",
+            };
+            let mut wrong: Vec<(String, String)> = match makers(items, components) {
                 makers if makers.is_empty() => vec![(
                     "no attention inside makes keys of the sequence, which passes could share".into(),
-                    "take `kv first` away",
+                    format!("take `{key}` away"),
                 )],
-                makers => makers.into_iter().filter_map(|maker| unshared(maker, components)).collect(),
+                makers => {
+                    let unshared = |maker| unshared(maker, components, looping.kv);
+                    let found = makers.into_iter().filter_map(unshared);
+                    found
+                        .map(|(message, change)| (message, format!("{change}, or take `{key}` away")))
+                        .collect()
+                }
             };
             if items.iter().any(|item| leaves_out(item, components)) {
-                wrong.push((
-                    "tokens that skip the first pass have no keys there, and later passes make none".into(),
-                    "let the first pass process all of them, or take `kv first` away",
-                ));
+                let message = match looping.kv {
+                    PassKeys::Replaced => {
+                        "tokens that skip the first pass have no keys there for later passes"
+                    }
+                    _ => "tokens that skip the first pass have no keys there, and later passes make none",
+                };
+                let help = format!("let the first pass process all of them, or take `{key}` away");
+                wrong.push((message.into(), help));
+            }
+            if looping.kv == PassKeys::Replaced {
+                if !items.iter().any(|item| skips_later(item, components)) {
+                    let message = "every token makes keys of its own in every pass: none is left to replace";
+                    let help = "let tokens skip later passes (`skip(capacity [1, 0.5], …)`), or take `kv replaced` away";
+                    wrong.push((message.into(), help.into()));
+                }
+                if looping.exit.gate().is_some() {
+                    let message =
+                        "tokens that leave a loop have the keys of their last pass, not those of the first";
+                    wrong.push((message.into(), "take the gate of `exit` or `kv replaced` away".into()));
+                }
             }
             for (message, help) in wrong {
-                self.error_at("kv-first", &format!("model.body[{index}].kv"), message, help);
+                self.error_at("kv-first", &format!("model.body[{index}].kv"), message, &help);
             }
         }
     }
@@ -238,31 +265,63 @@ fn makers<'a>(items: &'a [Item], components: &'a Components) -> Vec<(&'a str, &'
     each.filter(|(name, _)| seen.insert(*name)).collect()
 }
 
-/// Why passes cannot share the keys of an attention, and a way out.
-fn unshared((name, a): (&str, &Attention), components: &Components) -> Option<(String, &'static str)> {
-    if a.projection.is_some() {
+/// Why passes cannot use the first's keys of an attention, and a way out.
+fn unshared(
+    (name, a): (&str, &Attention),
+    components: &Components,
+    kv: PassKeys,
+) -> Option<(String, &'static str)> {
+    if a.projection.is_some() && kv == PassKeys::First {
         let message = format!(
             "`{name}` mixes projections, which give each pass keys of its own; `kv first` has those of the first alone"
         );
-        return Some((message, "write `projection none` in the attention, or take `kv first` away"));
+        return Some((message, "write `projection none` in the attention"));
     }
     if a.latent.is_some() {
         let message = format!("`{name}` makes its keys of latent vectors of the pass");
-        return Some((message, "take `latent` or `kv first` away"));
+        return Some((message, "take `latent` away"));
     }
     if a.depth_keys {
         let message =
             format!("`{name}` sees keys of its earlier passes (`depth_keys`), which are those of the first");
-        return Some((message, "take one of the two away"));
+        return Some((message, "take `depth_keys` away"));
     }
     let reader = components.iter().find_map(|(reader, c)| match c {
         Some(Component::Sequence(r)) if r.kv_from.as_deref() == Some(name) => Some(reader),
         _ => None,
     });
     reader.map(|reader| {
-        let message = format!("`{reader}` reads the latest keys of `{name}`, and later passes make none");
-        (message, "give it keys of its own, or take `kv first` away")
+        let message = match kv {
+            PassKeys::Replaced => {
+                format!("`{reader}` reads the latest keys of `{name}`, some of which are of the first pass")
+            }
+            _ => format!("`{reader}` reads the latest keys of `{name}`, and later passes make none"),
+        };
+        (message, "give it keys of its own")
     })
+}
+
+/// Whether some token may skip an attention in a pass after the first.
+fn skips_later(item: &Item, components: &Components) -> bool {
+    let layers = match item {
+        Item::Layer(expr) => return expr_skips_later(expr, components),
+        Item::Statement(_) => return false,
+        Item::Repeat { items, .. } | Item::Recur { items, .. } => items,
+    };
+    layers.iter().any(|item| skips_later(item, components))
+}
+
+fn expr_skips_later(expr: &Expr, components: &Components) -> bool {
+    match expr {
+        Expr::Component(_) | Expr::Norm => false,
+        Expr::Sequential(terms) | Expr::Parallel(terms) => {
+            terms.iter().any(|term| expr_skips_later(term, components))
+        }
+        Expr::Skip(skip, inner) => {
+            let leaves = skip.rule.chosen() || skip.capacities.iter().skip(1).any(|share| *share < 1.0);
+            leaves && !makers_in(inner, components).is_empty() || expr_skips_later(inner, components)
+        }
+    }
 }
 
 /// Whether some token may skip an attention in the first pass and leave no keys there.

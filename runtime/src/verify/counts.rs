@@ -186,12 +186,12 @@ fn chooses_less(model: &Model, component: &Component) -> bool {
     })
 }
 
-/// Whether passes of some loop share the keys and values of its first.
+/// Whether passes of some loop use the keys and values of its first.
 fn first_keys(items: &[Item]) -> bool {
     items.iter().any(|item| match item {
         Item::Layer(_) | Item::Statement(_) => false,
         Item::Repeat { items, .. } => first_keys(items),
-        Item::Recur { items, looping, .. } => looping.kv_first || first_keys(items),
+        Item::Recur { items, looping, .. } => !looping.kv.is_own() || first_keys(items),
     })
 }
 

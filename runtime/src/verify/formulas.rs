@@ -218,7 +218,7 @@ struct Application<'a> {
     /// Which pass of the outermost loop it is in.
     pass: usize,
     /// Where passes share keys: the number of the loop, and of the application in its pass.
-    shared: Option<[usize; 2]>,
+    shared: Option<([usize; 2], PassKeys)>,
     /// How often the set is applied in all, where a `recur` is around it, and whether that
     /// normalises the stream.
     recurrent: Option<(u64, bool)>,
@@ -259,8 +259,8 @@ fn expand<'a>(
                 }
                 expand(items, Some(*residual_norm), sets, &mut once);
                 let kept = looping.backprop.unwrap_or(*count);
-                if looping.kv_first {
-                    once.iter_mut().enumerate().for_each(|(i, a)| a.shared = Some([number, i]));
+                if !looping.kv.is_own() {
+                    once.iter_mut().enumerate().for_each(|(i, a)| a.shared = Some(([number, i], looping.kv)));
                 }
                 if looping.exit.gate().is_some() {
                     out.push(NOWHERE);
@@ -389,7 +389,7 @@ struct Formulas<'a> {
     prefix: String,
     recurrent: Option<u64>,
     pass: usize,
-    shared: Option<[usize; 2]>,
+    shared: Option<([usize; 2], PassKeys)>,
     /// Which application of its set it is.
     turn: usize,
     skips: usize,
@@ -834,8 +834,8 @@ impl<'a> Formulas<'a> {
         for name in known.iter().filter(|name| names(expr).iter().any(|of| applied(name, of))) {
             let Some((keys, values, own)) = self.caches.get_mut(name).and_then(Vec::pop) else { continue };
             let (keys, values) = (self.stop(keys), self.stop(values));
-            let first = self.shared.and_then(|at| self.first_keys.get_mut(&(at, name.clone())));
-            if let Some(first) = first {
+            let first = self.shared.and_then(|(at, _)| self.first_keys.get_mut(&(at, name.clone())));
+            if let (Some(first), 0) = (first, self.pass) {
                 *first = (keys.clone(), values.clone(), own.clone());
             }
             self.caches[name].push((keys, values, own));
@@ -1547,9 +1547,17 @@ impl<'a> Formulas<'a> {
         let scale = a.scale.unwrap_or(1.0 / (d as f64).sqrt());
         let mut mixed = vec![0.0; tokens * heads * d];
         let mut keys = inside.keys.clone();
-        if let (Some(at), false, None) = (self.shared, depth, &a.kv_from) {
-            let first = self.first_keys.entry((at, c.into())).or_insert((k, v, keys));
-            (k, v, keys) = first.clone();
+        if let (Some((at, kv)), false, None) = (self.shared, depth, &a.kv_from) {
+            let own = (k, v, keys);
+            (k, v, keys) = self.first_keys.entry((at, c.into())).or_insert_with(|| own.clone()).clone();
+            if kv == PassKeys::Replaced {
+                for (all, own) in [(&mut k, &own.0), (&mut v, &own.1)] {
+                    let width = own.len() / tokens;
+                    for i in (0..tokens).filter(|i| inside.keys[*i]) {
+                        all[i * width..][..width].copy_from_slice(&own[i * width..][..width]);
+                    }
+                }
+            }
         }
         if depth || a.depth_keys {
             self.caches.entry(c.into()).or_default().push((k, v, keys));

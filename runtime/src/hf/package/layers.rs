@@ -7,8 +7,8 @@
 use crate::hf::{HfError, composition};
 use dreamc_compiler::architecture::{readers, units};
 use dreamc_dsl::spec::{
-    CausalRule, Expr, Item, Kind, Known, Mixing, Model, Scorer, Skip, SkipGate, SkipInput, SkipKv, SkipLevel,
-    SkipRule, Statement, Stream, depth_choice, has_passes,
+    CausalRule, Expr, Item, Kind, Known, Mixing, Model, PassKeys, Scorer, Skip, SkipGate, SkipInput, SkipKv,
+    SkipLevel, SkipRule, Statement, Stream, depth_choice, has_passes,
 };
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -83,8 +83,8 @@ pub struct Loop {
     pub gate: bool,
     /// Whether tokens may leave it by that.
     pub leaves: bool,
-    /// Whether passes use the keys of the first.
-    pub kv_first: bool,
+    /// The keys that passes use.
+    pub kv: PassKeys,
     /// Whether a `skip` inside has weights or shares for each pass.
     pub skip_passes: bool,
     /// Whether passes choose among the tokens of the pass before.
@@ -99,16 +99,27 @@ impl Loop {
         self.embed || self.lora || self.skip_passes || self.choice.is_some()
     }
 
+    /// Whether passes use keys of the first.
+    pub fn keys_of_first(&self) -> bool {
+        !self.kv.is_own()
+    }
+
     /// The entry that makes it.
     pub fn made(&self) -> String {
         let mut text = format!("{:?}: Loop(config, passes={}", self.number.to_string(), self.passes);
         let choice = self.choice.is_some();
-        for (name, on) in
-            [("embed", self.embed), ("exit", self.gate), ("kv_first", self.kv_first), ("choice", choice)]
-        {
+        for (name, on) in [
+            ("embed", self.embed),
+            ("exit", self.gate),
+            ("kv_first", self.keys_of_first()),
+            ("choice", choice),
+        ] {
             if on {
                 let _ = write!(text, ", {name}=True");
             }
+        }
+        if self.kv == PassKeys::Replaced {
+            text += ", kv_replaced=True";
         }
         text += &scores(&self.choice.unwrap_or(Scorer::PLAIN));
         text + ")"
@@ -432,12 +443,12 @@ impl<'a> Walk<'a> {
                         lora: looping.lora.is_some(),
                         gate: looping.exit.gate().is_some(),
                         leaves: self.leaves && looping.exit.gate().is_some(),
-                        kv_first: looping.kv_first,
+                        kv: looping.kv,
                         skip_passes: has_passes(items),
                         chooses: nested(items),
                         choice: depth_choice(items).map(|(skip, _)| skip.scorer),
                     };
-                    let (leaves, kv_first) = (own.leaves, own.kv_first);
+                    let (leaves, kv_first) = (own.leaves, own.keys_of_first());
                     let ends = leaves || kv_first || own.choice.is_some();
                     self.count += 1;
                     let inside = Around {

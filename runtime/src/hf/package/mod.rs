@@ -213,9 +213,11 @@ impl<'a> Code<'a> {
             code.add("lora", looping.lora);
             code.add("exit_gate", looping.gate);
             code.add("leaving", looping.leaves);
-            code.add("kv_first", looping.kv_first);
-            code.add("out", looping.leaves || looping.kv_first || looping.choice.is_some());
-            let turns = looping.has_passes() || looping.chooses || looping.leaves || looping.kv_first;
+            let kv_first = looping.keys_of_first();
+            code.add("kv_first", kv_first);
+            code.add("kv_replaced", looping.kv == PassKeys::Replaced);
+            code.add("out", looping.leaves || kv_first || looping.choice.is_some());
+            let turns = looping.has_passes() || looping.chooses || looping.leaves || kv_first;
             code.add("turns", turns);
         }
         let skips = code.layers.skips.clone();

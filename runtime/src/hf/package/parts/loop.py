@@ -55,6 +55,7 @@ class Loop(nn.Module):
     def __init__(
         self, config, passes, embed=False, exit=False,
         kv_first=False,  #? kv_first
+        kv_replaced=False,  #? kv_replaced
         choice=False,  #? depth_choice
         temperature=1.0,  #? choice_temperature
         network=0,  #? choice_network
@@ -62,6 +63,7 @@ class Loop(nn.Module):
         super().__init__()
         self.passes = passes  #? passes
         self.kv_first = kv_first  # passes use the keys and values of the first  #? kv_first
+        self.kv_replaced = kv_replaced  # and their own where tokens take part  #? kv_replaced
         scores = {}  #? depth_choice
         scores["temperature"] = temperature  #? choice_temperature
         scores["network"] = network  #? choice_network
@@ -75,6 +77,7 @@ class Loop(nn.Module):
         """Begins a pass."""  #? turns
         at.loop, at.turn = self, at.turn + 1 if at.loop is self else 0  #? turns
         at.shares, at.place = self.kv_first, 0  #? kv_first
+        at.replaces = self.kv_replaced  #? kv_replaced
         if at.turn == 0:  #? kv_first
             at.first_pass = []  #? kv_first
         if at.turn >= self.passes:  #? passes

@@ -20,6 +20,7 @@ class Pass:
     loop: nn.Module | None = None  # the loop that is run  #? turns
     turn: int = 0  # the pass of it  #? turns
     shares: bool = False  # whether passes use the keys and values of the first  #? kv_first
+    replaces: bool = False  # whether they use their own where tokens take part  #? kv_replaced
     place: int = 0  # the next of these in a pass  #? kv_first
     first_pass: list = field(default_factory=list)  # keys and values of all tokens in the first pass, and which are keys  #? kv_first
     last_turn: torch.Tensor | None = None  # [b, t], the last pass that each new token makes  #? depth_choice
@@ -50,6 +51,12 @@ class Pass:
         if not self.shares:  #? kv_first
             return *self.update(k, v), self.seen  #? kv_first&skip
             return *self.update(k, v), None  #? kv_first&!skip
+        if self.replaces:  #? kv_replaced
+            if self.turn == 0:  #? kv_replaced
+                self.first_pass.append((k, v, self.seen))  #? kv_replaced
+            (first, values, seen), self.place = self.first_pass[self.place], self.place + 1  #? kv_replaced
+            own = self.keys[:, None, :, None]  #? kv_replaced
+            return *self.update(torch.where(own, k, first), torch.where(own, v, values)), seen  #? kv_replaced
         if self.turn == 0:  #? kv_first
             self.first_pass.append((*self.update(k, v), self.seen))  #? kv_first&skip
             self.first_pass.append((*self.update(k, v), None))  #? kv_first&!skip
