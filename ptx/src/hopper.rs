@@ -143,7 +143,7 @@ pub(super) enum Phase {
     Parity(u16),
 }
 
-/// `wgmma.mma_async`: 64 rows, `columns` columns, 16 deep, sums in f32.
+/// `wgmma.mma_async`: 64 rows, `columns` columns, 32 bytes deep, sums in f32.
 #[derive(Debug)]
 pub(super) struct Wgmma {
     element: Element,
@@ -165,6 +165,11 @@ enum Factor {
 }
 
 impl Wgmma {
+    /// Terms of a sum: those in 32 bytes.
+    fn depth(&self) -> usize {
+        32 / self.element.bytes()
+    }
+
     /// The 32-bit registers that the unit works on while it is under way.
     pub fn registers(&self) -> impl Iterator<Item = u16> + '_ {
         let a = match &self.a {
@@ -378,9 +383,11 @@ fn decode_wgmma<'a>(
     let element = match kind {
         "bf16" => Element::Brain,
         "f16" => Element::Half,
+        "e4m3" => Element::Quarter,
         _ => return Ok(None),
     };
-    let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16"));
+    let deep = if element == Element::Quarter { "k32" } else { "k16" };
+    let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix(deep));
     let columns = columns.and_then(|columns| columns.parse::<usize>().ok());
     let Some(columns) = columns.filter(|columns| columns % 8 == 0 && (8..=256).contains(columns)) else {
         return Ok(None);
@@ -391,6 +398,9 @@ fn decode_wgmma<'a>(
     let in_registers = matches!(a, Operand::Vector(_));
     let numbers: Result<Vec<i64>, LoadError> = scales.iter().map(|scale| decoder.number(scale)).collect();
     let (sign, a_transposed, b_transposed) = match numbers?[..] {
+        // Bytes are adjacent along the depth: nothing says otherwise.
+        [scale_a @ (1 | -1), scale_b @ (1 | -1)] if element == Element::Quarter => (scale_a * scale_b, 0, 0),
+        _ if element == Element::Quarter => return Err(decoder.fault("scales of 1 or -1 are taken")),
         [scale_a @ (1 | -1), scale_b @ (1 | -1), b @ (0 | 1)] if in_registers => (scale_a * scale_b, 0, b),
         [scale_a @ (1 | -1), scale_b @ (1 | -1), a @ (0 | 1), b @ (0 | 1)] if !in_registers => {
             (scale_a * scale_b, a, b)
@@ -622,14 +632,15 @@ impl Descriptor {
         Ok(Descriptor { start: field(0), leading: field(16), stride: field(32), swizzle })
     }
 
-    /// The address of the 16 bytes that hold element (`outer`, `depth`) and its seven neighbours:
-    /// along the depth where the matrix is stored by rows of it, along the outer dimension where it
-    /// is transposed.
-    fn chunk(&self, outer: u64, depth: u64, transposed: bool) -> u64 {
+    /// The address of the 16 bytes that hold element (`outer`, `depth`), of `each` bytes, and its
+    /// neighbours: along the depth where the matrix is stored by rows of it, along the outer
+    /// dimension where it is transposed.
+    fn chunk(&self, outer: u64, depth: u64, each: u64, transposed: bool) -> u64 {
         let span = self.swizzle.bytes();
+        let within = depth * each / 16;
         let linear = match (transposed, self.swizzle) {
-            (false, Swizzle::None) => outer % 8 * 16 + outer / 8 * self.stride + depth / 8 * self.leading,
-            (false, _) => outer % 8 * span + outer / 8 * self.stride + depth / 8 * 16,
+            (false, Swizzle::None) => outer % 8 * 16 + outer / 8 * self.stride + within * self.leading,
+            (false, _) => outer % 8 * span + outer / 8 * self.stride + within * 16,
             (true, Swizzle::None) => depth % 8 * 16 + outer / 8 * self.stride + depth / 8 * self.leading,
             (true, _) => {
                 let wide = span / 16;
@@ -1531,12 +1542,14 @@ impl Core<'_> {
         rank: u32,
     ) -> Outcome<Vec<(usize, Swizzle)>> {
         let mut chunks = Vec::new();
+        let each = wgmma.element.bytes();
         let mut add = |bits: u64, outer: u64, transposed: bool| -> Outcome<()> {
             let descriptor = Descriptor::new(bits)?;
-            let step = |dimension: bool| if dimension { 8 } else { 1 };
+            let step = |dimension: bool| if dimension { CHUNK / each } else { 1 };
             for row in (0..outer).step_by(step(transposed)) {
-                for depth in (0..16).step_by(step(!transposed)) {
-                    let address = self.in_block(descriptor.chunk(row, depth, transposed), rank);
+                for depth in (0..wgmma.depth() as u64).step_by(step(!transposed)) {
+                    let place = descriptor.chunk(row, depth, each as u64, transposed);
+                    let address = self.in_block(place, rank);
                     let offset = self.shared.locate(address, CHUNK as u64, CHUNK as u64, false)?;
                     chunks.push((offset, descriptor.swizzle));
                 }
@@ -1579,23 +1592,25 @@ impl Core<'_> {
                     self.shared.lend(offset, CHUNK, false);
                     self.shared.read_by_agent(offset, CHUNK, by);
                 }
+                let (each, deep) = (wgmma.element.bytes(), wgmma.depth());
                 let element = |bits: u64, outer: usize, depth: usize, transposed: bool| -> Outcome<f32> {
                     let descriptor = Descriptor::new(bits)?;
-                    let address = descriptor.chunk(outer as u64, depth as u64, transposed) + base;
+                    let address =
+                        descriptor.chunk(outer as u64, depth as u64, each as u64, transposed) + base;
                     let offset = self.shared.locate(address, CHUNK as u64, CHUNK as u64, false)?;
-                    let within = 2 * if transposed { outer % 8 } else { depth % 8 };
-                    Ok(wgmma.element.value(self.shared.load(offset + within, 2) as u32, 0))
+                    let within = each * (if transposed { outer } else { depth } % (CHUNK / each));
+                    Ok(wgmma.element.value(self.shared.load(offset + within, each) as u32, 0))
                 };
                 let mut a = Vec::new();
                 if let Some(bits) = product.a {
                     for row in 0..64 {
-                        for depth in 0..16 {
+                        for depth in 0..deep {
                             a.push(element(bits, row, depth, wgmma.a_transposed)?);
                         }
                     }
                 }
-                let mut b = Vec::with_capacity(16 * wgmma.columns);
-                for depth in 0..16 {
+                let mut b = Vec::with_capacity(deep * wgmma.columns);
+                for depth in 0..deep {
                     for column in 0..wgmma.columns {
                         b.push(element(product.b, column, depth, wgmma.b_transposed)?);
                     }
@@ -1630,15 +1645,18 @@ impl Product {
     /// The 16 rows of one warp: d = a b + d or a b, summed in order of depth.
     fn multiply(&self, wgmma: &Wgmma, warp: &mut Warp, member: usize) {
         let (Some((a, b)), Some(part)) = (&self.read, &self.parts[member]) else { return };
-        let columns = wgmma.columns;
-        let mut rows = [[0f32; 16]; 16];
-        for (row, factors) in rows.iter_mut().enumerate() {
+        let (columns, deep) = (wgmma.columns, wgmma.depth());
+        // Of a register's factors, which are adjacent along the depth.
+        let each = deep / 8;
+        let mut rows = vec![0f32; 16 * deep];
+        for (row, factors) in rows.chunks_mut(deep).enumerate() {
             for (depth, factor) in factors.iter_mut().enumerate() {
                 *factor = if part.a.is_empty() {
-                    a[(member * 16 + row) * 16 + depth]
+                    a[(member * 16 + row) * deep + depth]
                 } else {
-                    let word = part.a[row / 8 + depth / 8 * 2][row % 8 * 4 + depth % 8 / 2];
-                    wgmma.element.value(word, depth % 2)
+                    let at = depth % (4 * each) / each;
+                    let word = part.a[row / 8 + depth / (4 * each) * 2][row % 8 * 4 + at];
+                    wgmma.element.value(word, depth % each)
                 };
                 if wgmma.negate {
                     *factor = -*factor;
@@ -1655,7 +1673,7 @@ impl Product {
                 }
             }
         }
-        for (row, sums) in rows.iter().zip(sums.chunks_mut(columns)) {
+        for (row, sums) in rows.chunks(deep).zip(sums.chunks_mut(columns)) {
             for (factor, b) in row.iter().zip(b.chunks(columns)) {
                 for (sum, b) in sums.iter_mut().zip(b) {
                     *sum += factor * b;

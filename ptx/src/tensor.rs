@@ -38,15 +38,27 @@ pub(super) enum Element {
     Brain,
     Half,
     Tensor,
+    /// e4m3.
+    Quarter,
 }
 
 impl Element {
-    /// The factor in the lower (0) or upper (1) half of a register; the whole register for tf32.
-    #[inline(always)]
-    pub fn value(self, bits: u32, half: usize) -> f32 {
+    /// Bytes of a factor in memory.
+    pub fn bytes(self) -> usize {
         match self {
-            Element::Brain => float::from_brain(bits >> (16 * half)),
-            Element::Half => float::from_half(bits >> (16 * half)),
+            Element::Brain | Element::Half => 2,
+            Element::Tensor => 4,
+            Element::Quarter => 1,
+        }
+    }
+
+    /// The factor in that half or quarter of a register, lowest first; the whole register for tf32.
+    #[inline(always)]
+    pub fn value(self, bits: u32, part: usize) -> f32 {
+        match self {
+            Element::Brain => float::from_brain(bits >> (16 * part)),
+            Element::Half => float::from_half(bits >> (16 * part)),
+            Element::Quarter => float::from_quarter(bits >> (8 * part) & 0xff, float::E4M3),
             // The bits that tf32 has not are ignored.
             Element::Tensor => f32::from_bits(bits & 0xffff_e000),
         }

@@ -1252,6 +1252,30 @@ fn registers_of_a_wgmma_under_way_are_its_own() {
     assert!(found.kind == Kind::InFlight && found.what.contains("ends while a wgmma still reads"), "{found}");
 }
 
+/// Codes of e4m3, 32 deep: four to a register of `a`, sixteen to a piece of `b`. Of `b` column 0
+/// has a one at depth 5 and column 1 one at depth 21, so that sums are single numbers of `a`.
+#[test]
+fn a_wgmma_of_bytes_takes_each_from_its_place() {
+    let tile = ".shared .align 128 .b8 tile[256];";
+    let body = format!(
+        ".reg .f32 %s<4>; .reg .b32 %a<4>; .reg .f32 %y; mov.u64 %d1, tile; mul.wide.u32 %at, %t, 2; add.u64 %d4, %d1, %at; \
+         setp.eq.u32 %p1, %t, 2; selp.b32 %r1, 0x3800, 0, %p1; setp.eq.u32 %p1, %t, 74; selp.b32 %r1, 0x3800, %r1, %p1; \
+         cvt.u16.u32 %h0, %r1; st.shared.u16 [%d4], %h0; fence.proxy.async.shared::cta; bar.sync 0; \
+         shr.u64 %d2, %d1, 4; or.b64 %d2, %d2, 0x800080000; setp.ne.u32 %p2, 0, 0; \
+         and.b32 %r2, %t, 3; setp.eq.u32 %p1, %r2, 1; selp.b32 %a0, 0x7c7c447c, 0x7c7c7c7c, %p1; \
+         selp.b32 %a1, 0x7c7cc87c, 0x7c7c7c7c, %p1; selp.b32 %a2, 0x7c7c487c, 0x7c7c7c7c, %p1; \
+         selp.b32 %a3, 0x7c7c387c, 0x7c7c7c7c, %p1; \
+         mov.f32 %s0, 0f00000000; mov.f32 %s1, %s0; mov.f32 %s2, %s0; mov.f32 %s3, %s0; wgmma.fence.sync.aligned; \
+         wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {{%s0, %s1, %s2, %s3}}, {{%a0, %a1, %a2, %a3}}, %d2, %p2, 1, 1; \
+         wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; \
+         fma.rn.f32 %y, %s1, 0f41800000, %s0; fma.rn.f32 %y, %s2, 0f43800000, %y; fma.rn.f32 %y, %s3, 0f45800000, %y; \
+         cvt.rzi.s32.f32 %r9, %y; {STORE}"
+    );
+    // 3 and 4 of the upper rows, -4 and 1 of the lower ones.
+    let own = |lane: u32| if lane.is_multiple_of(4) { (3 + 16 * 4 - 256 * 4 + 4096) as u32 } else { 0 };
+    assert_eq!(words(tile, &body, 128, &[], 128).unwrap(), (0..128).map(own).collect::<Vec<_>>());
+}
+
 #[test]
 fn what_is_found_at_run_time() {
     let shared = ".shared .align 8 .b8 box[64];";
@@ -1342,7 +1366,8 @@ fn what_is_refused_at_load() {
         "mov.u32 %r1, %clock;",
         "call foo;",
         "pack.b32 %r1, %r2, %r3;",
-        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%r1, %r2, %r3, %r4}, %d1, %d2, %p1, 1, 1;",
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e5m2.e5m2 {%r1, %r2, %r3, %r4}, %d1, %d2, %p1, 1, 1;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.e4m3.e4m3 {%r1, %r2, %r3, %r4}, %d1, %d2, %p1, 1, 1;",
     ] {
         let error = refused(&kernel("", body));
         assert!(matches!(error, LoadError::Unsupported { .. }), "{body}: {error}");
