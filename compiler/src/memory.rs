@@ -750,7 +750,7 @@ impl Assembly<'_> {
                     name: format!("{name}.t{i}"),
                     space: Space::Temporary,
                     dtype: t.dtype,
-                    shape: vec![t.bytes / t.dtype.bytes()],
+                    shape: vec![t.bytes / t.dtype.bytes() * t.dtype.unit()],
                     instances: 1,
                     offset: offsets[i],
                 });

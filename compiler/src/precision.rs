@@ -17,13 +17,14 @@
 //! and both of the backward. Activations and cotangents have tiles of 128 numbers along the sum,
 //! weights of 128 by 128, which are the same forward and back. Logits that choices are made from,
 //! weights of a base that are stored in few bits, heads and embeddings stay in bf16 (DeepSeek-AI,
-//! *DeepSeek-V3 Technical Report*, 2024, section 3.3).
+//! *DeepSeek-V3 Technical Report*, 2024, section 3.3). With [`Narrow::E4m3`] the same numbers are
+//! stored as codes with scales where a matmul's sizes allow it: rows along the sum, in whole tiles.
 //!
 //! A cast rounds to nearest even where its value goes to memory. Within a kernel it rounds nothing:
 //! there numbers are f32.
 
 use crate::CompileError;
-use crate::ir::{Binding, DType, Dim, Function, Lifetime, Module, Node, Op, PerToken, Port, Value};
+use crate::ir::{Binding, DType, Dim, Function, Lifetime, Module, Node, Op, PerToken, Port, TILE, Value};
 use crate::op::{Bf16, Cast, Class, Fp8};
 use crate::rewrite::hoist::sources;
 use crate::rewrite::language::Source;
@@ -40,6 +41,8 @@ pub enum Narrow {
     Storage,
     /// The same, and matmuls of layers read operands rounded to e4m3.
     Fp8,
+    /// The same numbers; operands of what a GPU multiplies in e4m3 are stored so.
+    E4m3,
 }
 
 /// On a device that has them all.
@@ -56,23 +59,30 @@ impl From<Precision> for Narrow {
 /// The dimension that every value of tokens has.
 const BATCH: Dim = Dim(0);
 
-/// Numbers of a tile along the sum, and rows of one of weights.
-const TILE: u64 = 128;
-
 impl Narrow {
     /// The type that a step computes in, in words.
     pub fn name(self) -> &'static str {
         match self {
             Narrow::Nothing => "f32",
             Narrow::Storage => "bf16",
-            Narrow::Fp8 => "fp8",
+            Narrow::Fp8 | Narrow::E4m3 => "fp8",
         }
     }
 
     /// How functions outside the layers are stored, and those that write: their matmuls stay in
     /// bf16.
     pub fn outside(self) -> Narrow {
-        if self == Narrow::Fp8 { Narrow::Storage } else { self }
+        if self.is_fp8() { Narrow::Storage } else { self }
+    }
+
+    /// Whether matmuls of layers read operands rounded to e4m3.
+    pub fn is_fp8(self) -> bool {
+        matches!(self, Narrow::Fp8 | Narrow::E4m3)
+    }
+
+    /// The same on a GPU whose tensor cores multiply e4m3.
+    pub fn on_cores(self) -> Narrow {
+        if self == Narrow::Fp8 { Narrow::E4m3 } else { self }
     }
 }
 
@@ -120,7 +130,7 @@ pub fn narrow(
         f,
         g,
         defined: f.definitions(),
-        routers: if how == Narrow::Fp8 { routers(f, &source, &logits, router) } else { vec![] },
+        routers: if how.is_fp8() { routers(f, &source, &logits, router) } else { vec![] },
         source,
         logits,
         wide: (0..f.params.len() as u32).map(Value).collect(),
@@ -282,7 +292,8 @@ impl Pass<'_> {
             return Ok(made);
         }
         let f = self.f;
-        let gathers = |n: &&Node| matches!(n.op.class(), Class::Gather(_)) && tiles.tile[0] == 1;
+        let gathers =
+            |n: &&Node| matches!(n.op.class(), Class::Gather(_)) && tiles.tile[0] == 1 && !tiles.e4m3;
         let made = match self.defined[v.index()].map(|n| &f.nodes[n]).filter(gathers) {
             Some(node) => {
                 let mut inputs: Vec<Value> = node.inputs.iter().map(|i| self.wide[i.index()]).collect();
@@ -314,35 +325,53 @@ impl Pass<'_> {
         let last = first + count == all as u64;
         let weight = self.source[v.index()] == Source::Weights;
         adjacent.then_some(match (weight, last) {
-            (false, true) => Fp8 { outer: 0, down: first, tile: [1, TILE], groups: false },
-            (false, false) => Fp8 { outer: first, down: count, tile: [TILE, 1], groups: false },
+            (false, true) => Fp8 { outer: 0, down: first, tile: [1, TILE], ..Fp8::default() },
+            (false, false) => Fp8 { outer: first, down: count, tile: [TILE, 1], ..Fp8::default() },
             // Matrices, whichever side is summed over.
-            (true, true) => Fp8 { outer: 0, down: first, tile: [TILE, TILE], groups: false },
-            (true, false) => Fp8 { outer: first, down: count, tile: [TILE, TILE], groups: false },
+            (true, true) => Fp8 { outer: 0, down: first, tile: [TILE, TILE], ..Fp8::default() },
+            (true, false) => Fp8 { outer: first, down: count, tile: [TILE, TILE], ..Fp8::default() },
         })
+    }
+
+    /// The same of both operands of a matmul, stored in e4m3 where that is asked for and both have
+    /// a place there. Lines are those of one tile of the tensor cores at least.
+    fn coded(&self, node: &Node, over: &[Dim]) -> Option<[Fp8; 2]> {
+        let tiles = [self.tiles(node.inputs[0], over)?, self.tiles(node.inputs[1], over)?];
+        let size = |dims: &mut dyn Iterator<Item = Dim>| {
+            dims.fold(1u64, |n, d| n.saturating_mul(self.module.size(d)))
+        };
+        let depth = size(&mut over.iter().copied());
+        let fits = |k: usize| {
+            let dims = &self.f.ty(node.inputs[k]).dims;
+            let lines = size(&mut dims.iter().copied().filter(|d| !over.contains(d)));
+            // Whatever comes after the lines in memory is summed, or is in front of them.
+            let matrix = dims.starts_with(over) || dims.ends_with(over);
+            matrix && lines >= TILE && Fp8::fits(lines, depth)
+        };
+        let coded = self.how == Narrow::E4m3 && fits(0) && fits(1);
+        let turned = |k: usize| !self.f.ty(node.inputs[k]).dims.ends_with(over);
+        let one = |k: usize| Fp8 { e4m3: coded, turned: coded && turned(k), ..tiles[k] };
+        Some([one(0), one(1)])
     }
 
     /// The tiles of both operands of a matmul of layers, where it reads them in e4m3.
     fn fp8(&self, i: usize) -> Option<[(Fp8, Option<Value>); 2]> {
         let node = &self.f.nodes[i];
         let stored = node.inputs.iter().any(|v| self.is_stored(*v));
-        if self.how != Narrow::Fp8
-            || self.routers[i]
-            || stored
-            || self.source[node.first.index()] != Source::Data
+        if !self.how.is_fp8() || self.routers[i] || stored || self.source[node.first.index()] != Source::Data
         {
             return None;
         }
         let plain = |k: usize, over: &[Dim]| self.tiles(node.inputs[k], over).map(|tiles| (tiles, None));
         match &node.op {
-            Op::Contract(c) => Some([plain(0, &c.over)?, plain(1, &c.over)?]),
+            Op::Contract(c) => self.coded(node, &c.over).map(|both| both.map(|tiles| (tiles, None))),
             Op::Grouped(g) => {
                 // A matrix of each expert.
-                let matrices = Fp8 { outer: 1, down: 1, tile: [TILE, TILE], groups: false };
+                let matrices = Fp8 { outer: 1, down: 1, tile: [TILE, TILE], ..Fp8::default() };
                 Some([plain(0, &[g.over])?, (matrices, None)])
             }
             Op::GroupedOuter(_) => {
-                let slots = Fp8 { outer: 0, down: 1, tile: [TILE, 1], groups: true };
+                let slots = Fp8 { outer: 0, down: 1, tile: [TILE, 1], groups: true, ..Fp8::default() };
                 Some([(slots, Some(node.inputs[2])); 2])
             }
             _ => None,

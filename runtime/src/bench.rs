@@ -555,7 +555,7 @@ fn alone(
                 session.write_at(BufferId(i), 0, 0, &values)?;
             }
             // Weights of files have no buffers here.
-            DType::Packed(_) => {}
+            DType::E4m3 | DType::Packed(_) => {}
             DType::F32 | DType::I32 => session.write_at(BufferId(i), 0, 0, &values.collect::<Vec<f32>>())?,
         }
     }

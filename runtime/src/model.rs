@@ -759,7 +759,7 @@ impl Model {
         let id = self.output(Of::Whole, Output::Logits)?;
         Ok(match self.compiled().plan.buffer(id).dtype {
             DType::Bf16 => self.session().read_all::<half::bf16>(id)?.into_iter().map(f32::from).collect(),
-            DType::F32 | DType::I32 | DType::Packed(_) => self.session().read_all(id)?,
+            DType::F32 | DType::I32 | DType::E4m3 | DType::Packed(_) => self.session().read_all(id)?,
         })
     }
 }

@@ -56,7 +56,7 @@ impl Case {
             let id = case.buffer(ty.dtype, i.module.elements(&ty.dims));
             match ty.dtype {
                 DType::I32 => case.ints.push((id, ints)),
-                DType::F32 | DType::Bf16 | DType::Packed(_) => {
+                DType::F32 | DType::Bf16 | DType::E4m3 | DType::Packed(_) => {
                     case.floats.push((id, arg.floats().iter().map(|&x| x as f32).collect()));
                 }
             }
@@ -73,7 +73,8 @@ impl Case {
         }
         let of = |case: &mut Case, ty: &Type| case.buffer(ty.dtype, i.module.elements(&ty.dims));
         let results: Vec<BufferId> = f.results.iter().map(|(_, v)| of(&mut case, f.ty(*v))).collect();
-        let temps = scheduled.temps.iter().map(|t| case.buffer(t.dtype, t.bytes / t.dtype.bytes()));
+        let temps =
+            scheduled.temps.iter().map(|t| case.buffer(t.dtype, t.bytes / t.dtype.bytes() * t.dtype.unit()));
         let temps: Vec<BufferId> = temps.collect();
         for launch in scheduled.launches {
             let operand = |o: &LocalOperand| match o {
@@ -159,6 +160,8 @@ impl Case {
                     let values: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
                     session.write_at(*id, 0, 0, &values)?;
                 }
+                // Random codes would be those of no numbers, too.
+                DType::E4m3 => {}
                 DType::F32 | DType::I32 | DType::Packed(_) => session.write_at(*id, 0, 0, values)?,
             }
         }
@@ -192,6 +195,11 @@ impl Case {
                 DType::F32 => session.read_all::<f32>(id)?.into_iter().map(f64::from).collect(),
                 DType::I32 => session.read_all::<i32>(id)?.into_iter().map(f64::from).collect(),
                 DType::Bf16 => session.read_all::<bf16>(id)?.iter().map(|x| x.to_f64()).collect(),
+                DType::E4m3 => {
+                    let mut bytes = vec![0; buffer.bytes() as usize];
+                    session.read(id, 0, 0, &mut bytes)?;
+                    bytes.into_iter().map(f64::from).collect()
+                }
                 DType::Packed(_) => vec![],
             })
         };
@@ -205,7 +213,8 @@ impl Case {
         let run = |device: &dyn Device| self.results(device).unwrap_or_else(|e| panic!("{e}\n{}", self.plan));
         for ((these, those), buffer) in run(one).iter().zip(&run(other)).zip(&self.plan.buffers) {
             let largest = those.iter().filter(|x| x.is_finite()).fold(1.0f64, |m, x| m.max(x.abs()));
-            let bound = if buffer.dtype == DType::I32 { 0.0 } else { tolerance * largest };
+            let bound =
+                if matches!(buffer.dtype, DType::I32 | DType::E4m3) { 0.0 } else { tolerance * largest };
             for (a, b) in these.iter().zip(those) {
                 let same = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= bound;
                 assert!(same, "`{}` holds {a}, of {} {b}\n{}", buffer.name, other.name(), self.plan);
@@ -233,7 +242,10 @@ fn cases() -> impl Iterator<Item = (Case, f64)> {
         columns,
         tile,
         groups: None,
+        e4m3: false,
+        turned: false,
     };
+    let codes = |sizes, tile, turned| kernel::Fp8 { e4m3: true, turned, ..tiles(1, sizes, tile) };
     let balance = |target, law| kernel::Balance { experts, rate: Bits(0.1), target, law };
     let by_hand = [
         Case::by_hand(kernel::Zero { elements }),
@@ -243,6 +255,10 @@ fn cases() -> impl Iterator<Item = (Case, f64)> {
         Case::by_hand(tiles(1, [37, 300], [1, 128])),
         Case::by_hand(tiles(2, [150, 70], [128, 1])),
         Case::by_hand(tiles(2, [130, 140], [128, 128])),
+        Case::by_hand(codes([48, 384], [1, 128], false)),
+        Case::by_hand(codes([48, 256], [128, 128], false)),
+        Case::by_hand(codes([256, 144], [128, 128], true)),
+        Case::by_hand(codes([256, 80], [128, 1], true)),
         Case::by_hand(balance(BalanceTarget::Mean, BalanceLaw::Proportional)),
         Case::by_hand(balance(BalanceTarget::Median, BalanceLaw::Sign)),
     ];

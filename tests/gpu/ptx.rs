@@ -74,7 +74,7 @@ pub(crate) fn write(
             let all: Vec<_> = (0..count).map(|j| half::bf16::from_f32(value(j))).collect();
             session.write_at(id, 0, 0, &all)
         }
-        DType::F32 | DType::Packed(_) => {
+        DType::F32 | DType::E4m3 | DType::Packed(_) => {
             session.write_at(id, 0, 0, &(0..count).map(value).collect::<Vec<_>>())
         }
         DType::I32 => session.write_at(id, 0, 0, &(0..count).map(int).collect::<Vec<_>>()),
@@ -826,7 +826,7 @@ fn adjacent_elements_are_those_of_one_at_a_time() {
                     let values =
                         (0..count).map(|i| ((i * 7919 + seed as u64 * 31) % 1013) as f32 / 506.5 - 0.9);
                     match dtype {
-                        F32 | DType::Packed(_) => {
+                        F32 | DType::E4m3 | DType::Packed(_) => {
                             session.write_at(id(name), 0, 0, &values.collect::<Vec<_>>())?;
                         }
                         Bf16 => {
@@ -941,7 +941,9 @@ fn what_is_moved_in_words_of_16_bytes_arrives() {
             let id = plan.find(name).unwrap();
             match (dtype, *name) {
                 (F32, "v") => session.write_at(id, 0, 0, &values.map(f32::abs).collect::<Vec<_>>())?,
-                (F32 | DType::Packed(_), _) => session.write_at(id, 0, 0, &values.collect::<Vec<_>>())?,
+                (F32 | DType::E4m3 | DType::Packed(_), _) => {
+                    session.write_at(id, 0, 0, &values.collect::<Vec<_>>())?
+                }
                 (Bf16, _) => {
                     session.write_at(id, 0, 0, &values.map(half::bf16::from_f32).collect::<Vec<_>>())?
                 }
@@ -1585,7 +1587,7 @@ where
         let values = match b.dtype {
             F32 => session.read_all::<f32>(id).unwrap(),
             Bf16 => session.read_all::<half::bf16>(id).unwrap().into_iter().map(f32::from).collect(),
-            I32 | DType::Packed(_) => vec![],
+            I32 | DType::E4m3 | DType::Packed(_) => vec![],
         };
         (b.name.clone(), values)
     };

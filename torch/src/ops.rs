@@ -24,7 +24,7 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
         Op::StopGradient => one(arg(0).method("detach", vec![])),
         Op::Cast(to) => match to.0 {
             DType::I32 => one(arg(0).method("long", vec![])),
-            DType::F32 | DType::Bf16 | DType::Packed(_) => refused("a cast"),
+            DType::F32 | DType::Bf16 | DType::E4m3 | DType::Packed(_) => refused("a cast"),
         },
         Op::Reduce(r) => one(reduced(at, r.how, &r.over, arg(0))),
         Op::Rms(rms) => {

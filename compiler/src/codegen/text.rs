@@ -15,7 +15,7 @@ type Result<T> = std::result::Result<T, CodegenError>;
 /// Threads of a block where nothing says otherwise.
 pub(crate) const THREADS: u64 = 256;
 /// Files that use what `sm_90a` has.
-const HOPPERS: [&str; 2] = ["hopper.cuh", "flash_hopper.cuh"];
+const HOPPERS: [&str; 3] = ["hopper.cuh", "flash_hopper.cuh", "e4m3.cuh"];
 /// Items of a chunk of a counting sort; `CHUNK` of `route.cuh`.
 pub(crate) const CHUNK: u64 = 256;
 
@@ -161,6 +161,7 @@ impl Operands {
             (Storage::Is(DType::F32), _) => "float".into(),
             (Storage::Is(DType::I32), _) => "int".into(),
             (Storage::Is(DType::Bf16), _) => "bf16".into(),
+            (Storage::Is(DType::E4m3), _) => "u8".into(),
             (Storage::Is(DType::Packed(_)), _) => return Err(CodegenError::Packed(self.slots[i].name)),
             (Storage::Weight, Some(packed)) => blocks::block(packed).into(),
             (Storage::Float(_) | Storage::Weight, _) => self.variant.element(i).into(),

@@ -49,7 +49,7 @@ impl Format {
         match self.dtype {
             DType::F32 | DType::Bf16 | DType::I32 => self.dtype.bytes(),
             // Read byte by byte.
-            DType::Packed(_) => 1,
+            DType::E4m3 | DType::Packed(_) => 1,
         }
     }
 }

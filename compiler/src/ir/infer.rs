@@ -106,6 +106,7 @@ impl Operands<'_> {
             !matches!(self[a].dtype, DType::Packed(_)),
             "packed numbers are read as a matmul's second operand",
         )?;
+        self.check(self[a].dtype != DType::E4m3, "e4m3 is read by a matmul of two such operands")?;
         self.check(self[a].dtype == self[b].dtype, "operands have different dtypes; cast one")
     }
 
@@ -158,6 +159,7 @@ impl DType {
             DType::F32 => "f32",
             DType::Bf16 => "bf16",
             DType::I32 => "i32",
+            DType::E4m3 => "e4m3",
             DType::Packed(packed) => packed.name(),
         }
     }

@@ -64,7 +64,7 @@ impl Tensor {
         let n = dims.iter().product();
         match ty.dtype {
             DType::I32 => Tensor::int(&dims, vec![0; n]),
-            DType::F32 | DType::Bf16 | DType::Packed(_) => Tensor::float(&dims, vec![0.0; n]),
+            DType::F32 | DType::Bf16 | DType::E4m3 | DType::Packed(_) => Tensor::float(&dims, vec![0.0; n]),
         }
     }
 

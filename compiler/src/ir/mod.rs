@@ -50,15 +50,23 @@ pub enum DType {
     Bf16,
     /// 32-bit integer: token ids, positions, expert indices, offsets.
     I32,
+    /// A matrix of e4m3, by rows of whole tiles of 128 numbers: a byte for each number, and after
+    /// all of them the exponent of each tile's scale, plus 127, in a byte. Those of the first tile
+    /// of every row come first, then those of the second.
+    E4m3,
     /// Numbers of a weight as its file packs them.
     Packed(Packed),
 }
+
+/// Numbers of a row of [`DType::E4m3`] that share a scale.
+pub const TILE: u64 = 128;
 
 impl DType {
     /// Elements that are stored together: one, or those of a block.
     pub fn unit(self) -> u64 {
         match self {
             DType::F32 | DType::I32 | DType::Bf16 => 1,
+            DType::E4m3 => TILE,
             DType::Packed(packed) => packed.unit() as u64,
         }
     }
@@ -68,6 +76,7 @@ impl DType {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::Bf16 => 2,
+            DType::E4m3 => TILE + 1,
             DType::Packed(packed) => packed.bytes() as u64,
         }
     }

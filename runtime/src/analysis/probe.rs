@@ -103,8 +103,9 @@ impl Probing {
                 session.read_at(*buffer, *instance, 0, &mut values).map_err(read)?;
                 values.into_iter().map(|x| x as f32).collect()
             }
-            // Weights alone are packed, and no value inside a model is one.
-            DType::Packed(_) => return Err(unknown(name, self.captured())),
+            // Weights alone are packed, and operands alone are codes: no value inside a model is
+            // one.
+            DType::E4m3 | DType::Packed(_) => return Err(unknown(name, self.captured())),
         })
     }
 

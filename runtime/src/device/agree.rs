@@ -23,7 +23,7 @@ pub struct Agreement {
     /// Whether all bytes that it wrote are equal.
     pub equal: bool,
     /// The largest difference of two numbers, relative to the largest number of the buffer;
-    /// infinite where integers differ or a NaN meets a number.
+    /// infinite where integers or codes differ or a NaN meets a number.
     pub difference: f64,
     /// The buffer it is in.
     pub buffer: String,
@@ -157,12 +157,12 @@ fn distance(dtype: DType, a: &[u8], b: &[u8]) -> f64 {
             DType::Bf16 => {
                 bytes.chunks_exact(2).map(|c| half::bf16::from_le_bytes([c[0], c[1]]).to_f64()).collect()
             }
-            DType::I32 => vec![],
+            DType::I32 | DType::E4m3 => vec![],
             // Weights alone, which no kernel writes.
             DType::Packed(_) => vec![],
         }
     };
-    if dtype == DType::I32 {
+    if matches!(dtype, DType::I32 | DType::E4m3) {
         return f64::INFINITY;
     }
     let (a, b) = (floats(a), floats(b));

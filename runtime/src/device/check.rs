@@ -282,7 +282,7 @@ impl<'p> Checker<'p> {
             Storage::Is(dtype) => (dtype, b.dtype == dtype),
             Storage::Float(_) => (DType::F32, matches!(b.dtype, DType::F32 | DType::Bf16)),
             Storage::Weight => (DType::F32, b.dtype.is_float()),
-            Storage::Any => (DType::F32, !matches!(b.dtype, DType::Packed(_))),
+            Storage::Any => (DType::F32, !matches!(b.dtype, DType::E4m3 | DType::Packed(_))),
         };
         if !fits {
             return Err(format!("holds {:?}, must be {wanted:?}", b.dtype));

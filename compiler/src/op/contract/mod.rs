@@ -7,7 +7,8 @@ use super::*;
 
 /// `(a, b) -> Σ_over a·b`; result dimensions are those of `a` without `over`, then those of `b`
 /// without `over`. The operands share exactly the dimensions `over`. All products take operands of
-/// one float type, or an `a` in f32 and a weight `b` stored in bf16, and give f32.
+/// one float type, or an `a` in f32 and a weight `b` stored in bf16, and give f32. Those in e4m3
+/// end in `over`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Contract {
     /// The dimensions summed over.
@@ -44,7 +45,12 @@ impl Operation for Contract {
     fn infer(&self, x: &Operands) -> Result<Vec<Type>, TypeError> {
         let (a, b) = (&x[0], &x[1]);
         x.float(0)?;
-        x.matmul(0, 1)?;
+        if (a.dtype, b.dtype) == (DType::E4m3, DType::E4m3) {
+            let rows = a.dims.ends_with(&self.over) && b.dims.ends_with(&self.over);
+            x.check(rows, "operands in e4m3 are summed along their rows")?;
+        } else {
+            x.matmul(0, 1)?;
+        }
         let there = !self.over.is_empty() && self.over.iter().all(|d| a.has(*d) && b.has(*d));
         x.check(there, "both operands must have every dimension summed over")?;
         x.check(repeated(&self.over).is_none(), "a dimension is summed over twice")?;

@@ -681,7 +681,7 @@ impl Operation for Cast {
     fn interpret(&self, e: &mut Evaluation) -> Result<Vec<Data>, String> {
         Ok(match self.0 {
             DType::Bf16 => e.map(0, round_bf16),
-            DType::Packed(_) => return Err("nothing is packed by a cast".into()),
+            DType::E4m3 | DType::Packed(_) => return Err("nothing is packed by a cast".into()),
             DType::F32 | DType::I32 => vec![e.operands[0].data.clone()],
         })
     }

@@ -13,6 +13,7 @@ pub mod kernel;
 
 use super::group::routing;
 use super::*;
+use crate::ir::TILE;
 
 /// `(x, offsets i32[e1]?) -> y bf16`: the numbers of `x`, each rounded as e4m3 in units of its
 /// tile's scale.
@@ -20,6 +21,9 @@ use super::*;
 /// `x` is a matrix for each place of its first `outer` dimensions; the next `down` ones number its
 /// rows, all others its columns. A tile has `tile[0]` rows and `tile[1]` columns, or what is left
 /// of them. With offsets, tiles begin anew with each group of rows, and with the rows of none.
+///
+/// Stored in e4m3 ([`DType::E4m3`]) it is a matrix whose rows are whole tiles, for a matmul that
+/// multiplies codes: one that sums over rows of `x` wants it `turned`.
 ///
 /// The scale is the least power of two at which no number of the tile is above 448, and at least
 /// 2^-100. Numbers are rounded to nearest even; below 2^-6 units they are multiples of 2^-9. A tile
@@ -34,6 +38,18 @@ pub struct Fp8 {
     pub tile: [u64; 2],
     /// Whether tiles are within groups of rows.
     pub groups: bool,
+    /// Whether the result is stored in e4m3, else in bf16.
+    pub e4m3: bool,
+    /// Whether the result has the columns of `x` as its rows; stored in e4m3 alone.
+    pub turned: bool,
+}
+
+impl Fp8 {
+    /// Whether a matrix of `lines` lines, `depth` numbers each, has a place in e4m3: lines are
+    /// whole tiles, and the scales of one tile of all lines come in pieces of 16 bytes.
+    pub fn fits(lines: u64, depth: u64) -> bool {
+        depth.is_multiple_of(TILE) && lines.is_multiple_of(16)
+    }
 }
 
 /// The largest number of e4m3.
@@ -78,7 +94,9 @@ impl Payload for Fp8 {
         a.word("tile")?;
         a.integer(&mut self.tile[0])?;
         a.integer(&mut self.tile[1])?;
-        a.flag("groups", &mut self.groups)
+        a.flag("groups", &mut self.groups)?;
+        a.flag("e4m3", &mut self.e4m3)?;
+        a.flag("turned", &mut self.turned)
     }
 }
 
@@ -106,7 +124,20 @@ impl Operation for Fp8 {
             let rows = self.outer == 0 && self.down == 1 && x[1].dims.len() == 1;
             x.check(rows, "groups are of x[slots, ..] and offsets")?;
         }
-        Ok(vec![Type { dims: x[0].dims.clone(), dtype: DType::Bf16 }])
+        if !self.e4m3 {
+            x.check(!self.turned, "what is turned is stored in e4m3")?;
+            return Ok(vec![Type { dims: x[0].dims.clone(), dtype: DType::Bf16 }]);
+        }
+        let (rows, columns) = x[0].dims.split_at(self.down as usize);
+        let all = |dims: &[Dim]| dims.iter().fold(1u64, |n, d| n.saturating_mul(x.size(*d)));
+        let (lines, depth, along) = match self.turned {
+            false => (all(rows), all(columns), self.tile[1]),
+            true => (all(columns), all(rows), self.tile[0]),
+        };
+        let matrix = self.outer == 0 && !self.groups && along == TILE && Fp8::fits(lines, depth);
+        x.check(matrix, "in e4m3 a matrix has 16 lines or a multiple, of whole tiles of 128")?;
+        let dims = if self.turned { [columns, rows].concat() } else { x[0].dims.to_vec() };
+        Ok(vec![Type { dims: dims.into(), dtype: DType::E4m3 }])
     }
 
     fn interpret(&self, e: &mut Evaluation) -> Result<Vec<Data>, String> {
@@ -134,6 +165,10 @@ impl Operation for Fp8 {
                 }
             }
         }
+        if self.turned {
+            let from = |i: usize| (i % rows.max(1)) * columns + i / rows.max(1);
+            y = (0..y.len()).map(|i| y[from(i)]).collect();
+        }
         Ok(vec![Data::Float(y)])
     }
 
@@ -149,13 +184,14 @@ impl Operation for Fp8 {
             let columns = case.dim("c");
             let x = case.floats_from("x", &[routing.slots_dim, columns], number);
             let offsets = routing.offsets(&mut case);
-            return case.finish(Fp8 { outer: 0, down: 1, tile, groups: true }, &[x, offsets]);
+            return case
+                .finish(Fp8 { outer: 0, down: 1, tile, groups: true, ..Fp8::default() }, &[x, offsets]);
         }
         let dims = ["a", "b", "c"].map(|name| case.dim(name));
         let x = case.floats_from("x", &dims, number);
         let outer = case.rng.below(2);
         let down = case.rng.below(4 - outer);
-        case.finish(Fp8 { outer, down, tile, groups: false }, &[x])
+        case.finish(Fp8 { outer, down, tile, ..Fp8::default() }, &[x])
     }
 }
 

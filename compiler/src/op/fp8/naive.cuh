@@ -11,6 +11,14 @@ DEVICE int exponent_of(u32 largest) {
     int k = (int)(largest >> 23) - 127 - 8 + ((largest & 0x7fffffu) > 0x600000u ? 1 : 0);
     return k > -100 ? k : -100;
 }
+#if E4M3
+// Its code, of a number of e4m3.
+DEVICE u32 code_of(float x) {
+    u32 bits = bits_of(x), sign = bits >> 24 & 128u, size = bits & 0x7fffffffu;
+    if (size < 0x3c800000u) return (bits_of(float_of(size) + 16384.0f) - bits_of(16384.0f)) | sign;
+    return ((size >> 20) - 960u) | sign;
+}
+#endif
 DEVICE float power_of_two(int k) { return float_of((u32)(k + 127) << 23); }
 // pass tiles: a tile
 i64 across = at % ACROSS, down = at / ACROSS % DOWN, matrix = at / ACROSS / DOWN;
@@ -40,9 +48,23 @@ for (i64 row = first; row < last; ++row) {
     }
 }
 int k = exponent_of(largest);
+#if E4M3
+// Codes, then exponents: those of one tile of all lines together.
+bool none = largest >= 0x7f800000u;
+i64 lines = TURNED ? COLUMNS : ROWS, depth = TURNED ? ROWS : COLUMNS;
+for (i64 row = first; row < last; ++row) {
+    for (i64 column = from; column < to; ++column) {
+        float number = value(x[row * COLUMNS + column]) * power_of_two(-k);
+        i64 line = TURNED ? column : row, sum = TURNED ? row : column;
+        y[line * depth + sum] = (u8)(none ? 127u : code_of(e4m3(number)));
+        if (sum % 128 == 0) y[lines * depth + sum / 128 * lines + line] = (u8)(none ? 127 : k + 127);
+    }
+}
+#else
 for (i64 row = first; row < last; ++row) {
     for (i64 column = from; column < to; ++column) {
         float number = value(x[(matrix * ROWS + row) * COLUMNS + column]) * power_of_two(-k);
         put(y + (matrix * ROWS + row) * COLUMNS + column, largest < 0x7f800000u ? e4m3(number) * power_of_two(k) : float_of(0x7fc00000u));
     }
 }
+#endif

@@ -23,7 +23,7 @@ fn word_of(dtype: DType) -> Result<(&'static str, &'static str)> {
         DType::F32 => ("u32", "0x80000000u"),
         DType::I32 => ("u32", "0xffffffffu"),
         DType::Bf16 => ("u16", "0x80008000u"),
-        DType::Packed(_) => return Err(CodegenError::Packed("x")),
+        DType::E4m3 | DType::Packed(_) => return Err(CodegenError::Packed("x")),
     })
 }
 

@@ -96,7 +96,7 @@ impl KernelKind for TakeTokens {
     }
 
     fn check(&self) -> Result<(), String> {
-        need(!matches!(self.dtype, DType::Packed(_)), "rows that are packed")?;
+        need(!matches!(self.dtype, DType::E4m3 | DType::Packed(_)), "rows that are packed")?;
         choice(self.tokens, self.k)
     }
 
@@ -131,7 +131,7 @@ impl KernelKind for PutTokens {
     }
 
     fn check(&self) -> Result<(), String> {
-        need(!matches!(self.dtype, DType::Packed(_)), "rows that are packed")?;
+        need(!matches!(self.dtype, DType::E4m3 | DType::Packed(_)), "rows that are packed")?;
         choice(self.tokens, self.k)
     }
 

@@ -458,11 +458,15 @@ impl<'a> Arguments<'a> {
         let (rows, length, stride) = match slot.in_rows() {
             Some((rows, length)) => (rows as usize, length as usize, argument.stride),
             None => {
-                let elements = slot.span(|index| self.list[index].index as u64) as usize;
+                let span = slot.span(|index| self.list[index].index as u64);
+                // Codes and exponents are bytes.
+                let codes = slot.storage == Storage::Is(DType::E4m3);
+                let elements = if codes { DType::E4m3.room(span) } else { span } as usize;
                 (1, elements, elements)
             }
         };
         debug_assert!(match slot.storage {
+            Storage::Is(DType::E4m3) => size_of::<T>() == 1,
             Storage::Is(dtype) => dtype.bytes() == size_of::<T>() as u64,
             Storage::Float(_) | Storage::Weight => size_of::<T>() == if argument.narrow { 2 } else { 4 },
             Storage::Any => true,

@@ -1092,13 +1092,15 @@ fn tiles_of_e4m3() {
         let sizes = [("m", matrices), ("r", rows), ("c", columns), ("e1", offsets.len())];
         let [m, down, c, ends] = sizes.map(|(name, size)| module.dim(name, size as u64));
         let all = if groups { vec![down, c] } else { vec![m, down, c] };
-        let op = Fp8 { outer: all.len() as u64 - 2, down: 1, tile, groups };
+        let op = Fp8 { outer: all.len() as u64 - 2, down: 1, tile, groups, ..Fp8::default() };
         let kernel = kernel::Fp8 {
             matrices: matrices as u64,
             rows: rows as u64,
             columns: columns as u64,
             tile,
             groups: groups.then_some(offsets.len() as u64 - 1),
+            e4m3: false,
+            turned: false,
         };
         for narrow in [false, true] {
             let x: Vec<f32> =

@@ -7,6 +7,7 @@ use super::grouped::offsets_fit;
 use super::{Run, sizes};
 use crate::device::backend::cpu::simd::{from_bf16, kernel_fn};
 use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored, View};
+use dreamc_compiler::ir::TILE;
 use dreamc_compiler::program::kernel::Fp8;
 use half::bf16;
 use std::ops::Range;
@@ -140,8 +141,60 @@ impl Run for Fp8 {
     }
 
     fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
-        if args.narrow("x") { rounds::<bf16>(self, cx, args) } else { rounds::<f32>(self, cx, args) }
+        match (self.e4m3, args.narrow("x")) {
+            (false, true) => rounds::<bf16>(self, cx, args),
+            (false, false) => rounds::<f32>(self, cx, args),
+            (true, true) => codes::<bf16>(self, cx, args),
+            (true, false) => codes::<f32>(self, cx, args),
+        }
     }
+}
+
+/// The number of a code.
+pub(super) fn number(code: u8) -> f32 {
+    let (sign, size) = (u32::from(code & 0x80) << 24, u32::from(code & 0x7f));
+    let of = match size {
+        0x7f => f32::NAN,
+        0..8 => size as f32 / 512.0,
+        _ => f32::from_bits((size << 20) + (120 << 23)),
+    };
+    f32::from_bits(of.to_bits() | sign)
+}
+
+/// The code of a number of e4m3.
+fn code(x: f32) -> u8 {
+    let (sign, size) = ((x.to_bits() >> 24 & 0x80) as u8, x.abs());
+    let small = size < 1.0 / 64.0;
+    sign | if small { (size * 512.0) as u8 } else { ((size.to_bits() >> 20) - 960) as u8 }
+}
+
+/// Tiles to codes, and the exponents of their scales after them.
+fn codes<T: Number + Stored>(kernel: &Fp8, cx: &Context, args: &Arguments) {
+    let [rows, columns] = sizes([kernel.rows, kernel.columns]);
+    let [lines, depth] = sizes(kernel.lines());
+    let [high, wide] = sizes(kernel.tile);
+    let (x, y) = (args.view::<T>("x").rows_of(columns), args.view::<u8>("y"));
+    cx.parallel(rows.div_ceil(high), |task, _| {
+        let down = task * high..((task + 1) * high).min(rows);
+        for across in (0..columns).step_by(wide).map(|first| first..(first + wide).min(columns)) {
+            let numbers = |row: usize| x.row(row)[across.clone()].iter().map(|x| x.widen());
+            let sizes = down.clone().flat_map(numbers).map(|x| x.to_bits() & 0x7fff_ffff);
+            let (unit, per) = scale(sizes.max().unwrap_or(0));
+            for row in down.clone() {
+                for (column, x) in across.clone().zip(numbers(row)) {
+                    let (line, at) = if kernel.turned { (column, row) } else { (row, column) };
+                    let (number, exponent) = match unit.is_nan() {
+                        true => (0x7f, 127),
+                        false => (code(rounded(x, per, 1.0).to_f32()), (unit.to_bits() >> 23) as u8),
+                    };
+                    y.part_mut(line * depth + at, 1)[0] = number;
+                    if at % TILE as usize == 0 {
+                        y.part_mut(lines * depth + at / TILE as usize * lines + line, 1)[0] = exponent;
+                    }
+                }
+            }
+        }
+    });
 }
 
 fn rounds<T: Number + Sync>(kernel: &Fp8, cx: &Context, args: &Arguments) {

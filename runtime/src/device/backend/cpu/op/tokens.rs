@@ -37,7 +37,7 @@ impl Run for TakeTokens {
             DType::I32 => take_rows::<i32>(cx, [tokens, k, width], index, args),
             DType::Bf16 => take_rows::<half::bf16>(cx, [tokens, k, width], index, args),
             // Refused by the check of the plan.
-            DType::Packed(_) => {}
+            DType::E4m3 | DType::Packed(_) => {}
         }
     }
 }
@@ -64,7 +64,7 @@ impl Run for PutTokens {
             DType::I32 => put_rows::<i32>(cx, [tokens, k, width], index, -1, args),
             DType::Bf16 => put_rows(cx, [tokens, k, width], index, half::bf16::NEG_ZERO, args),
             // Refused by the check of the plan.
-            DType::Packed(_) => {}
+            DType::E4m3 | DType::Packed(_) => {}
         }
     }
 }

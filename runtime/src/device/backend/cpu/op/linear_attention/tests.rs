@@ -120,7 +120,7 @@ fn instance(seed: u64, tokens: u64, gradient: bool) -> Instance {
         }
         match ty.dtype {
             DType::I32 => Tensor::int(&dims, x.iter().map(|x| *x as i32).collect()),
-            DType::F32 | DType::Bf16 | DType::Packed(_) => Tensor::float(&dims, x),
+            DType::F32 | DType::Bf16 | DType::E4m3 | DType::Packed(_) => Tensor::float(&dims, x),
         }
     };
     let args = function.params.iter().zip(&function.types).map(|(p, ty)| tensor(&p.name, ty)).collect();
