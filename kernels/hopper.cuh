@@ -68,6 +68,14 @@ ADD_TILES(128, SUMS_64, 64, 65, 66, 67, 68, 69, PIECES(0), PIECES(4), PIECES(8),
 ADD_TILES(256, SUMS_128, 128, 129, 130, 131, 132, 133, PIECES(0), PIECES(4), PIECES(8), PIECES(12), PIECES(16),
           PIECES(20), PIECES(24), PIECES(28))
 
+// The same of codes of e4m3, 32 deep, adjacent along the depth. The sums have about 14 bits.
+DEVICE void multiply_codes(float (&c)[16][4], u64 a, u64 b, int add) {
+    asm volatile("{\n.reg .pred add;\nsetp.ne.s32 add, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" SUMS_64 "}, %64, %65, add, 1, 1;\n}"
+                 : PIECES(0), PIECES(4), PIECES(8), PIECES(12)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
 #undef ADD_TILES
 #undef MULTIPLY_TILES
 #undef SUMS_128
@@ -89,6 +97,13 @@ DEVICE void copy_or_clear(u32 to, const void *from, bool valid) { copy_async_to(
 
 // 16 bytes of zeros.
 DEVICE void clear_shared(u32 address) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory"); }
+
+// Two adjacent bytes of shared memory.
+DEVICE u32 two_bytes(u32 address) {
+    u16 bytes;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bytes) : "r"(address) : "memory");
+    return bytes;
+}
 
 // Registers of a thread from here on, for all threads of a warpgroup: what some give up others
 // take.

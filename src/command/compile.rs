@@ -16,7 +16,7 @@ use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{LAST, Options, compile, compile_timed};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Parallel;
-use dreamc_runtime::device::gpu::{Table, Target, codes, distinct, registers, sources, table};
+use dreamc_runtime::device::gpu::{Table, Target, codes, distinct, narrow, registers, sources, table};
 use dreamc_runtime::train::prepare;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -123,7 +123,7 @@ impl Step<'_> {
 
 /// The kernels of a training step, compiled for a GPU.
 pub fn step_kernels(spec: &Spec, step: &Step, device: &'static Device) -> Result<Table, Failure> {
-    let narrow = spec.train.precision.into();
+    let narrow = narrow(spec.train.precision, step.architecture);
     let shape = prepare::forward(step.batch, step.sequence);
     let (segments, rewrite) = (prepare::masked(spec), step.rewrite.clone());
     let compiled = compile(spec, &Options { train: true, segments, rewrite, narrow, ..shape })?;
@@ -165,7 +165,8 @@ pub fn run(a: Arguments) -> Done {
     let limits = device.map_or(Limits::default(), Limits::of);
     let narrow = match a.precision {
         Some(Arithmetic::Bf16) => Narrow::Storage,
-        None if of_gpu => spec.train.precision.into(),
+        None if a.emit == Emit::Ptx => spec.train.precision.into(),
+        None if of_gpu => narrow(spec.train.precision, &a.architecture),
         Some(Arithmetic::F32) | None => Narrow::Nothing,
     };
     let (ranks, forward) = (a.gpus, prepare::forward(batch, sequence));

@@ -256,6 +256,31 @@ fn hoppers_kernels_compile_at_real_shapes() {
     compile_all(nvrtc, &list, "sm_90a");
 }
 
+/// The same of kernels that make codes of e4m3 and multiply them, plain and cut along the sums.
+#[test]
+fn kernels_of_codes_compile_without_spilling() {
+    let Some(nvrtc) = dreamc_skip::need(Nvrtc::find()) else { return };
+    let mut texts: BTreeMap<String, Source> = BTreeMap::new();
+    // 640 tokens are an odd number of tiles, too few to keep the processors busy.
+    let llama = "published/llama-3.2-1b";
+    for (name, batch, sequence) in [("dr-da-16", 8, 4096), (llama, 8, 4096), (llama, 1, 640)] {
+        let options = Options { narrow: Narrow::E4m3, ..training(batch, sequence) };
+        let all = of_example(&format!("examples/{name}.yaml"), &options, "sm_90a");
+        texts.extend(all.into_iter().filter(|s| s.text.contains("e4m3")).map(|s| (s.text.clone(), s)));
+    }
+    let list: Vec<Source> = texts.into_values().collect();
+    for what in [
+        "Codes<6, true, 1>",
+        "Codes<6, true, 2>",
+        "product_slice_e4m3",
+        "e4m3_rows",
+        "e4m3_tiles<true, false",
+    ] {
+        assert!(list.iter().any(|s| s.text.contains(what)), "no {what}");
+    }
+    compile_all(nvrtc, &list, "sm_90a");
+}
+
 /// How many kernels of each kind the examples need, those for Hopper alone after a slash: a kernel
 /// that appears or goes shows here, and its text in `tests/kernels`.
 #[test]

@@ -7,6 +7,7 @@ mod support;
 mod blocks;
 mod codegen;
 mod cuda;
+mod e4m3;
 mod hazards;
 mod keys;
 mod linear;

@@ -43,6 +43,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("heads.cuh", include_str!("../../../kernels/heads.cuh")),
     ("attention.cuh", include_str!("../../../kernels/attention.cuh")),
     ("hopper.cuh", include_str!("../../../kernels/hopper.cuh")),
+    ("e4m3.cuh", include_str!("../../../kernels/e4m3.cuh")),
     ("flash.cuh", include_str!("../../../kernels/flash.cuh")),
     ("flash_parts.cuh", include_str!("../../../kernels/flash_parts.cuh")),
     ("flash_hopper.cuh", include_str!("../../../kernels/flash_hopper.cuh")),
@@ -324,12 +325,14 @@ pub enum Argument {
 pub enum Base {
     /// At the address of the operand of that number.
     Operand(usize),
+    /// The same, this number of bytes after its address.
+    Within(usize, u64),
     /// In scratch memory: bytes from its start.
     Scratch(u64),
 }
 
-/// Matrices of bf16, one after another. A copy brings a box of [`Matrices::ROW`] elements of some
-/// rows into the swizzle of 128 bytes.
+/// Matrices of bf16, one after another; or of bytes, two to an element. A copy brings a box of
+/// [`Matrices::ROW`] elements of some rows into the swizzle of 128 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Matrices {
     /// Where the first begins.

@@ -80,6 +80,9 @@ const TALL_BF16: Tile = tile(128, 16, 32, "Matrices<128, 16, 8, 1", true);
 /// From bf16 whose rows begin at multiples of 16 bytes, on `sm_90a`.
 const WIDE_HOPPER: Tile = warpgroups(256, 4, 1, "Warpgroups<256, 4");
 const LARGE_HOPPER: Tile = warpgroups(128, 3, 2, "Warpgroups<128, 3");
+/// From e4m3, on `sm_90a`: 128 terms of a sum at a time, and their scales.
+const CODES: Tile =
+    Tile { shared: 6 * (128 * 256 + 2048) + 1024, depth: 128, name: "Codes<6", ..warpgroups(128, 4, 1, "") };
 /// Each row within a warp, for softmax over columns.
 pub(crate) const ROWS_BF16: Tile = tile(128, 64, 32, "Matrices<128, 64, 8, 1", true);
 
@@ -107,6 +110,11 @@ impl Tile {
     /// scratch memory begins at a multiple of 256.
     pub(crate) fn into(self, wide: bool) -> Tile {
         Tile { pairs: self.pairs && wide, ..self }
+    }
+
+    /// For matrices of codes of e4m3.
+    pub(crate) fn of_codes(n: u64) -> Tile {
+        Tile { pairs: n.is_multiple_of(2), ..CODES }
     }
 
     /// `long`: sums for which the wide tile is worth its lonely block.
@@ -191,6 +199,9 @@ impl Tile {
     /// The C++ type. `wide`: operands in bf16 can be copied eight elements at a time.
     pub(crate) fn text(&self, wide: bool) -> String {
         match (self.narrow, self.shared > 0) {
+            (_, true) if *self == (Tile { pairs: self.pairs, blocks: self.blocks, ..CODES }) => {
+                format!("{}, {}, {}>", self.name, self.pairs, self.blocks)
+            }
             (_, true) if self.blocks > 1 => {
                 format!("{}, {}, {}, {}>", self.name, self.bringers, self.pairs, self.blocks)
             }

@@ -574,7 +574,7 @@ macro_rules! kernels {
 }
 
 kernels! { $
-    contract { Product }
+    contract { Product, ProductE4m3 }
     arrange { Arrange }
     by_head { ByHead }
     grouped { Grouped, GroupedOuter }

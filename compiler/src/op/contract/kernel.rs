@@ -3,8 +3,9 @@
 use crate::CompileError;
 use crate::codegen::naive::{Naive, numbers};
 use crate::codegen::{CodegenError, Source, Variant};
-use crate::ir::Dims;
-use crate::op::kernel::{KernelKind, Slot, Units, Work, adding, input, result, storage, times};
+use crate::ir::{DType, Dims};
+use crate::op::Fp8;
+use crate::op::kernel::{KernelKind, Slot, Units, Work, adding, input, need, result, storage, times};
 use crate::program::{Kernel, Matrix};
 use crate::schedule::{Choose, Select, row_dims};
 use std::fmt::Display;
@@ -76,6 +77,56 @@ impl KernelKind for Product {
     }
 }
 
+/// `c[m, n] = Σ_k a[m, k] · b[n, k]` of operands in e4m3, `c` row-major. Products of 128 terms are
+/// added up, multiplied by both scales, and added to the sum in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProductE4m3 {
+    /// Rows of the result.
+    pub m: u64,
+    /// Columns of the result.
+    pub n: u64,
+    /// Length of the sums.
+    pub k: u64,
+    /// Adds.
+    pub accumulate: bool,
+}
+
+impl KernelKind for ProductE4m3 {
+    fn signature(&self) -> Vec<Slot> {
+        let &ProductE4m3 { m, n, k, accumulate } = self;
+        vec![
+            input("a", &[m, k]).stored(DType::E4m3),
+            input("b", &[n, k]).stored(DType::E4m3),
+            result("c", &[m, n]).float(0).adds(accumulate),
+        ]
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let fits = Fp8::fits(self.m, self.k) && Fp8::fits(self.n, self.k);
+        need(fits, "in e4m3 a matrix has 16 lines or a multiple, of whole tiles of 128")
+    }
+
+    fn summary(&self) -> String {
+        format!("product {}×{}×{} of e4m3{}", self.m, self.n, self.k, adding(self.accumulate))
+    }
+
+    fn work(&self) -> Work {
+        Work::product(&[self.m, self.n, self.k])
+    }
+
+    fn cuda(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
+        super::cuda::product_e4m3(self, variant)
+    }
+
+    fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
+        let &ProductE4m3 { m, n, k, accumulate } = self;
+        let numbers: &[(&str, &dyn Display)] =
+            numbers!["M": m, "N": n, "K": k, "ACCUMULATE": accumulate.into()];
+        let naive = Naive::new(self, variant, include_str!("naive_e4m3.cuh"), numbers)?;
+        Ok(naive.pass("product", times(&[m, n]))?.finish())
+    }
+}
+
 impl Choose for super::Contract {
     /// The product of a contraction: free dimensions and summed ones must each be adjacent, the
     /// summed in one order in both operands.
@@ -114,6 +165,13 @@ impl Choose for super::Contract {
         let [((a_line, a_sum), m, k), ((b_line, b_sum), n, _)] = sides[..] else {
             return s.bug("a contraction of two operands");
         };
+        if s.dtype(0) == DType::E4m3 {
+            let whole = s.stride(0)? == 0 && s.stride(1)? == 0 && a_sum == 1 && b_sum == 1;
+            return match whole {
+                true => Ok(Kernel::ProductE4m3(ProductE4m3 { m, n, k, accumulate: s.adds(0) })),
+                false => s.bug("a contraction of operands in e4m3 over other than their rows"),
+            };
+        }
         Ok(Kernel::Product(Product {
             m,
             n,

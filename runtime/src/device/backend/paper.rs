@@ -55,7 +55,7 @@ impl Device for PaperDevice {
     fn narrow(&self, asked: Precision) -> Narrow {
         match (self, asked) {
             (PaperDevice::Cpu(device), _) => device.narrow(asked),
-            (PaperDevice::Gpu(_), _) => asked.into(),
+            (PaperDevice::Gpu(device), _) => gpu::narrow(asked, Self::architecture(device)),
         }
     }
 

@@ -77,7 +77,7 @@ impl Device for PtxDevice {
         gpu::scratch_bytes("ptx", &self.compiler, None, plan)
     }
 
-    gpu::answers!();
+    gpu::answers!(multiplies_codes);
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {
         gpu::load(

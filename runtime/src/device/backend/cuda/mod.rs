@@ -448,7 +448,7 @@ impl Device for CudaDevice {
         gpu::scratch_bytes(&self.context.name, &self.compiler, self.library.as_ref(), plan)
     }
 
-    gpu::answers!();
+    gpu::answers!(multiplies_codes);
 
     fn load(&self, plan: &Plan, group: &Group) -> Result<Box<dyn Session>, DeviceError> {
         let meeting = proof::Meeting {

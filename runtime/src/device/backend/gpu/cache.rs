@@ -113,6 +113,11 @@ impl Compiler {
         self.texts
     }
 
+    /// Whether its texts multiply e4m3 on tensor cores.
+    pub(crate) fn multiplies_codes(&self) -> bool {
+        self.texts.hopper
+    }
+
     /// The same for texts at full speed, where the dialect has them.
     pub(crate) fn whole(self) -> Self {
         Compiler { texts: Variant { naive: false, ..self.texts }, ..self }

@@ -35,7 +35,9 @@ use dreamc_compiler::codegen::{Argument, Base, HEADERS, Limits, Matrices, Source
 use dreamc_compiler::format::{Format, Packed};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::Found;
+use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{Kernel, KernelId, KernelKind, MAPPED, Parts, Plan, Slot, Storage};
+use dreamc_dsl::spec::Precision;
 use launch::{Arg, Launch, Swizzle, TensorMap};
 use std::collections::HashMap;
 
@@ -231,11 +233,14 @@ pub(crate) trait Gpu: Send + 'static {
     }
 }
 
-/// The answers of [`Device`](crate::device::Device) that are those of every GPU.
+/// The answers of [`Device`](crate::device::Device) that are those of every GPU. A method may be
+/// named that says whether its tensor cores multiply e4m3.
 macro_rules! answers {
-    () => {
+    ($($codes:ident)?) => {
         fn narrow(&self, asked: dreamc_dsl::spec::Precision) -> dreamc_compiler::precision::Narrow {
-            asked.into()
+            let narrow = dreamc_compiler::precision::Narrow::from(asked);
+            $(let narrow = if self.compiler.$codes() { narrow.on_cores() } else { narrow };)?
+            narrow
         }
 
         fn maps(&self, format: dreamc_compiler::format::Format) -> bool {
@@ -408,6 +413,12 @@ pub fn distinct(sources: &[Source]) -> (Vec<usize>, Vec<usize>) {
     });
     let texts = texts.collect();
     (firsts, texts)
+}
+
+/// How a plan for a GPU of an architecture stores values where a recipe asks for `asked`.
+pub fn narrow(asked: Precision, architecture: &str) -> Narrow {
+    let narrow = Narrow::from(asked);
+    if cache::texts(architecture).hopper { narrow.on_cores() } else { narrow }
 }
 
 /// Code of sources for an architecture (`compute_80` for PTX, `sm_90a` for machine code), from the
@@ -647,6 +658,9 @@ impl Memory {
             Argument::Map(matrices) => {
                 let (address, stride) = match matrices.base {
                     Base::Operand(i) => value(i).map_or((0, 0), |v| (self.address(v), v.stride())),
+                    Base::Within(i, bytes) => {
+                        value(i).map_or((0, 0), |v| (self.address(v) + bytes, v.stride()))
+                    }
                     Base::Scratch(at) => (self.scratch + at, 0),
                 };
                 Arg::TensorMap(Box::new(tensor_map(address, matrices.stride.unwrap_or(stride), matrices)))

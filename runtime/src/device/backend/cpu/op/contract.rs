@@ -1,9 +1,10 @@
 //! Products.
 
-use super::{Run, sizes};
+use super::{Run, fp8, sizes};
 use crate::device::backend::cpu::product::{self, Matrices, Widened};
 use crate::device::backend::cpu::{Arguments, Context, Scratch, Stored};
-use dreamc_compiler::program::kernel::Product;
+use dreamc_compiler::ir::TILE;
+use dreamc_compiler::program::kernel::{Product, ProductE4m3};
 use half::bf16;
 
 impl Run for Product {
@@ -53,4 +54,51 @@ fn product<L: Stored, C: Stored>(kernel: &Product, cx: &Context, args: &Argument
     let a = product::Side::GatheredLines { start, row, order: order.start, per: 1 };
     // SAFETY: as above; `order` lists rows of `a` and of the result.
     unsafe { product::product_of_some(cx, (used, size.1, size.2), a, b, c, order.part(0, used)) };
+}
+
+impl Run for ProductE4m3 {
+    fn scratch(&self) -> Scratch {
+        let [m, n, k] = sizes([self.m, self.n, self.k]);
+        Scratch { local: 0, shared: (m + n) * k }
+    }
+
+    fn run<T: Stored>(&self, cx: &Context, args: &Arguments) {
+        match args.narrow("c") {
+            true => of_codes::<bf16>(self, cx, args),
+            false => of_codes::<f32>(self, cx, args),
+        }
+    }
+}
+
+/// Numbers of both operands, then sums in order: products of two of them are exact.
+fn of_codes<C: Stored>(kernel: &ProductE4m3, cx: &Context, args: &Arguments) {
+    let [m, n, k] = sizes([kernel.m, kernel.n, kernel.k]);
+    cx.count(|| kernel.m * kernel.n * kernel.k);
+    let numbers: Vec<f32> = (0..=255u8).map(fp8::number).collect();
+    let all = cx.shared();
+    for (name, first, lines) in [("a", 0, m), ("b", m, n)] {
+        let codes = args.view::<u8>(name).all();
+        let (codes, exponents) = codes.split_at(lines * k);
+        cx.pieces(lines, k, |range, _| {
+            for line in range {
+                let to = all.part_mut((first + line) * k, k);
+                for (at, (x, &code)) in to.iter_mut().zip(&codes[line * k..][..k]).enumerate() {
+                    let exponent = exponents[at / TILE as usize * lines + line];
+                    *x = numbers[usize::from(code)] * f32::from_bits(u32::from(exponent) << 23);
+                }
+            }
+        });
+    }
+    let c = args.view::<C>("c");
+    cx.pieces(m, n * k, |range, _| {
+        for i in range {
+            let (a, c) = (all.part(i * k, k), c.part_mut(i * n, n));
+            for (j, c) in c.iter_mut().enumerate() {
+                let b = all.part((m + j) * k, k);
+                let sum = a.iter().zip(b).fold(0.0, |sum, (a, b)| sum + a * b);
+                let sum = if kernel.accumulate { c.widen() + sum } else { sum };
+                C::store(&[sum], std::slice::from_mut(c));
+            }
+        }
+    });
 }

@@ -104,7 +104,8 @@ impl Type {
         match dtype {
             DType::F32 => Some(Type::F32),
             DType::Bf16 => Some(Type::Bf16),
-            DType::I32 => Some(Type::I32),
+            // Codes are found exactly: they are equal or not, as integers are.
+            DType::I32 | DType::E4m3 => Some(Type::I32),
             DType::Packed(_) => None,
         }
     }
@@ -370,7 +371,7 @@ const LOOK: u64 = 1 << 20;
 fn touched(plan: &Plan, launch: &Launch) -> (Vec<Range>, Vec<Range>) {
     let kernel = plan.kernel(launch.kernel);
     let narrow = launch.operands.iter().any(|o| match o {
-        Operand::Tensor { buffer, .. } => plan.buffer(*buffer).dtype == DType::Bf16,
+        Operand::Tensor { buffer, .. } => matches!(plan.buffer(*buffer).dtype, DType::Bf16 | DType::E4m3),
         Operand::Index(_) => false,
     });
     let (mut written, mut read): (Vec<Range>, Vec<Range>) = (vec![], vec![]);
