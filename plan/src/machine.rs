@@ -159,6 +159,8 @@ impl Machine {
         let r = self.rates?;
         let own = |rate: f64| rate / ranks.clamp(1, self.cards) as f64;
         let rates = Rates {
+            // Rounded to bf16, and multiplied so.
+            e4m3: own(r.bf16),
             bf16: own(r.bf16),
             f32: own(r.f32),
             bandwidth: own(r.bandwidth),

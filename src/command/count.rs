@@ -384,7 +384,7 @@ fn times(t: &mut String, p: &Predicted, training: u128) {
     let _ = writeln!(t, "\n{}, at best", p.device.title);
     let mut row = |name: &str, r: Roofline| {
         let bound = match r.bound {
-            Bound::TensorCores | Bound::F32 | Bound::Elementwise => "bound by products",
+            Bound::TensorCores | Bound::Codes | Bound::F32 | Bound::Elementwise => "bound by products",
             Bound::Memory => "bound by memory traffic",
             Bound::Network => "bound by messages",
         };

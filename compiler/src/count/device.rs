@@ -99,14 +99,21 @@ impl Device {
         DEVICES.iter().map(|d| d.name).collect::<Vec<_>>().join(", ")
     }
 
+    /// Peak FLOP/s of products of e4m3: twice those of bf16, by the data sheet of each GPU that has
+    /// them.
+    pub fn e4m3(&self) -> f64 {
+        2.0 * self.bf16
+    }
+
     /// The rates of its data sheet; an element-wise operation is one of f32.
     pub fn rates(&self) -> Rates {
-        Rates { bf16: self.bf16, f32: self.f32, bandwidth: self.bandwidth, elementwise: self.f32 }
+        let &Device { bf16, f32, bandwidth, .. } = self;
+        Rates { e4m3: self.e4m3(), bf16, f32, bandwidth, elementwise: f32 }
     }
 
     /// Time of `flops` FLOPs and `bytes` bytes a token.
     pub(super) fn roofline(&self, narrow: bool, flops: f64, bytes: f64) -> Roofline {
-        let time = self.rates().time(Demand { flops, narrow, bytes, elementwise: 0.0 });
+        let time = self.rates().time(Demand { flops, narrow, bytes, ..Demand::default() });
         Roofline { seconds_per_token: time.seconds, bound: time.bound }
     }
 }

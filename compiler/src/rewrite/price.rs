@@ -239,7 +239,7 @@ impl Extractor<'_> {
 
     /// Products and traffic of a kernel; element-wise work is charged separately.
     fn demand(&self, flops: f64, bytes: f64) -> Demand {
-        Demand { flops, narrow: self.narrow, bytes, elementwise: 0.0 }
+        Demand { flops, narrow: self.narrow, bytes, ..Demand::default() }
     }
 
     /// The cost of an e-node by itself.

@@ -27,7 +27,7 @@ impl Target {
     /// The CPU of a small machine.
     pub const CPU: Target = Target {
         name: "cpu",
-        rates: Rates { bf16: 6e10, f32: 6e10, bandwidth: 1.2e10, elementwise: 4e9 },
+        rates: Rates { e4m3: 6e10, bf16: 6e10, f32: 6e10, bandwidth: 1.2e10, elementwise: 4e9 },
         launch: 4e-6,
         large: 2.7e8,
     };
@@ -51,6 +51,7 @@ impl Target {
     /// A GPU: what generated kernels reach of its data sheet.
     pub fn of(device: &'static Device) -> Target {
         let rates = Rates {
+            e4m3: 0.5 * device.e4m3(),
             bf16: 0.5 * device.bf16,
             f32: 0.5 * device.f32,
             bandwidth: 0.8 * device.bandwidth,

@@ -117,6 +117,8 @@ pub struct Estimate {
 pub enum Unit {
     /// Warpgroups, by `wgmma`.
     Warpgroups,
+    /// The same, of codes of e4m3.
+    Codes,
     /// Warps, by `mma.sync`.
     Warps,
     /// Threads, by `fma`.
@@ -301,6 +303,7 @@ fn tiles(name: &str, list: &[&str], sizes: &HashMap<&str, f64>, pass: &Pass, tex
     let part = |i: usize| parts.get(i).and_then(|p| number(p));
     let (unit, rows, columns) = match kind {
         "Warpgroups" => (Unit::Warpgroups, 128.0, part(0)?),
+        "Codes" => (Unit::Codes, 128.0, 128.0),
         "Matrices" => (Unit::Warps, part(0)?, part(1)?),
         "Tile" => (Unit::Threads, part(0)?, part(1)?),
         _ => return None,
@@ -315,6 +318,12 @@ fn tiles(name: &str, list: &[&str], sizes: &HashMap<&str, f64>, pass: &Pass, tex
     let (mut count, mut adds, mut gathers, mut instructions) = (grid, false, None, 0.0);
     let mut narrow_result = false;
     let depth = match name {
+        "product_e4m3" => {
+            (count, adds) = (all(size("m")?, size("n")?), is(1));
+            narrow_result = text.contains("bf16 *c");
+            size("k")?
+        }
+        "product_slice_e4m3" => size("depth")?,
         "product" => {
             (count, adds) = (all(size("m")?, size("n")?), is(3));
             narrow_result = text.contains("bf16 *c");
@@ -365,8 +374,16 @@ fn tiles(name: &str, list: &[&str], sizes: &HashMap<&str, f64>, pass: &Pass, tex
         adds: adds.then_some(8.0),
         gathers: gathers.map(|lines| (lines * 8.0 / (32.0 * bringers), piece)),
         instructions,
-        streams: unit == Unit::Warpgroups && part(1)? >= 4.0 && grid < count,
-        cluster: part(4).filter(|_| unit == Unit::Warpgroups).unwrap_or(1.0),
+        streams: match unit {
+            Unit::Warpgroups => part(1)? >= 4.0 && grid < count,
+            Unit::Codes => grid < count,
+            Unit::Warps | Unit::Threads => false,
+        },
+        cluster: match unit {
+            Unit::Warpgroups => part(4).unwrap_or(1.0),
+            Unit::Codes => part(2).unwrap_or(1.0),
+            Unit::Warps | Unit::Threads => 1.0,
+        },
     })
 }
 
@@ -494,6 +511,7 @@ fn rate(unit: Unit, cores: f64, device: &Device) -> (f64, Why) {
     let of = |peak: f64| peak / (2.0 * device.processors as f64 * device.clock);
     match unit {
         Unit::Warpgroups => (SUSTAINED * of(device.bf16), Why::TensorCores),
+        Unit::Codes => (SUSTAINED * of(device.e4m3()), Why::TensorCores),
         Unit::Warps => (BY_WARPS * of(device.bf16), Why::TensorCores),
         Unit::Threads => (cores * of(device.f32), Why::Cores),
     }
@@ -505,7 +523,11 @@ impl Tiles {
         let (rate, unit) = rate(self.unit, ON_CORES, device);
         let slices = (self.depth / 64.0).ceil().max(1.0);
         let multiply = slices * rows * columns * 64.0 / rate;
-        let bytes = if self.unit == Unit::Threads { 256.0 } else { 128.0 };
+        let bytes = match self.unit {
+            Unit::Threads => 256.0,
+            Unit::Warpgroups | Unit::Warps => 128.0,
+            Unit::Codes => 64.0,
+        };
         // The cache gives what several blocks of a cluster take once.
         let feed = slices * (rows + columns / self.cluster) * bytes / FED;
         let brought = self.gathers.map_or(0.0, |(pieces, cycles)| slices * pieces * cycles);
@@ -553,7 +575,7 @@ impl Passing {
         let alone = match self.unit {
             Unit::Warpgroups if multiply / 2.0 > instructions => vec![(multiply, unit)],
             Unit::Warpgroups => vec![(multiply / 2.0, unit), (instructions, Why::Softmax)],
-            Unit::Warps | Unit::Threads => vec![(multiply, unit)],
+            Unit::Codes | Unit::Warps | Unit::Threads => vec![(multiply, unit)],
         };
         Block { busy: (multiply, unit), alone: alone.into_iter().chain(ends).collect() }
     }

@@ -261,16 +261,17 @@ pub(super) fn demand(plan: &Plan, launch: &Launch, counted: &Launched) -> Demand
     let times = counted.times.max(1) as f64;
     Demand {
         flops: 2.0 * counted.multiply_adds as f64 / times,
-        narrow: narrow(plan, launch),
+        narrow: reads(plan, launch, DType::Bf16),
+        codes: reads(plan, launch, DType::E4m3),
         bytes: moved(plan, launch, counted),
         elementwise: counted.elementwise as f64 / times,
     }
 }
 
-/// Whether its first operand is bf16, and so what it multiplies.
-fn narrow(plan: &Plan, launch: &Launch) -> bool {
+/// Whether its first operand is of that type, and so what it multiplies.
+fn reads(plan: &Plan, launch: &Launch, dtype: DType) -> bool {
     match launch.operands.first() {
-        Some(Operand::Tensor { buffer, .. }) => plan.buffer(*buffer).dtype == DType::Bf16,
+        Some(Operand::Tensor { buffer, .. }) => plan.buffer(*buffer).dtype == dtype,
         _ => false,
     }
 }
@@ -314,7 +315,7 @@ fn of_launch(
     // threads.
     let multiplies = |code: &&Code| matches!(code.body, Body::Tiles(_) | Body::Attention(_));
     let by_threads = if codes.iter().any(|c| multiplies(&c)) { 0.0 } else { flops };
-    let reached = target.rates.time(Demand { flops: by_threads, narrow: false, bytes, elementwise });
+    let reached = target.rates.time(Demand { flops: by_threads, bytes, elementwise, ..Demand::default() });
     let each = counted.multiply_adds as f64 / counted.times as f64;
     let passes: Vec<_> = codes.iter().map(|code| code.estimate(each, device)).collect();
     let repeated = launches as f64 * f64::from(source.iterations);
@@ -325,7 +326,7 @@ fn of_launch(
         _ => (
             reached.seconds,
             match reached.bound {
-                Bound::TensorCores => Why::TensorCores,
+                Bound::TensorCores | Bound::Codes => Why::TensorCores,
                 Bound::F32 => Why::Cores,
                 Bound::Memory => Why::Memory,
                 Bound::Elementwise => Why::Elementwise,
@@ -382,7 +383,8 @@ fn moved(plan: &Plan, launch: &Launch, counted: &Launched) -> f64 {
             Role::Input | Role::Result => 1.0,
             Role::Accumulated | Role::Updated => 2.0,
         };
-        bytes += both * elements * plan.buffer(*buffer).dtype.bytes() as f64;
+        let dtype = plan.buffer(*buffer).dtype;
+        bytes += both * elements * dtype.bytes() as f64 / dtype.unit() as f64;
     }
     bytes
 }
