@@ -2,11 +2,12 @@
 //! multiples of nothing, and as many tokens as fill a GPU, which then chooses its widest tiles.
 
 use super::{ProofError, Trial};
+use crate::device::Device;
 use crate::device::cuda::CudaDevice;
-use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::ast::Spelling;
+use dreamc_dsl::spec::Precision;
 
 /// A model and a batch of it.
 #[derive(Clone, Copy, Debug)]
@@ -17,36 +18,38 @@ pub struct Case {
     pub text: &'static str,
     /// Sequences and tokens of each.
     pub batch: (u64, u64),
-    /// Whether products are of bf16.
-    pub narrow: bool,
+    /// The precision that its recipe asks for.
+    pub precision: Precision,
     /// Whether attention stops at documents.
     pub documents: bool,
 }
 
 macro_rules! case {
-    ($name:literal, $file:literal, $batch:expr, $narrow:expr, $documents:expr) => {
+    ($name:literal, $file:literal, $batch:expr, $precision:ident, $documents:expr) => {
         Case {
             name: $name,
             text: include_str!(concat!("models/", $file, ".dream")),
             batch: $batch,
-            narrow: $narrow,
+            precision: Precision::$precision,
             documents: $documents,
         }
     };
 }
 
 /// Small ones first: they take no time, and find most.
-pub const CASES: [Case; 10] = [
-    case!("smallest", "smallest", (1, 3), false, false),
-    case!("smallest-bf16", "smallest", (1, 3), true, false),
-    case!("ragged", "ragged", (3, 37), false, true),
-    case!("ragged-bf16", "ragged", (3, 37), true, true),
-    case!("skips-bf16", "skips", (2, 30), true, false),
-    case!("recurrence", "recurrence", (2, 70), false, false),
-    case!("chunks", "chunks", (3, 150), true, true),
-    case!("mixture", "mixture", (4, 1000), true, false),
-    case!("dense", "dense", (4, 512), true, true),
-    case!("wide-heads", "wide-heads", (6, 390), true, false),
+pub const CASES: [Case; 12] = [
+    case!("smallest", "smallest", (1, 3), F32, false),
+    case!("smallest-bf16", "smallest", (1, 3), Bf16, false),
+    case!("ragged", "ragged", (3, 37), F32, true),
+    case!("ragged-bf16", "ragged", (3, 37), Bf16, true),
+    case!("skips-bf16", "skips", (2, 30), Bf16, false),
+    case!("recurrence", "recurrence", (2, 70), F32, false),
+    case!("chunks", "chunks", (3, 150), Bf16, true),
+    case!("codes", "codes", (2, 128), Fp8, false),
+    case!("mixture", "mixture", (4, 1000), Bf16, false),
+    case!("dense", "dense", (4, 512), Bf16, true),
+    case!("dense-fp8", "dense", (4, 512), Fp8, true),
+    case!("wide-heads", "wide-heads", (6, 390), Bf16, false),
 ];
 
 /// The programs of a step, and of evaluation.
@@ -69,7 +72,7 @@ impl Case {
             train: true,
             segments: self.documents,
             rewrite,
-            narrow: if self.narrow { Narrow::Storage } else { Narrow::Nothing },
+            narrow: device.narrow(self.precision),
             ..Options::default()
         };
         let compiled = compile(&spec, &options).map_err(|e| failed(e.to_string()))?;
