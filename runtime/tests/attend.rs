@@ -212,7 +212,7 @@ fn fill(session: &mut dyn Session, plan: &Plan, args: &[Tensor]) {
                 0,
                 &floats(arg).iter().map(|&x| bf16::from_f64(x)).collect::<Vec<_>>(),
             ),
-            DType::Packed(_) => panic!("{}: an attention reads no weights", buffer.name),
+            DType::E4m3 | DType::Packed(_) => panic!("{}: an attention reads no weights", buffer.name),
         };
         written.unwrap_or_else(|e| panic!("{e}"));
     }
@@ -228,7 +228,7 @@ fn run(device: &dyn Device, plan: &Plan, args: &[Tensor]) -> Vec<(String, Vec<f6
         let values = match buffer.dtype {
             DType::F32 => session.read_all::<f32>(id).map(|x| x.into_iter().map(f64::from).collect()),
             DType::Bf16 => session.read_all::<bf16>(id).map(|x| x.iter().map(|x| x.to_f64()).collect()),
-            DType::I32 | DType::Packed(_) => Ok(vec![]),
+            DType::I32 | DType::E4m3 | DType::Packed(_) => Ok(vec![]),
         };
         (buffer.name.clone(), values.unwrap_or_else(|e| panic!("{e}")))
     };

@@ -82,7 +82,7 @@ impl Case {
                 }
                 (None, DType::F32) => floats(&values),
                 (None, DType::Bf16) => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
-                (None, DType::I32) => continue,
+                (None, DType::I32 | DType::E4m3) => continue,
             };
             all.push((id, bytes));
         }
@@ -137,7 +137,7 @@ impl Case {
         }
     }
 
-    /// The bits of the result, of bf16 as those of the same f32.
+    /// The bits of the result, of bf16 and of bytes as those of the same f32.
     pub fn run(&self, device: &dyn Device) -> Vec<u32> {
         let mut session =
             device.load(&self.plan, &Group::alone()).unwrap_or_else(|e| panic!("{e}\n{}", self.plan));
@@ -149,6 +149,12 @@ impl Case {
             DType::Bf16 => {
                 let all = session.read_all::<bf16>(self.result).unwrap();
                 all.iter().map(|x| x.to_f32().to_bits()).collect()
+            }
+            // Codes and exponents as numbers: they are equal or not.
+            DType::E4m3 => {
+                let mut bytes = vec![0; self.plan.buffer(self.result).bytes() as usize];
+                session.read(self.result, 0, 0, &mut bytes).unwrap();
+                bytes.into_iter().map(|byte| f32::from(byte).to_bits()).collect()
             }
             _ => session.read_all::<f32>(self.result).unwrap().iter().map(|x| x.to_bits()).collect(),
         }

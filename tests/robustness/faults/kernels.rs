@@ -1,12 +1,14 @@
-//! Faults in the text of kernels that read blocks: the CPU's numbers notice each.
+//! Faults in the text of kernels that read blocks, and of those that make codes of e4m3 and
+//! multiply them: the CPU's numbers notice each.
 //!
 //! A line of a file of `kernels/` is spoiled in a folder that `DREAMC_KERNELS` names. Texts are
 //! read once in a process, so each fault has one of its own: this program again, asked for the
 //! sound test of the format and the kernel that reads the line.
 
-use crate::support::launch::{Case, devices, product};
+use crate::support::launch::{Case, devices, floats, product};
 use dreamc_compiler::format::Packed;
 use dreamc_compiler::program::kernel;
+use dreamc_runtime::device::ptx::{Options, PtxDevice};
 use libtest_mimic::Failed;
 use std::fs;
 use std::process::Command;
@@ -31,6 +33,10 @@ pub enum Form {
     Heads,
     /// By few rows, with one left out.
     Some,
+    /// Codes of e4m3 with scales, multiplied by Hopper's tensor cores.
+    Codes,
+    /// The codes of columns.
+    Columns,
 }
 
 impl Form {
@@ -42,6 +48,8 @@ impl Form {
             Form::Experts => "experts",
             Form::Heads => "heads",
             Form::Some => "rows left out",
+            Form::Codes => "products of codes",
+            Form::Columns => "codes of columns",
         }
     }
 
@@ -54,14 +62,14 @@ impl Form {
             (_, true) => 2304,
             (_, false) => 1088,
         };
-        let packed = Packed::named(format, k).unwrap();
+        let packed = || Packed::named(format, k).unwrap();
         let ints = |list: &[i32]| list.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         match self {
-            Form::One => Case::new(product(1, 7, k, false), packed, ("c", &[]), &[]),
-            Form::Few => Case::new(product(3, 7, k, false), packed, ("c", &[]), &[]),
-            Form::Many => Case::new(product(33, 8, k, false), packed, ("c", &[]), &[]),
+            Form::One => Case::new(product(1, 7, k, false), packed(), ("c", &[]), &[]),
+            Form::Few => Case::new(product(3, 7, k, false), packed(), ("c", &[]), &[]),
+            Form::Many => Case::new(product(33, 8, k, false), packed(), ("c", &[]), &[]),
             Form::Some => {
-                let case = Case::new(product(3, 7, k, false), packed, ("c", &[]), &[]);
+                let case = Case::new(product(3, 7, k, false), packed(), ("c", &[]), &[]);
                 case.some("a", &[0, -1, 2])
             }
             Form::Experts => {
@@ -70,16 +78,44 @@ impl Form {
                 let grouped =
                     kernel::Grouped { slots, experts, out, inner: k, transposed: false, gather, stored };
                 let given = [("offsets", ints(&[0, 2, 2, 5, 5])), ("order", ints(&[5, 4, 3, 2, 1, 0]))];
-                Case::new(grouped, packed, ("y", &[]), &given)
+                Case::new(grouped, packed(), ("y", &[]), &given)
             }
             Form::Heads => {
                 let (heads, out, first, part) = (3, 8, 2, 5);
                 let (rows, transposed, stored) = (2, false, true);
                 let by_head = kernel::ByHead { rows, heads, out, inner: k, first, part, transposed, stored };
-                Case::new(by_head, packed, ("y", &[]), &[])
+                Case::new(by_head, packed(), ("y", &[]), &[])
             }
+            Form::Codes => codes(),
+            Form::Columns => columns(),
         }
     }
+}
+
+/// Two tiles of codes, three of terms; scales of neighbours differ.
+fn codes() -> Case {
+    let (m, n, k) = (128, 144, 384);
+    let coded = |lines: u64, seed: u64| -> Vec<u8> {
+        let code = |i: u64| (i * 31 + i / 7 * seed) as u8;
+        // The last code is no number.
+        let codes = (0..lines * k).map(code).map(|code| if code & 0x7f == 0x7f { 0 } else { code });
+        codes.chain((0..lines * k / 128).map(|i| 124 + (i * seed % 7) as u8)).collect()
+    };
+    let product = kernel::ProductE4m3 { m, n, k, accumulate: false };
+    Case::new(product, Packed::Q8, ("c", &[]), &[("a", coded(m, 3)), ("b", coded(n, 5))])
+}
+
+/// Two tiles of tokens for each of some columns.
+fn columns() -> Case {
+    let (rows, columns) = (256, 144);
+    let numbers = (0..rows * columns).map(|i| {
+        let number = (i * 7919 % 2027) as f32 / 1013.0 - 1.0;
+        number * ((i % columns % 5) as f32 * 3.0).exp2()
+    });
+    let x = floats(&numbers.collect::<Vec<f32>>());
+    let kernel =
+        kernel::Fp8 { matrices: 1, rows, columns, tile: [128, 1], groups: None, e4m3: true, turned: true };
+    Case::new(kernel, Packed::Q8, ("y", &[]), &[("x", x)])
 }
 
 /// The words that [`sound`] says of a difference.
@@ -91,13 +127,21 @@ pub fn all() -> Vec<(Form, &'static str)> {
     [each(Form::One), each(Form::Few), each(Form::Many)].concat().into_iter().chain(MIXED).collect()
 }
 
-const MIXED: [(Form, &str); 3] = [(Form::Experts, "q4_0"), (Form::Heads, "q4_0"), (Form::Some, "q4_0")];
+const MIXED: [(Form, &str); 5] = [
+    (Form::Experts, "q4_0"),
+    (Form::Heads, "q4_0"),
+    (Form::Some, "q4_0"),
+    (Form::Codes, "e4m3"),
+    (Form::Columns, "e4m3"),
+];
 
 /// Both kernels of a GPU have the numbers of the CPU.
 pub fn sound(form: Form, format: &str) -> Result<(), Failed> {
     let Some(devices) = devices() else { return Ok(()) };
     let case = form.case(format);
-    for (rung, device) in [("fast", &devices.fast), ("naive", &devices.naive)] {
+    let hopper = PtxDevice::hopper(Options::default())?;
+    let fast = if form == Form::Codes { &hopper } else { &devices.fast };
+    for (rung, device) in [("fast", fast), ("naive", &devices.naive)] {
         let apart = case.apart(device, &devices.cpu);
         if apart.is_nan() || apart > 4e-6 {
             return Err(format!("{rung}: {apart:e} {APART}").into());
@@ -384,6 +428,73 @@ pub fn faults() -> Vec<Fault> {
         ),
     ] {
         all.push(Fault { name, file, form, format: "q4_0", line, fault });
+    }
+    for (name, file, form, line, fault) in [
+        (
+            "codes: the scale of another row",
+            "e4m3.cuh",
+            Form::Codes,
+            "of_rows[e / 2] * of_columns[e % 2]",
+            "of_rows[0] * of_columns[e % 2]",
+        ),
+        (
+            "codes: the scales of neighbours exchanged",
+            "e4m3.cuh",
+            Form::Codes,
+            "{low(bytes), high(bytes)}",
+            "{high(bytes), low(bytes)}",
+        ),
+        (
+            "codes: the scales of the first terms for all",
+            "e4m3.cuh",
+            Form::Codes,
+            "number = (a.depth + step * DEPTH) / DEPTH;",
+            "number = 0;",
+        ),
+        (
+            "codes: terms whose sums are added a second time",
+            "e4m3.cuh",
+            Form::Codes,
+            "tile_at(tile + B + u32(d * 32), 8192), d);",
+            "tile_at(tile + B + u32(d * 32), 8192), step + d);",
+        ),
+        (
+            "codes: one scale taken for all columns",
+            "e4m3.cuh",
+            Form::Codes,
+            "return !__any_sync(ALL_LANES, others != 0);",
+            "return __any_sync(ALL_LANES, others != 0);",
+        ),
+        (
+            "codes of columns: the next power of two",
+            "fp8.cuh",
+            Form::Columns,
+            "byte = u32(127 + k);",
+            "byte = u32(128 + k);",
+        ),
+        (
+            "codes of columns: scales by columns",
+            "fp8.cuh",
+            Form::Columns,
+            "scales[i64(down) * columns + column + e]",
+            "scales[i64(column + e) * (rows / 128) + down]",
+        ),
+        (
+            "codes of columns: tokens in the other order",
+            "fp8.cuh",
+            Form::Columns,
+            "<< 8 * (i % 4);",
+            "<< 8 * (3 - i % 4);",
+        ),
+        (
+            "codes of columns: numbers cut off, not rounded",
+            "fp8.cuh",
+            Form::Columns,
+            "((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - 960u",
+            "(size >> 20) - 960u",
+        ),
+    ] {
+        all.push(Fault { name, file, form, format: "e4m3", line, fault });
     }
     all
 }
