@@ -36,8 +36,9 @@ template <int EVERY> struct Ends {
     }
 };
 
-// Keys that lists choose, those of as many adjacent heads one list; `attention_bits` makes of each a
-// bit for every key, and `attention_tiles` a bit for 32 queries and 32 keys that some of them read.
+// Keys that lists choose, those of as many adjacent heads one list; `attention_bits` makes of each
+// a bit for every key, and `attention_tiles` a bit for 32 queries and 32 keys that some of them
+// read.
 template <int QUERIES, int KEYS, int HEADS, int LISTS> struct Listed {
     static constexpr bool SCORES = false, MASKS = true;
     static constexpr int WORDS = (KEYS + 31) / 32, TILES = (QUERIES + 31) / 32, TILE_WORDS = (WORDS + 31) / 32;
@@ -105,8 +106,8 @@ template <class S> struct Mask {
                                  S::POSITIONS ? key_positions[k] : k);
     }
 
-    // Without a branch: what is read of rows beyond the last is that of the last. `LISTS`: lists are
-    // looked at, too.
+    // Without a branch: what is read of rows beyond the last is that of the last. `LISTS`: lists
+    // are looked at, too.
     template <bool LISTS = true> DEVICE bool sees(int query, int key) const {
         bool seen = (query < S::QUERIES) & (key < S::KEYS);
         int q = query < S::QUERIES ? query : S::QUERIES - 1, k = key < S::KEYS ? key : S::KEYS - 1;
@@ -485,8 +486,8 @@ DEVICE void attention_grad_keys(const E *q, i64 q_stride, const E *k, i64 k_stri
     store_rows<S>(result_v, dv + key_row * dv_stride + kv, dv_stride, mine, S::KEYS);
 }
 
-// The bits of a query's list, of one sequence after another; a block for each. Keys beyond the query
-// have none. Shared memory: a bit for each key, or for the number of each block.
+// The bits of a query's list, of one sequence after another; a block for each. Keys beyond the
+// query have none. Shared memory: a bit for each key, or for the number of each block.
 template <class L, int QUERIES, int KEYS, int LISTS, int COUNT, int BLOCK, int EVERY, bool POSITIONS>
 DEVICE void attention_bits(const int *chosen, const int *query_positions, const int *key_positions, u32 *bits) {
     extern __shared__ u32 words[];

@@ -231,7 +231,8 @@ DEVICE void choose_best(float *scores, const float *shares, const float *weights
     u32 bound, of_equal;
     int found;
     do {
-        // All ranks above the bound are chosen, and of those that are equal to it the lowest numbers.
+        // All ranks above the bound are chosen, and of those that are equal to it the lowest
+        // numbers.
         bound = 1, of_equal = 0;
         if (left == 0) bound = 0xffffffffu, of_equal = 0xffffffffu;
         else if (count_all(n, buffer, [&](int e) { return rank(e) > 0; }) > left) {

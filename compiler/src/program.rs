@@ -129,7 +129,7 @@ impl Affine {
         self
     }
 
-    /// What is left of it without `other`, of which it has at least as much.
+    /// The difference from `other`; nothing where some value of it would be below zero.
     pub fn minus(&self, other: &Affine) -> Option<Self> {
         let of = |variable: u32| other.terms.iter().filter(|(v, _)| *v == variable).map(|(_, s)| s).sum();
         let terms = self.terms.iter().map(|&(v, step)| Some((v, step.checked_sub(of(v))?)));

@@ -299,8 +299,8 @@ fn chosen_keys_alone_are_read() {
     }
 }
 
-/// Lists of heads, of groups, of all heads; blocks longer than a word of bits, of one token, of none
-/// that is a power of two; with documents, a window, ends of blocks alone, and over a cache.
+/// Lists of heads, of groups, of all heads; blocks longer than a word of bits, of one token, of
+/// none that is a power of two; with documents, a window, ends of blocks alone, and over a cache.
 #[test]
 fn attention_of_chosen_keys_is_right_and_clean() {
     if !interpreted() {

@@ -622,8 +622,8 @@ impl Lower<'_> {
         (first(Part::Keys), first(Part::Values))
     }
 
-    /// Keys and values of every token of the stream: those made here, and of tokens that take no part
-    /// those of the first pass at this place of it.
+    /// Keys and values of every token of the stream: those made here, and of tokens that take no
+    /// part those of the first pass at this place of it.
     fn replaced(&mut self, c: Owner, k: Value, v: Value) -> (Value, Value) {
         if self.inside.is_empty() {
             return (k, v);
