@@ -5,7 +5,9 @@ use crate::support::{load, root};
 use dreamc_compiler::codegen::{HEADERS, Limits, Source, Variant, generate};
 use dreamc_compiler::format::Packed;
 use dreamc_compiler::ir::{Attention, Mask};
+use dreamc_compiler::op::attention::Among;
 use dreamc_compiler::op::attention::kernel::LONGEST_SHARED;
+use dreamc_compiler::op::choose::Measure;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{AttentionShape, Kernel, KernelKind, Matrix, kernel};
 use dreamc_compiler::{Cache, CompileError, Options, compile};
@@ -201,6 +203,57 @@ fn kernels_of_latents_compile_without_spilling() {
         kernels.iter().flat_map(|kernel| variants.map(|variant| of(kernel, variant))).collect();
     for (name, registers) in compile_all(nvrtc, &list, "sm_80") {
         println!("{registers} {name}");
+    }
+}
+
+/// Kernels of chosen keys at the sizes of trainings: lists of heads, of groups and of all heads, of
+/// sequences and over a cache, and what chooses them.
+#[test]
+fn kernels_of_chosen_keys_compile_without_spilling() {
+    let Some(nvrtc) = dreamc_skip::need(Nvrtc::find()) else { return };
+    let mut kernels: Vec<Kernel> = vec![];
+    for (size, kv_heads, lists, block, count, segments) in [
+        (64, 4, 4, 64, 8, false),
+        (64, 4, 1, 1, 512, true),
+        (128, 1, 1, 32, 8, true),
+        (128, 4, 4, 64, 8, false),
+    ] {
+        let among = Some(Among { block, count, heads: lists, own: false });
+        let attention = Attention { segments, among, ..Attention::default() };
+        let shape = AttentionShape { batch: 1, queries: 4096, keys: 4096, heads: 4, kv_heads, size };
+        let forward =
+            kernel::Attention { shape, attention: attention.clone(), shared: false, lengths: vec![] };
+        kernels.push(forward.clone().into());
+        kernels.push(
+            kernel::AttentionGrad { shape, attention: attention.clone(), log: false, lengths: vec![] }.into(),
+        );
+        let one = AttentionShape { queries: 1, ..shape };
+        let cached = Attention { mask: Mask::Positions, segments: false, ..attention };
+        kernels.push(kernel::Attention { shape: one, attention: cached.clone(), ..forward }.into());
+        for (shape, seen) in [(shape, Attention { segments, ..Attention::default() }), (one, cached)] {
+            let seen = Attention { every: Some(block), among: None, ..seen };
+            let measure = if block == 32 { Measure::Softmax } else { Measure::Relu };
+            let choice = kernel::ChooseKeys {
+                shape,
+                seen,
+                measure,
+                weighed: block == 1,
+                near: 1,
+                first: 1,
+                lists,
+                count,
+            };
+            kernels.push(choice.into());
+        }
+    }
+    let narrow = Variant { narrow: u32::MAX, aligned: true, wide: u64::MAX, ..Variant::default() };
+    let of = |kernel: &Kernel, variant| generate(kernel, variant).unwrap().expect("something to do");
+    let list: Vec<Source> =
+        kernels.iter().flat_map(|kernel| [Variant::default(), narrow].map(|v| of(kernel, v))).collect();
+    for architecture in ["sm_80", "sm_90a"] {
+        for (name, registers) in compile_all(nvrtc, &list, architecture) {
+            println!("{registers} {name}");
+        }
     }
 }
 

@@ -10,8 +10,11 @@ use crate::device::{DeviceError, agree};
 use dreamc_compiler::codegen::{Language, Source, Variant};
 use dreamc_compiler::count::device::Device;
 use dreamc_compiler::count::executed::{Launched, executed};
-use dreamc_compiler::ir::{DType, Extents};
-use dreamc_compiler::program::{Buffer, Kernel, KernelKind, Launch, Layout, Operand, Plan, Space};
+use dreamc_compiler::ir::{Attention, DType, Extents};
+use dreamc_compiler::op::choose::Measure;
+use dreamc_compiler::program::{
+    AttentionShape, Buffer, Kernel, KernelKind, Launch, Layout, Operand, Plan, Space,
+};
 use serde::{Deserialize, Serialize};
 
 /// Texts, launches, and what memory holds at the beginning.
@@ -327,18 +330,31 @@ impl Trial {
 const ALONE: f64 = 4e3;
 
 /// Multiply-adds of the naive kernel of each launch of a program's list: attention finds every
-/// score again for each element of a head, the gradient of an embedding looks at all ids, and one
-/// thread sums a norm.
+/// score again for each element of a head, and looks a list through for each key; a choice finds
+/// all scores again for each block; the gradient of an embedding looks at all ids, and one thread
+/// sums a norm.
 fn costs(plan: &Plan, program: &str) -> Vec<f64> {
     let Ok(counted) = executed(plan, program, &|_| Extents::default()) else { return vec![] };
     let Some(list) = plan.programs.get(program) else { return vec![] };
     let of = |(launch, counted): (&Launch, &Launched)| {
         let kernel = plan.kernel(launch.kernel);
         let once = counted.multiply_adds as f64 / counted.times.max(1) as f64;
+        let looks = |s: &AttentionShape, a: &Attention| {
+            let elements = (s.batch * s.queries * s.heads * s.size) as f64;
+            a.among.map_or(0.0, |among| elements * s.keys as f64 * among.count as f64)
+        };
         if let Kernel::Attention(a) = kernel {
-            once * a.shape.size as f64
+            once * a.shape.size as f64 + looks(&a.shape, &a.attention)
         } else if let Kernel::AttentionGrad(a) = kernel {
-            2.0 * once * a.shape.size as f64
+            2.0 * once * a.shape.size as f64 + 2.0 * looks(&a.shape, &a.attention)
+        } else if let Kernel::ChooseKeys(c) = kernel {
+            let (s, count) = (&c.shape, c.count as f64);
+            let again = if c.measure == Measure::Softmax { 2.0 * s.keys as f64 } else { 1.0 };
+            let found = s.heads as f64 * s.size as f64 * again / c.block() as f64;
+            let rows = (s.batch * s.queries) as f64;
+            // A thread for each list.
+            let alone = (ALONE / (rows * c.lists as f64)).max(1.0);
+            alone * rows * s.keys as f64 * count * (c.lists as f64 * count + found)
         } else if let Kernel::EmbedGrad(e) = kernel {
             e.rows as f64 * e.vocab as f64 * e.width as f64
         } else if let Kernel::Norm(norm) = kernel {
