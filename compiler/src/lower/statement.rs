@@ -21,7 +21,7 @@ impl Lower<'_> {
                 let dims = [self.stream_rows(), smallvec![self.hidden()]].concat();
                 let noise = self.b.param(Input::Noise.name(), Binding::Batch(Input::Noise), Type::f32(&dims));
                 let noise = self.b.scale(noise, *deviation);
-                wiring(&self.architecture.model).begin(self, noise)
+                wiring(&self.architecture.model).replaced_by(self, noise)
             }
             Statement::Save(name) => {
                 self.save(name, x);

@@ -45,13 +45,17 @@ struct Around {
 
 impl Wiring for Lanes {
     fn begin(&self, lower: &mut Lower, x: Value) -> Value {
-        let lanes = self.join(lower, &vec![x; self.count as usize]);
+        let lanes = self.replaced_by(lower, x);
         if !self.embed {
             return lanes;
         }
         let (dims, zero) = ([self.lane(lower), lower.hidden()], Some(Init::Constant(0.0)));
         let e = lower.weight(Owner::Stream, Part::LaneEmbedding, &dims, TensorKind::Steady, zero);
         lower.b.add(lanes, e)
+    }
+
+    fn replaced_by(&self, lower: &mut Lower, x: Value) -> Value {
+        self.join(lower, &vec![x; self.count as usize])
     }
 
     fn layer(&self, lower: &mut Lower, x: Value, expr: &Expr) -> Result<Value, CompileError> {

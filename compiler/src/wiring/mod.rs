@@ -27,6 +27,11 @@ pub(crate) trait Wiring {
     /// The stream before the first layer, of the embedding.
     fn begin(&self, lower: &mut Lower, x: Value) -> Value;
 
+    /// The stream that is `x` and nothing else: the embedding leaves nothing in it.
+    fn replaced_by(&self, lower: &mut Lower, x: Value) -> Value {
+        self.begin(lower, x)
+    }
+
     /// The stream after a layer.
     fn layer(&self, lower: &mut Lower, x: Value, expr: &Expr) -> Result<Value, CompileError>;
 
