@@ -246,6 +246,14 @@ fn cases() -> impl Iterator<Item = (Case, f64)> {
         turned: false,
     };
     let codes = |sizes, tile, turned| kernel::Fp8 { e4m3: true, turned, ..tiles(1, sizes, tile) };
+    let product = || {
+        // Rounded numbers by themselves: codes that are random would be those of no numbers, too.
+        let mut case = Case::by_hand(codes([48, 384], [1, 128], false));
+        let (codes, c) = (BufferId(1), case.buffer(DType::F32, 48 * 48));
+        let product = kernel::ProductE4m3 { m: 48, n: 48, k: 384, accumulate: false };
+        case.launch(product.into(), vec![tensor(codes), tensor(codes), tensor(c)]);
+        case
+    };
     let balance = |target, law| kernel::Balance { experts, rate: Bits(0.1), target, law };
     let by_hand = [
         Case::by_hand(kernel::Zero { elements }),
@@ -259,6 +267,7 @@ fn cases() -> impl Iterator<Item = (Case, f64)> {
         Case::by_hand(codes([48, 256], [128, 128], false)),
         Case::by_hand(codes([256, 144], [128, 128], true)),
         Case::by_hand(codes([256, 80], [128, 1], true)),
+        product(),
         Case::by_hand(balance(BalanceTarget::Mean, BalanceLaw::Proportional)),
         Case::by_hand(balance(BalanceTarget::Median, BalanceLaw::Sign)),
     ];

@@ -107,7 +107,7 @@ impl KernelKind for ProductE4m3 {
     }
 
     fn summary(&self) -> String {
-        format!("product {}×{}×{} of e4m3{}", self.m, self.n, self.k, adding(self.accumulate))
+        format!("product_e4m3 {}×{}×{}{}", self.m, self.n, self.k, adding(self.accumulate))
     }
 
     fn work(&self) -> Work {
