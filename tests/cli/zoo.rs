@@ -56,6 +56,8 @@ its authors' formula. [Definitions](definitions.md) begins with the ideas.
 | keys that one layer makes for others | `COMPONENT.value` | |
 | embeddings of lanes (hyper-connections) | `stream { lanes 4  embed true }` | |
 | the loss of the logits that a loop expects (Ouro) | `exit expected 0.1` | |
+| keys of a pass for its tokens, of the first for others (Mixture-of-Recursions) | `recur 3 kv replaced` | |
+| a temperature, a network and a z-loss of the routers of passes (Mixture-of-Recursions) | `skip(…, temperature 2, network 128, z_loss 1e-3)` | mixture-of-recursions-token |
 
 The language does not say these:
 
@@ -63,7 +65,7 @@ The language does not say these:
 - depth for each sequence;
 - losses of built-in components other than those of routers;
 - keys of depth from networks in the softmax of an attention;
-- temperatures, networks, z-losses and a warm-up of Mixture-of-Recursions' routers, and keys that passes replace;
+- shares of Mixture-of-Recursions that fall over the first steps;
 - a recurrent width other than `hidden`.
 ";
 
