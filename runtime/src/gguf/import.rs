@@ -51,8 +51,7 @@ pub fn import(from: &Path, to: &Path, name: &str, force: bool) -> Result<Importe
         path: from.to_path_buf(),
         problem: d.render(false),
     };
-    let text = config.specification(name, None).map_err(specification)?;
-    let spec = config.spec(name, None).map_err(specification)?;
+    let (spec, text) = config.specification(name, None).map_err(specification)?;
     let layers = layers(&spec.model).map_err(refuse)?;
     let compiled = compile(&spec, &prepare::forward(1, 1))?;
     let parts = |name: &str, shape: &[u64]| family::parts(family, &config, &layers, name, shape);

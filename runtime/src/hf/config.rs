@@ -262,14 +262,15 @@ impl Config {
         Ok(dreamc_dsl::check(&self.parsed(name, stored)?, &[])?.0)
     }
 
-    /// The specification in YAML; `stored` is the type of the embedding, to which its scale is
-    /// rounded.
+    /// The same, and its text in YAML.
     pub fn specification(
         &self,
         name: &str,
         stored: Option<Dtype>,
-    ) -> std::result::Result<String, Diagnostics> {
-        dreamc_dsl::format(&self.parsed(name, stored)?, Spelling::Yaml)
+    ) -> std::result::Result<(Spec, String), Diagnostics> {
+        let ast = self.parsed(name, stored)?;
+        let text = dreamc_dsl::format(&ast, Spelling::Yaml)?;
+        Ok((dreamc_dsl::check(&ast, &[])?.0, text))
     }
 
     /// JSON is YAML.
@@ -2112,7 +2113,7 @@ mod tests {
         ] {
             let map = serde_json::from_str(text).unwrap();
             let config = Config::read(Path::new("config.json"), map, &[]).unwrap();
-            let yaml = config.specification(name, Some(Dtype::BF16)).unwrap();
+            let yaml = config.specification(name, Some(Dtype::BF16)).unwrap().1;
             let ast = dreamc_dsl::parse("config.json", &yaml, Spelling::Yaml).unwrap();
             let found = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|d| panic!("{yaml}\n{d}")).0;
             let path = format!("{}/../examples/published/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
@@ -2370,7 +2371,7 @@ mod tests {
             let kept: Map<String, Value> = serde_json::from_slice(&finite(text.as_bytes())).unwrap();
             let config =
                 Config::read(Path::new("config.json"), kept.clone(), &[]).unwrap_or_else(|e| panic!("{e}"));
-            let yaml = config.specification("model", Some(Dtype::BF16)).unwrap();
+            let yaml = config.specification("model", Some(Dtype::BF16)).unwrap().1;
             let spec = config.spec("model", Some(Dtype::BF16)).unwrap_or_else(|e| panic!("{yaml}\n{e}"));
             let kind = config.family.kind;
             let compiled = dreamc_compiler::compile(&spec, &crate::train::prepare::forward(1, 1)).unwrap();
@@ -2427,7 +2428,7 @@ mod tests {
             "torch_dtype": "bfloat16", "transformers_version": "4.47.1", "vocab_size": 65536}"#;
         let config =
             Config::read(Path::new("config.json"), serde_json::from_str(text).unwrap(), &[]).unwrap();
-        let yaml = config.specification("huginn", Some(Dtype::BF16)).unwrap();
+        let yaml = config.specification("huginn", Some(Dtype::BF16)).unwrap().1;
         let spec = config.spec("huginn", Some(Dtype::BF16)).unwrap_or_else(|e| panic!("{yaml}\n{e}"));
         let compiled = dreamc_compiler::compile(&spec, &crate::train::prepare::forward(1, 1)).unwrap();
         assert_eq!(crate::model::parameters(&compiled), 3_564_976_800);

@@ -66,8 +66,7 @@ pub fn hugging_face(
     let stored = shards.dtype(config.family.ends[0]);
     let specification =
         |d: dreamc_dsl::Diagnostics| HfError::Specification { path: path.clone(), problem: d.render(false) };
-    let text = config.specification(name, stored).map_err(specification)?;
-    let spec = config.spec(name, stored).map_err(specification)?;
+    let (spec, text) = config.specification(name, stored).map_err(specification)?;
     let layers = super::config::layers(&spec.model).map_err(|problem| HfError::refused(&path, problem))?;
 
     // One token is enough to learn which tensors the model has.

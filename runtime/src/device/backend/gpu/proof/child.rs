@@ -1,7 +1,7 @@
 //! The process that proves: runs a trial on a GPU, each launch by each of its rungs from the same
 //! memory, and says what it does before it does it.
 
-use super::held::{Held, Holder, floor, largest, worst};
+use super::held::{Held, Holder, floor, largest, read, worst};
 use super::trial::{Blocks, Fill, Range, Step, Type, With};
 use super::{Event, Outcome, Rung, Trial, Verdict};
 use crate::device::DeviceError;
@@ -201,8 +201,8 @@ impl<'t, G: Gpu> Bench<'t, G> {
     /// The largest number of each range that a step reads.
     fn largest_read(&self, step: &Step) -> Result<Vec<f64>, DeviceError> {
         let one = |range: &Range| {
-            let mut bytes = vec![0; range.bytes as usize];
-            self.gpu.read(self.memory.arena + range.at, &mut bytes).map(|()| largest(range.dtype, &bytes))
+            let bytes = read(&self.gpu, self.memory.arena + range.at, range.bytes)?;
+            Ok(largest(range.dtype, &bytes))
         };
         step.read.iter().map(one).collect()
     }

@@ -11,6 +11,7 @@ use crate::device::DeviceError;
 use crate::device::backend::gpu::launch::{Arg, Launch};
 use crate::device::backend::gpu::{Compiler, Gpu};
 use dreamc_compiler::codegen::{Language, Pass, Source, Turns};
+use std::borrow::Cow;
 use std::thread;
 
 /// Contents of ranges, as they were at one moment.
@@ -144,10 +145,7 @@ impl<G: Gpu> Holder<G> {
     pub(super) fn hold(&mut self, gpu: &mut G, arena: u64, ranges: &[Range]) -> Result<Held, DeviceError> {
         let all = room(ranges);
         if self.code.is_none() || all < LARGE || self.taken + all > self.bytes {
-            let one = |range: &Range| {
-                let mut bytes = vec![0; range.bytes as usize];
-                gpu.read(arena + range.at, &mut bytes).map(|()| bytes)
-            };
+            let one = |range: &Range| read(gpu, arena + range.at, range.bytes);
             return Ok(Held::Host(ranges.iter().map(one).collect::<Result<_, _>>()?));
         }
         let held = self.begin + self.taken;
@@ -191,7 +189,7 @@ impl<G: Gpu> Holder<G> {
                 .collect(),
             _ => {
                 let [expected, found] = [contents(gpu, ranges, expected)?, contents(gpu, ranges, found)?];
-                let pairs = expected.iter().zip(&found);
+                let pairs = expected.iter().zip(found.iter());
                 Ok(ranges.iter().zip(pairs).map(|(range, (a, b))| Apart::of(range.dtype, a, b)).collect())
             }
         }
@@ -232,16 +230,21 @@ fn placed(ranges: &[Range], begin: u64) -> impl Iterator<Item = (&Range, u64)> {
     })
 }
 
-fn contents<G: Gpu>(gpu: &G, ranges: &[Range], held: &Held) -> Result<Vec<Vec<u8>>, DeviceError> {
+fn contents<'h, G: Gpu>(
+    gpu: &G,
+    ranges: &[Range],
+    held: &'h Held,
+) -> Result<Cow<'h, [Vec<u8>]>, DeviceError> {
     match held {
-        Held::Host(contents) => Ok(contents.clone()),
-        &Held::Device(held) => placed(ranges, held)
-            .map(|(range, at)| {
-                let mut bytes = vec![0; range.bytes as usize];
-                gpu.read(at, &mut bytes).map(|()| bytes)
-            })
-            .collect(),
+        Held::Host(contents) => Ok(contents.into()),
+        &Held::Device(held) => placed(ranges, held).map(|(range, at)| read(gpu, at, range.bytes)).collect(),
     }
+}
+
+/// Bytes of the device's memory.
+pub(super) fn read<G: Gpu>(gpu: &G, address: u64, bytes: u64) -> Result<Vec<u8>, DeviceError> {
+    let mut contents = vec![0; bytes as usize];
+    gpu.read(address, &mut contents).map(|()| contents)
 }
 
 /// How two contents of a range differ.
