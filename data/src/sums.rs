@@ -39,7 +39,7 @@ pub const CHECKSUMS: &str = "checksums.txt";
 pub type Fill<'a> = Box<dyn FnMut(&mut dyn Write) -> io::Result<()> + 'a>;
 
 /// The checksums of a folder.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Sums {
     folder: PathBuf,
     text: String,
@@ -56,6 +56,11 @@ impl Sums {
             return Err(corrupt("is cut short"));
         }
         Ok(Sums { folder: folder.to_path_buf(), text })
+    }
+
+    /// Which folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// The checksum of a file, in hexadecimal.
@@ -152,12 +157,17 @@ impl<R: Read> Read for HashedRead<R> {
 /// Fills an empty folder: files, then their checksums.
 pub fn fill(folder: &Path, list: Vec<(&str, Fill)>) -> io::Result<()> {
     let mut sums = vec![];
-    for (name, mut content) in list {
-        let mut out = Hashed::create(&folder.join(name))?;
-        content(&mut out)?;
-        sums.push((name, out.finish()?));
+    for (name, content) in list {
+        sums.push((name, put(folder, name, content)?));
     }
     seal(folder, &sums)
+}
+
+/// Writes a file of a folder and makes it durable; gives its checksum.
+pub fn put(folder: &Path, name: &str, mut content: Fill) -> io::Result<String> {
+    let mut out = Hashed::create(&folder.join(name))?;
+    content(&mut out)?;
+    out.finish()
 }
 
 /// Writes the checksums of files that are on disk, by name.

@@ -5,26 +5,29 @@
 //! `model.safetensors` (names of `docs/dev/semantics.md` section 11, the specification in its
 //! metadata), `optimizer.safetensors` (moments as `{name}.m` and `.v`, selection counts as
 //! `{name}.counts`), `state.json` (step, data cursor, counters) and `checksums.txt` (BLAKE3 of the
-//! other three, in the format of `b3sum`). *Promise*: a folder of that name is whole: it is written
-//! under a temporary name, synced, renamed, and only then is an older one removed. Opening verifies
-//! every byte; a damaged checkpoint is refused with what is wrong, and [`Checkpoints::latest`]
-//! falls back to the newest good one.
+//! others, in the format of `b3sum`). Where weights or states are cut over ranks, each rank writes
+//! a part of either file, and `parts.json` says where all numbers are ([`parts`]). *Promise*: a
+//! folder of that name is whole: it is written under a temporary name, synced, renamed, and only
+//! then is an older one removed. Files are verified to the last byte when they are opened, parts
+//! before the first number of them is read. A damaged checkpoint is refused with what is wrong, and
+//! [`Checkpoints::latest`], which verifies every byte, falls back to the newest good one.
 
 pub mod dcp;
 pub mod folder;
+pub mod parts;
 pub mod safetensors;
 mod weights;
 
 pub use weights::{Binding, Weights};
 
 use crate::data::Cursor;
-use crate::data::sums::{CHECKSUMS, Fill, Sums, SumsError, fill};
+use crate::data::sums::{CHECKSUMS, Sums, SumsError, put, seal};
 use crate::files;
 use crate::train::guard::Guard;
-use safetensors::{Entry, Tensors};
+use parts::{Filed, Kind, Manifest, PARTS};
+use safetensors::Tensors;
 use serde::{Deserialize, Serialize};
-use std::cell::RefCell;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -32,8 +35,6 @@ use thiserror::Error;
 /// Changes whenever an older dreamc could not read what a newer one writes.
 pub const VERSION: u32 = 1;
 
-const MODEL: &str = "model.safetensors";
-const OPTIMIZER: &str = "optimizer.safetensors";
 const STATE: &str = "state.json";
 
 /// A checkpoint that cannot be used.
@@ -185,22 +186,6 @@ pub struct Change {
     pub difference: String,
 }
 
-/// Content of a checkpoint to be written.
-pub struct Content<'a> {
-    /// Where the run stands.
-    pub state: &'a State,
-    /// The resolved specification.
-    pub spec: &'a str,
-    /// The base that holds the tensors of the model that are not in `model`.
-    pub base: Option<&'a Binding>,
-    /// Tensors of the model.
-    pub model: Vec<Entry>,
-    /// Tensors of the optimizer.
-    pub optimizer: Vec<Entry>,
-    /// Values of a tensor of either.
-    pub read: &'a mut dyn FnMut(&str) -> io::Result<Vec<f32>>,
-}
-
 /// An opened checkpoint.
 #[derive(Debug)]
 pub struct Checkpoint {
@@ -215,8 +200,18 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint and verifies every byte of it.
+    /// Opens a checkpoint and verifies what is whole of it; parts are all there, and verified once
+    /// they are read.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
+        Checkpoint::open_as(folder, false)
+    }
+
+    /// Opens one whose whole files another rank has verified: this one reads ranges of them.
+    pub fn open_verified(folder: &Path) -> Result<Self, CheckpointError> {
+        Checkpoint::open_as(folder, true)
+    }
+
+    fn open_as(folder: &Path, verified: bool) -> Result<Self, CheckpointError> {
         let corrupt =
             |name: &str, problem: String| CheckpointError::Corrupt { path: folder.join(name), problem };
         let sums = Sums::open(folder)?;
@@ -226,17 +221,46 @@ impl Checkpoint {
             let problem = format!("is of format {}, this dreamc reads format {VERSION}", state.version);
             return Err(corrupt(STATE, problem));
         }
+        let manifest = Manifest::open(&sums)?;
+        if let Some(manifest) = manifest.as_ref().filter(|manifest| manifest.step != state.step) {
+            let problem = format!("is of step {}, and {STATE} of step {}", manifest.step, state.step);
+            return Err(corrupt(PARTS, problem));
+        }
         // Verified before it is parsed: the header of a damaged file is not worth reading.
-        let open = |name: &str| {
-            sums.verify(name)?;
-            Tensors::open(&folder.join(name))
+        let open = |kind: Kind| match manifest.as_ref().and_then(|manifest| manifest.tensors(kind, &sums)) {
+            Some(parts) => Ok(parts),
+            None => {
+                if !verified {
+                    sums.verify(kind.whole())?;
+                }
+                Tensors::open(&folder.join(kind.whole()))
+            }
         };
-        Ok(Checkpoint {
-            folder: folder.to_path_buf(),
-            state,
-            model: open(MODEL)?,
-            optimizer: open(OPTIMIZER)?,
-        })
+        let (model, optimizer) = (open(Kind::Model)?, open(Kind::Optimizer)?);
+        Ok(Checkpoint { folder: folder.to_path_buf(), state, model, optimizer })
+    }
+
+    /// Verifies every byte that opening did not.
+    pub fn verify(&self) -> Result<(), CheckpointError> {
+        self.model.verify()?;
+        self.optimizer.verify()
+    }
+}
+
+/// A checkpoint whose folder is being filled, under a temporary name; removed where it does not
+/// come to its end.
+#[derive(Debug)]
+pub struct Begun {
+    /// The folder.
+    pub folder: PathBuf,
+    path: PathBuf,
+    /// Whoever looks for what killed processes left sees that this is no such thing.
+    _lock: File,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -277,45 +301,56 @@ impl Checkpoints {
         steps
     }
 
-    /// Writes one.
-    pub fn save(&self, content: Content) -> Result<PathBuf, CheckpointError> {
-        let path = self.at(content.state.step);
-        self.write(&path, content).map_err(|error| CheckpointError::Io { path: path.clone(), error })?;
-        Ok(path)
+    /// Makes the folder that a checkpoint is written in.
+    pub fn begin(&self, step: u64) -> Result<Begun, CheckpointError> {
+        let path = self.at(step);
+        let make = || {
+            fs::create_dir_all(&self.folder)?;
+            self.remove_abandoned();
+            files::claim_folder(&path)
+        };
+        match make() {
+            Ok((folder, lock)) => Ok(Begun { folder, path, _lock: lock }),
+            Err(error) => Err(CheckpointError::Io { path, error }),
+        }
     }
 
-    fn write(&self, path: &Path, content: Content) -> io::Result<()> {
-        fs::create_dir_all(&self.folder)?;
-        self.remove_abandoned();
-        let temporary = files::temporary(path);
-        let attempt = fs::create_dir(&temporary).and_then(|()| {
-            let Content { state, spec, base, model, optimizer, read } = content;
-            let step = state.step.to_string();
-            let mut metadata = vec![("format", "dreamc"), ("spec", spec), ("step", step.as_str())];
-            metadata.extend(base.into_iter().flat_map(Binding::metadata));
-            let read = RefCell::new(read);
-            let state = |out: &mut dyn Write| Ok(serde_json::to_writer_pretty(out, state)?);
-            fill(
-                &temporary,
-                vec![
-                    (MODEL, tensors(&metadata, &model, &read)),
-                    (OPTIMIZER, tensors(&[], &optimizer, &read)),
-                    (STATE, Box::new(state)),
-                ],
-            )?;
-            // A step saved twice (a damaged one, or one saved by a resumed run) is replaced.
-            let replaced = files::temporary(path);
-            if path.exists() {
-                fs::rename(path, &replaced)?;
+    /// Gives a checkpoint its name, once all ranks have what they wrote on disk: the manifest of
+    /// its parts, where it has any, its state and the checksums of all come last.
+    pub fn finish(
+        &self,
+        begun: Begun,
+        state: &State,
+        manifest: Option<&Manifest>,
+        written: &[Filed],
+    ) -> Result<PathBuf, CheckpointError> {
+        let path = begun.path.clone();
+        let attempt = || -> io::Result<()> {
+            let folder = &begun.folder;
+            if let Some(manifest) = manifest {
+                let check = |file: &parts::File| file.check(folder, manifest.files.len());
+                manifest.files.iter().try_for_each(check).map_err(io::Error::other)?;
             }
-            fs::rename(&temporary, path)?;
+            let mut sums: Vec<(&str, String)> =
+                written.iter().map(|file| (file.file.as_str(), file.sum.clone())).collect();
+            if let Some(manifest) = manifest {
+                let text = |out: &mut dyn Write| Ok(serde_json::to_writer(out, manifest)?);
+                sums.push((PARTS, put(folder, PARTS, Box::new(text))?));
+            }
+            let text = |out: &mut dyn Write| Ok(serde_json::to_writer_pretty(out, state)?);
+            sums.push((STATE, put(folder, STATE, Box::new(text))?));
+            seal(folder, &sums)?;
+            // A step saved twice (a damaged one, or one saved by a resumed run) is replaced.
+            let replaced = files::temporary(&path);
+            if path.exists() {
+                fs::rename(&path, &replaced)?;
+            }
+            fs::rename(folder, &path)?;
             let _ = fs::remove_dir_all(&replaced);
             files::sync_folder(&self.folder)
-        });
-        if attempt.is_err() {
-            let _ = fs::remove_dir_all(&temporary);
-        }
-        attempt
+        };
+        attempt().map_err(|error| CheckpointError::Io { path: path.clone(), error })?;
+        Ok(path)
     }
 
     /// Removes what a killed process left half written. The run's lock says that no other process
@@ -328,7 +363,8 @@ impl Checkpoints {
     pub fn latest(&self) -> Result<(Checkpoint, Vec<CheckpointError>), CheckpointError> {
         let mut refused = vec![];
         for step in self.steps().into_iter().rev() {
-            match Checkpoint::open(&self.at(step)) {
+            let good = |checkpoint: Checkpoint| checkpoint.verify().map(|()| checkpoint);
+            match Checkpoint::open(&self.at(step)).and_then(good) {
                 Ok(checkpoint) => return Ok((checkpoint, refused)),
                 Err(error) => refused.push(error),
             }
@@ -362,33 +398,30 @@ impl Checkpoints {
     }
 }
 
-type Read<'a> = &'a mut dyn FnMut(&str) -> io::Result<Vec<f32>>;
-
-/// Writes a file of tensors whose values are read one by one.
-fn tensors<'a, 'r: 'a>(
-    metadata: &'a [(&'a str, &'a str)],
-    entries: &'a [Entry],
-    read: &'a RefCell<Read<'r>>,
-) -> Fill<'a> {
-    Box::new(move |out| {
-        let mut read = read.borrow_mut();
-        safetensors::write(out, metadata, entries, |i| read(&entries[i].0))
-    })
-}
-
 /// The model tensors at a path: a run (its newest good checkpoint), a checkpoint, an imported
 /// model, or a safetensors file by itself.
 pub fn open_model(path: &Path) -> Result<(Tensors, Vec<CheckpointError>), CheckpointError> {
     if path.is_file() {
-        return Ok((Tensors::open(path)?, vec![]));
+        // A base that is in parts is named by their manifest.
+        if path.file_name().is_some_and(|name| name == PARTS) {
+            return Ok((Checkpoint::open(files::parent(path))?.model, vec![]));
+        }
+        let tensors = Tensors::open(path)?;
+        return match tensors.metadata("rank") {
+            None => Ok((tensors, vec![])),
+            Some(rank) => {
+                let problem = format!("is the part that rank {rank} wrote of a checkpoint; name its folder");
+                Err(CheckpointError::Corrupt { path: path.to_path_buf(), problem })
+            }
+        };
     }
     if path.join(CHECKSUMS).exists() {
         // An imported model has no state to go on from.
         let model = match path.join(STATE).exists() {
             true => Checkpoint::open(path)?.model,
             false => {
-                Sums::open(path)?.verify_once(MODEL, &files::cache_folder())?;
-                Tensors::open(&path.join(MODEL))?
+                Sums::open(path)?.verify_once(Kind::Model.whole(), &files::cache_folder())?;
+                Tensors::open(&path.join(Kind::Model.whole()))?
             }
         };
         return Ok((model, vec![]));
@@ -409,20 +442,33 @@ pub fn open_model(path: &Path) -> Result<(Tensors, Vec<CheckpointError>), Checkp
 
 #[cfg(test)]
 mod tests {
+    use super::parts::{Holding, Share};
     use super::*;
+
+    type Read<'a> = &'a mut dyn FnMut(&str) -> io::Result<Vec<f32>>;
+
+    /// Writes a checkpoint of one rank.
+    fn write(checkpoints: &Checkpoints, state: &State, read: Read) -> Result<PathBuf, CheckpointError> {
+        let begun = checkpoints.begin(state.step)?;
+        let holding = |name: &str| Holding { entry: (name.to_string(), vec![2, 2]), range: None };
+        let texts = [("spec", "model: …".to_string()), ("step", state.step.to_string())];
+        let share = Share {
+            folder: &begun.folder,
+            step: state.step,
+            rank: 0,
+            metadata: &texts.map(|(key, text)| (key.to_string(), text)),
+            holdings: [&["w", "b"].map(holding), &["w.m", "w.v"].map(holding)],
+            cut: [false; 2],
+            read,
+        };
+        let io = |error| CheckpointError::Io { path: checkpoints.at(state.step), error };
+        let filed = share.write().map_err(io)?;
+        checkpoints.finish(begun, state, None, &filed)
+    }
 
     fn save(checkpoints: &Checkpoints, step: u64) -> PathBuf {
         let state = State { version: VERSION, step, best: Some((1, 0.1 + 0.2)), ..State::default() };
-        let entry = |name: &str| (name.to_string(), vec![2, 2]);
-        let content = Content {
-            state: &state,
-            spec: "model: …",
-            base: None,
-            model: vec![entry("w"), entry("b")],
-            optimizer: vec![entry("w.m"), entry("w.v")],
-            read: &mut |name| Ok(vec![step as f32, name.len() as f32, -0.0, 1.0]),
-        };
-        checkpoints.save(content).unwrap()
+        write(checkpoints, &state, &mut |name| Ok(vec![step as f32, name.len() as f32, -0.0, 1.0])).unwrap()
     }
 
     #[test]
@@ -440,7 +486,10 @@ mod tests {
         for path in [folder.path().to_path_buf(), folder.path().join("checkpoints"), checkpoints.at(12)] {
             assert_eq!(open_model(&path).unwrap().0.metadata("step"), Some("12"));
         }
-        assert_eq!(open_model(&checkpoints.at(3).join(MODEL)).unwrap().0.metadata("spec"), Some("model: …"));
+        assert_eq!(
+            open_model(&checkpoints.at(3).join(Kind::Model.whole())).unwrap().0.metadata("spec"),
+            Some("model: …")
+        );
         assert!(open_model(Path::new("/nonexistent")).unwrap_err().to_string().contains("no such"));
     }
 
@@ -450,7 +499,7 @@ mod tests {
         let checkpoints = Checkpoints::new(folder.path());
         save(&checkpoints, 1);
         let newest = save(&checkpoints, 2);
-        for name in [MODEL, OPTIMIZER, STATE, CHECKSUMS] {
+        for name in [Kind::Model.whole(), Kind::Optimizer.whole(), STATE, CHECKSUMS] {
             let path = newest.join(name);
             let good = fs::read(&path).unwrap();
             for i in 0..good.len() {
@@ -478,15 +527,8 @@ mod tests {
         let checkpoints = Checkpoints::new(folder.path());
         save(&checkpoints, 1);
         let state = State { version: VERSION, step: 2, ..State::default() };
-        let content = Content {
-            state: &state,
-            base: None,
-            spec: "",
-            model: vec![("w".into(), vec![1])],
-            optimizer: vec![],
-            read: &mut |_| Err(io::Error::other("disk full")),
-        };
-        let error = checkpoints.save(content).unwrap_err().to_string();
+        let full = &mut |_: &str| Err(io::Error::other("disk full"));
+        let error = write(&checkpoints, &state, full).unwrap_err().to_string();
         assert!(error.contains("disk full") && error.contains("step-00000002"), "{error}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         assert_eq!(checkpoints.latest().unwrap().0.state.step, 1);

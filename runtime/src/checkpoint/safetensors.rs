@@ -8,8 +8,12 @@
 //! Packed tensors ([`Packed`]) are bytes there, a row of blocks in the place of a row of numbers,
 //! and the metadata `packed` says which they are: `{"layers.0.mlp.up.weight": "q4_0", …}`. Whoever
 //! reads them here gets their numbers and the shape that these have.
+//!
+//! Tensors of a checkpoint in [parts](super::parts) stand in a file of each rank, and are read as
+//! those of one file.
 
 use super::CheckpointError;
+use super::parts::{Parts, Piece};
 use crate::files;
 use crate::mapped::{Mapped, MappedFile};
 pub use ::safetensors::Dtype;
@@ -20,6 +24,7 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,9 +41,16 @@ pub struct Stored<'a> {
     pub dtype: Dtype,
     /// How they are packed, where they are.
     pub packed: Option<Packed>,
-    file: &'a File,
-    start: u64,
-    end: u64,
+    place: Place<'a>,
+}
+
+/// Where the numbers of a tensor are.
+#[derive(Clone, Copy, Debug)]
+enum Place<'a> {
+    /// Bytes of a file.
+    Range { file: &'a File, start: u64, end: u64 },
+    /// Ranges of several files.
+    Parts { name: &'a str, parts: &'a Parts, pieces: &'a [Piece] },
 }
 
 impl Stored<'_> {
@@ -54,23 +66,41 @@ impl Stored<'_> {
 
     /// The bytes of the file.
     fn raw(&self) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; (self.end - self.start) as usize];
-        self.file.read_exact_at(&mut bytes, self.start)?;
-        Ok(bytes)
+        match self.place {
+            Place::Range { file, start, end } => {
+                let mut bytes = vec![0; (end - start) as usize];
+                file.read_exact_at(&mut bytes, start)?;
+                Ok(bytes)
+            }
+            Place::Parts { .. } => {
+                let mut bytes = vec![];
+                self.copy_elements(0, self.shape.iter().product(), &mut bytes)?;
+                Ok(bytes)
+            }
+        }
     }
 
     /// Writes `elements` elements of it from `first` on, without all of them in memory at once.
     pub fn copy_elements(&self, first: u64, elements: u64, out: &mut dyn Write) -> io::Result<()> {
-        self.pieces(first, elements, |part| out.write_all(part))
+        self.pieces(first, elements, &mut |part| out.write_all(part))
     }
 
     /// Writes `bytes` bytes of the file, from its byte `first` on.
     pub fn copy_bytes(&self, first: u64, bytes: u64, out: &mut dyn Write) -> io::Result<()> {
-        let size = self.end - self.start;
-        let whole = Stored { shape: &[], dtype: Dtype::U8, packed: None, ..*self };
-        match first.checked_add(bytes).is_some_and(|end| end <= size) {
-            true => whole.copy_elements(first, bytes, out),
-            false => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+        match self.place {
+            Place::Range { start, end, .. } => {
+                let whole = Stored { shape: &[], dtype: Dtype::U8, packed: None, ..*self };
+                match first.checked_add(bytes).is_some_and(|stop| stop <= end - start) {
+                    true => whole.copy_elements(first, bytes, out),
+                    false => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+                }
+            }
+            Place::Parts { name, parts, pieces } => {
+                let size = self.dtype.bitsize() as u64 / 8;
+                parts.over((name, pieces), size, (first, bytes), |part, first, bytes| {
+                    part.copy_bytes(first, bytes, out)
+                })
+            }
         }
     }
 
@@ -80,7 +110,7 @@ impl Stored<'_> {
             return self.copy_elements(first, elements, out);
         }
         let from = self.dtype;
-        self.pieces(first, elements, |part| {
+        self.pieces(first, elements, &mut |part| {
             let values: Vec<f32> = match from {
                 Dtype::F32 => {
                     part.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
@@ -98,22 +128,30 @@ impl Stored<'_> {
         &self,
         first: u64,
         elements: u64,
-        mut each: impl FnMut(&[u8]) -> io::Result<()>,
+        each: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
+        let (file, start, end) = match self.place {
+            Place::Range { file, start, end } => (file, start, end),
+            Place::Parts { name, parts, pieces } => {
+                return parts.over((name, pieces), 1, (first, elements), |part, first, elements| {
+                    part.pieces(first, elements, each)
+                });
+            }
+        };
         if let Some(packed) = self.packed {
-            return self.blocks(packed, first, elements, each);
+            return blocks(packed, (file, start, end), first, elements, each);
         }
         let size = self.dtype.bitsize() as u64 / 8;
         let mut buffer = vec![0; 1 << 20];
-        let mut at = self.start + first * size;
-        let end = at + elements * size;
-        if end > self.end {
+        let mut at = start + first * size;
+        let stop = at + elements * size;
+        if stop > end {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
         }
-        while at < end {
-            let n = (end - at).min(buffer.len() as u64);
+        while at < stop {
+            let n = (stop - at).min(buffer.len() as u64);
             let part = &mut buffer[..n as usize];
-            self.file.read_exact_at(part, at)?;
+            file.read_exact_at(part, at)?;
             each(part)?;
             at += n;
         }
@@ -121,39 +159,37 @@ impl Stored<'_> {
     }
 }
 
-impl Stored<'_> {
-    /// Reads packed elements a piece at a time, as f32.
-    fn blocks(
-        &self,
-        packed: Packed,
-        first: u64,
-        elements: u64,
-        mut each: impl FnMut(&[u8]) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let (unit, bytes) = (packed.unit() as u64, packed.bytes() as u64);
-        let (mut at, end) = (first, first + elements);
-        while at < end {
-            let block = at / unit;
-            let count = (end.div_ceil(unit) - block).min((1 << 18) / unit + 1);
-            let from = self.start + block * bytes;
-            if from + count * bytes > self.end {
-                return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
-            }
-            let mut buffer = vec![0; (count * bytes) as usize];
-            self.file.read_exact_at(&mut buffer, from)?;
-            if let Some(bad) = packed.bad(&buffer) {
-                let number = block + bad as u64;
-                return Err(io::Error::other(format!("the scale of block {number} is not a finite number")));
-            }
-            let mut values = vec![0.0; (count * unit) as usize];
-            packed.unpack(&buffer, &mut values);
-            let (begin, stop) = (at - block * unit, (end - block * unit).min(count * unit));
-            let part = &values[begin as usize..stop as usize];
-            each(&part.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
-            at = block * unit + stop;
+/// Reads packed elements of a range of a file a piece at a time, as f32.
+fn blocks(
+    packed: Packed,
+    (file, start, stop): (&File, u64, u64),
+    first: u64,
+    elements: u64,
+    each: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let (unit, bytes) = (packed.unit() as u64, packed.bytes() as u64);
+    let (mut at, end) = (first, first + elements);
+    while at < end {
+        let block = at / unit;
+        let count = (end.div_ceil(unit) - block).min((1 << 18) / unit + 1);
+        let from = start + block * bytes;
+        if from + count * bytes > stop {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
         }
-        Ok(())
+        let mut buffer = vec![0; (count * bytes) as usize];
+        file.read_exact_at(&mut buffer, from)?;
+        if let Some(bad) = packed.bad(&buffer) {
+            let number = block + bad as u64;
+            return Err(io::Error::other(format!("the scale of block {number} is not a finite number")));
+        }
+        let mut values = vec![0.0; (count * unit) as usize];
+        packed.unpack(&buffer, &mut values);
+        let (begin, stop) = (at - block * unit, (end - block * unit).min(count * unit));
+        let part = &values[begin as usize..stop as usize];
+        each(&part.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
+        at = block * unit + stop;
     }
+    Ok(())
 }
 
 /// A tensor that was read: shape and values.
@@ -248,17 +284,25 @@ impl Write for Counted<'_> {
 /// Most bytes of a header: what the format's own library reads.
 const LARGEST_HEADER: u64 = 100_000_000;
 
-/// A file of tensors.
+/// A file of tensors, or the parts of a checkpoint.
 #[derive(Debug)]
 pub struct Tensors {
     path: PathBuf,
-    file: File,
+    source: Source,
     index: Vec<Ranged>,
     /// Places in `index`, by name.
     places: HashMap<String, usize>,
     metadata: Vec<(String, String)>,
     /// The file's map, once it was asked for.
     map: Mutex<Option<Arc<MappedFile>>>,
+}
+
+/// Where tensors are.
+#[derive(Debug)]
+enum Source {
+    File(File),
+    /// The pieces of each tensor, as they are in the index.
+    Parts(Parts, Vec<Vec<Piece>>),
 }
 
 /// A tensor that is a range of a file.
@@ -282,8 +326,13 @@ impl Tensors {
     /// Opens a file and checks its header.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let io = |error| CheckpointError::Io { path: path.to_path_buf(), error };
+        Tensors::of_file(path, files::open(path).map_err(io)?)
+    }
+
+    /// The same of a file that is open.
+    pub(super) fn of_file(path: &Path, file: File) -> Result<Self, CheckpointError> {
+        let io = |error| CheckpointError::Io { path: path.to_path_buf(), error };
         let bad = |problem: String| CheckpointError::Corrupt { path: path.to_path_buf(), problem };
-        let file = files::open(path).map_err(io)?;
         let bytes = file.metadata().map_err(io)?.len();
         let not = |e: String| bad(format!("not a safetensors file: {e}"));
         let mut length = [0; 8];
@@ -331,17 +380,33 @@ impl Tensors {
         if let Some((_, text)) = metadata.iter().find(|(key, _)| key == PACKED) {
             unpacked(text, &mut index, &places).map_err(bad)?;
         }
-        Ok(Tensors { path: path.to_path_buf(), file, index, places, metadata, map: Mutex::new(None) })
+        let (path, source) = (path.to_path_buf(), Source::File(file));
+        Ok(Tensors { path, source, index, places, metadata, map: Mutex::new(None) })
+    }
+
+    /// Tensors that stand in parts, in this order: `path` is the manifest.
+    pub(super) fn of_parts(
+        path: &Path,
+        parts: Parts,
+        tensors: Vec<(Entry, Vec<Piece>)>,
+        metadata: Vec<(String, String)>,
+    ) -> Self {
+        let places = tensors.iter().enumerate().map(|(i, ((name, _), _))| (name.clone(), i)).collect();
+        let whole = |(name, shape)| Ranged { name, shape, dtype: Dtype::F32, packed: None, start: 0, end: 0 };
+        let (index, pieces) = tensors.into_iter().map(|(entry, pieces)| (whole(entry), pieces)).unzip();
+        let (path, source) = (path.to_path_buf(), Source::Parts(parts, pieces));
+        Tensors { path, source, index, places, metadata, map: Mutex::new(None) }
     }
 
     /// Tensors that stand in a file of another format, each within it.
     pub fn of_ranges(path: &Path, file: File, mut index: Vec<Ranged>) -> Self {
         index.sort_by_key(|f| (f.start, f.end));
         let places = index.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
-        Tensors { path: path.to_path_buf(), file, index, places, metadata: vec![], map: Mutex::new(None) }
+        let (path, source) = (path.to_path_buf(), Source::File(file));
+        Tensors { path, source, index, places, metadata: vec![], map: Mutex::new(None) }
     }
 
-    /// Path of the file.
+    /// Path of the file; of parts, of their manifest.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -362,15 +427,27 @@ impl Tensors {
 
     /// A tensor as it is stored.
     pub fn stored(&self, name: &str) -> Option<Stored<'_>> {
-        let found = self.find(name)?;
-        let Ranged { shape, dtype, packed, start, end, .. } = found;
-        Some(Stored { shape, dtype: *dtype, packed: *packed, file: &self.file, start: *start, end: *end })
+        let at = *self.places.get(name)?;
+        let Ranged { name, shape, dtype, packed, start, end } = &self.index[at];
+        let place = match &self.source {
+            Source::File(file) => Place::Range { file, start: *start, end: *end },
+            Source::Parts(parts, pieces) => Place::Parts { name, parts, pieces: &pieces[at] },
+        };
+        Some(Stored { shape, dtype: *dtype, packed: *packed, place })
+    }
+
+    /// Verifies every byte of parts, of which no range was read yet; a file is as it was opened.
+    pub fn verify(&self) -> Result<(), CheckpointError> {
+        match &self.source {
+            Source::File(_) => Ok(()),
+            Source::Parts(parts, _) => parts.verify(),
+        }
     }
 
     /// The storage in which a tensor can be read in its place: that of the file, where numbers are
-    /// aligned and of a type that matmuls read.
+    /// aligned and of a type that matmuls read. None where it is in parts.
     pub fn storage(&self, name: &str) -> Option<Storage> {
-        let found = self.find(name)?;
+        let found = self.find(name).filter(|_| matches!(self.source, Source::File(_)))?;
         let format = match (found.packed, found.dtype) {
             (Some(packed), _) => Format::packed(packed),
             (None, Dtype::F32) => Format::F32,
@@ -384,13 +461,13 @@ impl Tensors {
 
     /// A tensor's shape, and where it is in the file.
     pub fn mapped(&self, name: &str) -> Result<Option<(&[u64], Mapped)>, CheckpointError> {
-        let Some(found) = self.find(name) else { return Ok(None) };
+        let (Some(found), Source::File(open)) = (self.find(name), &self.source) else { return Ok(None) };
         let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
         let file = match &*map {
             Some(file) => file.clone(),
             None => {
                 let io = |error| CheckpointError::Io { path: self.path.clone(), error };
-                let file = Arc::new(MappedFile::open(&self.path, &self.file).map_err(io)?);
+                let file = Arc::new(MappedFile::open(&self.path, open).map_err(io)?);
                 map.insert(file).clone()
             }
         };
@@ -406,6 +483,13 @@ impl Tensors {
     /// Shape and values of a tensor; 16-bit floats are widened, and blocks unpacked.
     pub fn get(&self, name: &str) -> Result<Option<View<'_>>, CheckpointError> {
         let (Some(found), Some(stored)) = (self.find(name), self.stored(name)) else { return Ok(None) };
+        let file = match stored.place {
+            Place::Range { file, .. } => file,
+            Place::Parts { name, parts, pieces } => {
+                let values = parts.read((name, pieces), 0..found.shape.iter().product())?;
+                return Ok(Some((&found.shape, values)));
+            }
+        };
         let io = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => CheckpointError::Corrupt {
                 path: self.path.clone(),
@@ -421,7 +505,7 @@ impl Tensors {
         let values: Vec<f32> = match found.dtype {
             Dtype::F32 if found.packed.is_none() && cfg!(target_endian = "little") => {
                 let mut values = vec![0f32; ((found.end - found.start) / 4) as usize];
-                self.file.read_exact_at(bytemuck::cast_slice_mut(&mut values), found.start).map_err(io)?;
+                file.read_exact_at(bytemuck::cast_slice_mut(&mut values), found.start).map_err(io)?;
                 values
             }
             Dtype::F32 => {
@@ -445,14 +529,36 @@ impl Tensors {
         Ok(Some((&found.shape, values)))
     }
 
-    /// Bytes of the file.
-    pub fn size(&self) -> u64 {
-        self.index.last().map_or(0, |f| f.end)
+    /// Shape of a tensor, and values of a range of it: of parts those alone are read that have some
+    /// of it.
+    pub fn range(&self, name: &str, range: Range<u64>) -> Result<Option<View<'_>>, CheckpointError> {
+        let (Some(found), Some(stored)) = (self.find(name), self.stored(name)) else { return Ok(None) };
+        if let Place::Parts { name, parts, pieces } = stored.place {
+            return Ok(Some((&found.shape, parts.read((name, pieces), range)?)));
+        }
+        let mut bytes = vec![];
+        stored.convert(range.start, range.end - range.start, Dtype::F32, &mut bytes).map_err(|error| {
+            let problem = format!("tensor {name}: {error}");
+            CheckpointError::Corrupt { path: self.path.clone(), problem }
+        })?;
+        let values = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        Ok(Some((&found.shape, values.collect())))
     }
 
-    /// BLAKE3 of the file, in hexadecimal.
+    /// Bytes of the file, or of all parts.
+    pub fn size(&self) -> u64 {
+        match &self.source {
+            Source::File(_) => self.index.last().map_or(0, |f| f.end),
+            Source::Parts(parts, _) => parts.size(),
+        }
+    }
+
+    /// BLAKE3 of the file, in hexadecimal; of parts, that of their checksums.
     pub fn hash(&self) -> io::Result<String> {
-        sums::hash(&self.file).map(|(hash, _)| hash)
+        match &self.source {
+            Source::File(file) => sums::hash(file).map(|(hash, _)| hash),
+            Source::Parts(parts, _) => Ok(parts.hash()),
+        }
     }
 }
 

@@ -139,6 +139,11 @@ impl Weights {
         }
     }
 
+    /// The file itself, without its base.
+    pub fn own(&self) -> &Tensors {
+        &self.files[0]
+    }
+
     /// Shape and values of a tensor.
     pub fn get(&self, name: &str) -> Result<Option<View<'_>>, CheckpointError> {
         for file in &self.files {
