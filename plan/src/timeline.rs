@@ -16,7 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Bytes that each rank brings to the pool of a step: losses, work, wishes to stop, its own time.
-pub const POOLED: u64 = 34;
+pub const POOLED: u64 = 35;
 
 /// Something that a rank does in a step.
 #[derive(Clone, Debug, PartialEq)]

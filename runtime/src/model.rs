@@ -348,9 +348,10 @@ impl Model {
         Ok(())
     }
 
-    /// Takes all tensors from a checkpoint; every tensor must be there, of the right shape.
+    /// Takes all tensors from a checkpoint; every tensor must be there, of the right shape. Of what
+    /// is cut over ranks each reads its own part, [`Model::restore_part`].
     pub fn restore(&mut self, from: &Weights) -> Result<(), ModelError> {
-        let new = self.begin_from(from)?;
+        let new = self.fill(from, true)?;
         match new.first() {
             None => Ok(()),
             Some(name) => Err(mismatch(from.path(), format!("it lacks the tensor {name}"))),
@@ -360,6 +361,34 @@ impl Model {
     /// Takes the tensors that a checkpoint has, and gives the names of those it has not. It must
     /// have none that the model has not.
     pub fn begin_from(&mut self, from: &Weights) -> Result<Vec<String>, ModelError> {
+        self.fill(from, false)
+    }
+
+    /// Takes of a file, of tensors or of states, the numbers of this rank where they are cut over
+    /// ranks.
+    pub fn restore_part(&mut self, from: &Tensors) -> Result<(), ModelError> {
+        let entries = [self.entries(), self.optimizer_entries()].concat();
+        entries
+            .iter()
+            .filter(|entry| from.stored(&entry.0).is_some())
+            .try_for_each(|entry| self.take_part(from, entry).map(drop))
+    }
+
+    /// Takes this rank's numbers of a tensor that is cut over ranks; says whether it is.
+    fn take_part(&mut self, from: &Tensors, (name, shape): &Entry) -> Result<bool, ModelError> {
+        let Some(part) = self.part(name) else { return Ok(false) };
+        if let Some(stored) = from.stored(name).filter(|stored| stored.shape != shape) {
+            return Err(other_shape(from.path(), name, stored.shape, shape));
+        }
+        if !part.is_empty()
+            && let Some((_, values)) = from.range(name, part.start as u64..part.end as u64)?
+        {
+            self.set(name, &values)?;
+        }
+        Ok(true)
+    }
+
+    fn fill(&mut self, from: &Weights, parts: bool) -> Result<Vec<String>, ModelError> {
         let entries = self.entries();
         let unknown = from.entries().find(|(name, _)| !entries.iter().any(|(n, _)| n == name));
         if let Some((name, _)) = unknown {
@@ -368,6 +397,10 @@ impl Model {
         let mut new = vec![];
         for entry in &entries {
             if self.map(from, entry)? {
+                continue;
+            }
+            let own = from.own();
+            if parts && own.stored(&entry.0).is_some() && self.take_part(own, entry)? {
                 continue;
             }
             match from.get(&entry.0)? {
@@ -382,6 +415,9 @@ impl Model {
     /// Takes moments and selection counts from a file.
     pub fn restore_optimizer(&mut self, from: &Tensors) -> Result<(), ModelError> {
         for entry in &self.optimizer_entries() {
+            if from.stored(&entry.0).is_some() && self.take_part(from, entry)? {
+                continue;
+            }
             let found = from.get(&entry.0)?;
             let view =
                 found.ok_or_else(|| mismatch(from.path(), format!("it lacks the tensor {}", entry.0)))?;
@@ -393,9 +429,9 @@ impl Model {
     /// Refuses a file that [`Model::restore_optimizer`] would not take.
     pub fn check_optimizer(&self, from: &Tensors) -> Result<(), ModelError> {
         for (name, shape) in &self.optimizer_entries() {
-            match from.get(name)? {
-                Some((found, _)) if found == shape => {}
-                Some((found, _)) => return Err(other_shape(from.path(), name, found, shape)),
+            match from.stored(name) {
+                Some(found) if found.shape == shape => {}
+                Some(found) => return Err(other_shape(from.path(), name, found.shape, shape)),
                 None => return Err(mismatch(from.path(), format!("it lacks the tensor {name}"))),
             }
         }

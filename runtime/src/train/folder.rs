@@ -92,8 +92,11 @@ const OURS: [&str; 10] = [
     "samples.jsonl",
     "ledger.json",
     "earlier",
-    "run.lock",
+    LOCK,
 ];
+
+/// The file that the process which trains in a folder has locked; its number is in it.
+pub(super) const LOCK: &str = "run.lock";
 
 const EVENTS: &str = "events.out.tfevents.dreamc";
 
@@ -167,7 +170,7 @@ impl RunFolder {
                     });
                 }
                 let folder = Self::lock(path.clone())?;
-                for name in OURS.iter().filter(|n| **n != "run.lock") {
+                for name in OURS.iter().filter(|n| **n != LOCK) {
                     let entry = path.join(name);
                     let removed = match fs::symlink_metadata(&entry) {
                         Ok(m) if m.is_dir() => fs::remove_dir_all(&entry),
@@ -190,7 +193,7 @@ impl RunFolder {
     }
 
     fn lock(path: PathBuf) -> Result<Self, FolderError> {
-        let name = path.join("run.lock");
+        let name = path.join(LOCK);
         let open = File::options().create(true).truncate(false).read(true).write(true).open(&name);
         let mut file = open.map_err(|e| io_error(&name, e))?;
         let folder = File::open(&path).map_err(|e| io_error(&path, e))?;
@@ -307,7 +310,7 @@ pub fn resident(folder: &Path) -> Option<u64> {
 
 /// The process that trains in a folder, where the system says.
 pub fn process(folder: &Path) -> Option<u32> {
-    let text = fs::read_to_string(folder.join("run.lock")).ok()?;
+    let text = fs::read_to_string(folder.join(LOCK)).ok()?;
     let process: u32 = text.trim().parse().ok()?;
     let status = status(process)?;
     // A number may by now be another process's, or of one that ended and was not waited for.
@@ -327,7 +330,7 @@ fn names(folder: &Path) -> Result<Vec<String>, FolderError> {
 /// Whether dreamc began a run in a folder: by its lock, which holds the number of a process, or,
 /// where somebody deleted that, by its ledger. A person's own files may have the names of a run's.
 fn begun_by_dreamc(folder: &Path) -> bool {
-    let lock = files::read_text(&folder.join("run.lock")).ok();
+    let lock = files::read_text(&folder.join(LOCK)).ok();
     let ledger = files::read_text(&folder.join("ledger.json")).ok();
     let ours = |text: &String| {
         serde_json::from_str::<serde_json::Value>(text).is_ok_and(|ledger| ledger["dreamc"].is_string())
@@ -344,10 +347,9 @@ fn begun_by_dreamc(folder: &Path) -> bool {
 /// Whether these are the entries of a run folder whose process was killed before it had written
 /// anything a run is known by: it is begun again rather than refused.
 fn unbegun(names: &[String]) -> bool {
-    let early = |n: &String| {
-        ["run.lock", "ledger.json", "generation_config.json", "tokenizer.json"].contains(&n.as_str())
-    };
-    names.iter().any(|n| n == "run.lock") && names.iter().all(|n| early(n) || n.starts_with(files::TEMPORARY))
+    let early =
+        |n: &String| [LOCK, "ledger.json", "generation_config.json", "tokenizer.json"].contains(&n.as_str());
+    names.iter().any(|n| n == LOCK) && names.iter().all(|n| early(n) || n.starts_with(files::TEMPORARY))
 }
 
 fn io_error(path: &Path, error: io::Error) -> FolderError {

@@ -11,14 +11,15 @@
 //! micro-batches of its own; gradients are summed over the group during the backward of the last of
 //! these, selection counts before the norm, losses with them, so that every rank takes the same
 //! decisions and the same update. Rank 0 alone has a folder, and hands the others weights and state
-//! when it begins. Where the optimizer's states are cut over the ranks, they bring them together
-//! for a checkpoint, tensor by tensor. A checkpoint is copied in memory between two steps, and
-//! written while the next ones are taken. Nothing of the number of ranks is in a checkpoint: any
-//! number that divides the micro-batches goes on with it, with states cut or whole.
+//! when it begins. A checkpoint is copied in memory between two steps, and written while the next
+//! ones are taken. Rank 0 writes what every rank has; of what is cut over the ranks each writes its
+//! part into the folder of the run, and rank 0 makes one checkpoint of the parts once all have said,
+//! with the figures of a step, that theirs is on disk. Any number of ranks that divides the
+//! micro-batches goes on with it, with weights or states cut or whole.
 
 use super::error::TrainError;
 use super::event::{Event, Watcher};
-use super::folder::RunFolder;
+use super::folder::{LOCK, RunFolder};
 use super::guard::Verdict;
 use super::health::{self, Health};
 use super::ledger::Ledger;
@@ -29,10 +30,11 @@ use super::prepare::Prepared;
 use super::schedule::Interval;
 use super::teacher::{self, Given, Teacher};
 use super::tensorboard::Events;
-use super::writing::{Snapshot, Writing, Written};
+use super::writing::{Seal, Snapshot, Writing, Written};
 use super::{changes, schedule, signal};
+use crate::checkpoint::parts::{Filed, Holding, Mesh};
 use crate::checkpoint::safetensors::{Entry, Tensors};
-use crate::checkpoint::{Binding, Checkpoint, Keep, State, VERSION, Weights};
+use crate::checkpoint::{Binding, Checkpoint, Checkpoints, Keep, State, VERSION, Weights};
 use crate::data::{Batch, Batches, Dataset};
 use crate::device::machine;
 use crate::device::{Device, Instrument};
@@ -51,7 +53,9 @@ use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Component;
 use std::collections::HashMap;
-use std::path::Path;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Steps between looks at the balance of experts, for which the device has to be read.
@@ -112,14 +116,17 @@ pub struct Outcome {
 /// Trains until the end or until asked to stop. The other ranks of a group end where one fails.
 pub fn run(prepared: Prepared, setup: Setup, watcher: &mut dyn Watcher) -> Result<Outcome, TrainError> {
     let group = setup.group.clone();
-    let outcome = go(prepared, setup, watcher).inspect_err(|error| group.fail(&error.to_string()))?;
+    let failed = |error: &TrainError| group.fail(&error.to_string());
+    let mut runner = Runner::new(prepared, setup, watcher).inspect_err(failed)?;
+    // The others hear of a failure before the folder that they write in is removed.
+    let outcome = go(&mut runner).inspect_err(failed)?;
+    drop(runner);
     // Rank 0 may still fail where the others are done.
     group.barrier()?;
     Ok(outcome)
 }
 
-fn go(prepared: Prepared, setup: Setup, watcher: &mut dyn Watcher) -> Result<Outcome, TrainError> {
-    let mut runner = Runner::new(prepared, setup, watcher)?;
+fn go(runner: &mut Runner) -> Result<Outcome, TrainError> {
     let result = runner.train();
     let status = match &result {
         Ok(Stop::Finished) => "finished",
@@ -131,7 +138,7 @@ fn go(prepared: Prepared, setup: Setup, watcher: &mut dyn Watcher) -> Result<Out
     let written = runner.write_ledger(&ledger);
     let stop = result?;
     written?;
-    Ok(Outcome { stop, ledger, evaluation: runner.evaluation })
+    Ok(Outcome { stop, ledger, evaluation: runner.evaluation.take() })
 }
 
 struct Runner<'a> {
@@ -153,8 +160,7 @@ struct Runner<'a> {
     pace: Pace,
     /// The files, of rank 0.
     record: Option<Record<'a>>,
-    /// A wish to stop that a rank had at the last step, and whether rank 0 wished for a checkpoint.
-    pooled: (Option<&'static str>, bool),
+    pooled: Pooled,
     evaluation: Option<EvaluationLine>,
     /// The checkpoint that is being written. Ended before the record, whose folder is locked.
     writing: Writing,
@@ -172,6 +178,17 @@ struct Runner<'a> {
     rewriting: Rewriting,
     declared: Option<Counts>,
     rewritten: Vec<(String, usize)>,
+}
+
+/// What the ranks said of themselves at the last step.
+#[derive(Default)]
+struct Pooled {
+    /// A wish to stop that a rank had.
+    signal: Option<&'static str>,
+    /// Whether rank 0 wished for a checkpoint.
+    late: bool,
+    /// Whether all had their shares of the checkpoint under way on disk.
+    filed: bool,
 }
 
 /// The files of a run.
@@ -205,16 +222,19 @@ struct Part {
     signal: u8,
     /// Whether a checkpoint is due by the clock.
     late: bool,
+    /// Whether its share of the checkpoint under way is on disk.
+    filed: bool,
 }
 
 /// Bytes of the figures of a step, the loss first, as ranks exchange them.
-pub const FIGURES: usize = 3 * 4 + 2 * 8 + 4 + 2;
+pub const FIGURES: usize = 3 * 4 + 2 * 8 + 4 + 3;
 
 impl Part {
     fn bytes(self) -> Vec<u8> {
         let floats = [self.loss, self.auxiliary, self.taught].map(f32::to_le_bytes).concat();
         let work = [self.multiply_adds, self.teacher].map(u64::to_le_bytes).concat();
-        [&floats[..], &work, &self.seconds.to_le_bytes(), &[self.signal, u8::from(self.late)]].concat()
+        let wishes = [self.signal, u8::from(self.late), u8::from(self.filed)];
+        [&floats[..], &work, &self.seconds.to_le_bytes(), &wishes].concat()
     }
 
     fn of(bytes: &[u8]) -> Option<Self> {
@@ -224,7 +244,7 @@ impl Part {
         let (multiply_adds, rest) = rest.split_first_chunk()?;
         let (teacher, rest) = rest.split_first_chunk()?;
         let (seconds, rest) = rest.split_first_chunk()?;
-        let [signal, late] = *rest else { return None };
+        let [signal, late, filed] = *rest else { return None };
         Some(Part {
             loss: f32::from_le_bytes(*loss),
             auxiliary: f32::from_le_bytes(*auxiliary),
@@ -234,6 +254,7 @@ impl Part {
             seconds: f32::from_le_bytes(*seconds),
             signal,
             late: late > 0,
+            filed: filed > 0,
         })
     }
 }
@@ -267,6 +288,11 @@ impl<'a> Runner<'a> {
         let teacher_memory = teacher.as_mut().map_or(0, |teacher| teacher.memory().total);
         let mut kept = model.entries();
         let (mut bound, mut states, mut donor_flops) = (None, None, None);
+        let mut goes_on = None;
+        let parted = group.size() > 1 && (model.is_shared() || model.shard().states());
+        if parted {
+            seen(group, setup.folder)?;
+        }
         let begins = setup.from.is_none();
         if group.leads() && model.is_shared() {
             model.hand_to(group);
@@ -303,6 +329,7 @@ impl<'a> Runner<'a> {
                     all.push(change);
                 }
                 model.check_optimizer(&from.optimizer)?;
+                goes_on = Some(from.folder);
                 states = Some(from.optimizer);
                 bound = Binding::of(&from.model);
                 if bound.is_some() {
@@ -312,7 +339,13 @@ impl<'a> Runner<'a> {
                 State { spec_hash, data_hash, changes: all, ..from.state }
             }
         };
+        let from = if parted { reopen(group, goes_on)? } else { None };
         share(group, &mut model, (&mut state, &mut kept), states.as_ref())?;
+        // Every rank reads its own part of what is cut.
+        if let Some(from) = from {
+            model.restore_part(&from.model)?;
+            model.restore_part(&from.optimizer)?;
+        }
         let batches = setup.dataset.train(state.cursor.clone())?;
         let reference = train.dpo.map(|_| reference(&setup, &mut model, begins, watcher)).transpose()?;
         let record = setup.folder.map(|folder| open(folder, &state, setup.spec, &model)).transpose()?;
@@ -333,7 +366,7 @@ impl<'a> Runner<'a> {
             state,
             pace: Pace::default(),
             record,
-            pooled: (None, false),
+            pooled: Pooled::default(),
             evaluation: None,
             writing: Writing::default(),
             saved,
@@ -357,7 +390,7 @@ impl<'a> Runner<'a> {
         signal::catch();
         while self.state.step < train.steps {
             let alone = self.setup.group.size() == 1;
-            if let Some(name) = if alone { signal::caught() } else { self.pooled.0 } {
+            if let Some(name) = if alone { signal::caught() } else { self.pooled.signal } {
                 self.save()?;
                 self.written(true)?;
                 return Ok(Stop::Interrupted(name));
@@ -378,7 +411,7 @@ impl<'a> Runner<'a> {
                     return Ok(Stop::Early);
                 }
             }
-            let late = if alone { self.late() } else { self.pooled.1 };
+            let late = if alone { self.late() } else { self.pooled.late };
             if (due(train.checkpoint.every) || late || (best && train.checkpoint.best)) && step < train.steps
             {
                 self.save()?;
@@ -400,8 +433,9 @@ impl<'a> Runner<'a> {
             return Ok(own);
         }
         let signal = signal::caught().map_or(0, |name| 1 + u8::from(name == "SIGTERM"));
-        let own = Part { signal, late: group.leads() && self.late(), ..own };
-        let (mut all, mut seconds) = (Part::default(), vec![]);
+        let filed = self.writing.on_disk(false)?;
+        let own = Part { signal, late: group.leads() && self.late(), filed, ..own };
+        let (mut all, mut seconds) = (Part { filed: true, ..Part::default() }, vec![]);
         for (rank, bytes) in group.gather(&own.bytes())?.iter().enumerate() {
             let part = Part::of(bytes).ok_or(GroupError::Ended { rank: rank as u64 })?;
             seconds.push(f64::from(part.seconds));
@@ -414,6 +448,7 @@ impl<'a> Runner<'a> {
                 seconds: all.seconds.max(part.seconds),
                 signal: all.signal.max(part.signal),
                 late: all.late || part.late,
+                filed: all.filed && part.filed,
             };
         }
         if let Some(words) = self.pace.step(&seconds)
@@ -421,7 +456,8 @@ impl<'a> Runner<'a> {
         {
             self.watcher.tell(&Event::Note(&words));
         }
-        self.pooled = ([None, Some("Ctrl-C"), Some("SIGTERM")][usize::from(all.signal.min(2))], all.late);
+        let signal = [None, Some("Ctrl-C"), Some("SIGTERM")][usize::from(all.signal.min(2))];
+        self.pooled = Pooled { signal, late: all.late, filed: all.filed };
         Ok(all)
     }
 
@@ -441,6 +477,16 @@ impl<'a> Runner<'a> {
 
     /// Takes note of a checkpoint that has been written meanwhile, or waits for it.
     fn written(&mut self, wait: bool) -> Result<(), TrainError> {
+        // All ranks are here at once: each says what it has, and rank 0 makes a checkpoint of it.
+        if self.writing.is_shared() && (wait || self.pooled.filed) {
+            self.writing.on_disk(true)?;
+            let unread =
+                |error: serde_json::Error| GroupError::Meeting(format!("the parts of a rank: {error}"));
+            let own = serde_json::to_vec(&self.writing.filed()).map_err(unread)?;
+            let all = self.setup.group.gather(&own)?;
+            let all = all.iter().map(|filed| serde_json::from_slice::<Vec<Filed>>(filed).map_err(unread));
+            self.writing.seal(all.collect::<Result<Vec<_>, _>>()?.concat())?;
+        }
         let found = if wait { self.writing.wait()? } else { self.writing.over()? };
         let Some(Written { step, path, took }) = found else { return Ok(()) };
         if let Some(interval) = &mut self.interval {
@@ -860,16 +906,6 @@ impl<'a> Runner<'a> {
         self.same()?;
         // The one before is whole, or the run ends with its error.
         self.written(true)?;
-        if self.record.is_none() {
-            // Rank 0 writes the parts of all.
-            for (name, _) in self.kept.iter().chain(&self.model.optimizer_entries()) {
-                if self.model.part(name).is_some() {
-                    whole(&self.model, &self.setup.group, name)?;
-                }
-            }
-            self.saved = self.state.step;
-            return Ok(());
-        }
         self.state.cursor = self.batches.cursor();
         if let Some(record) = &mut self.record {
             record.folder.check()?;
@@ -878,29 +914,89 @@ impl<'a> Runner<'a> {
             self.state.events_bytes = record.events.bytes();
             self.state.samples_bytes = record.samples.bytes();
         }
-        let snapshot = self.snapshot()?;
-        if let Some(record) = &self.record {
-            self.writing.begin(record.folder.checkpoints(), snapshot)?;
+        let seal = self.record.as_ref().map(|record| self.seal(record.folder.checkpoints())).transpose()?;
+        let folder = seal.as_ref().map(|seal| seal.begun.folder.clone());
+        if self.parted() {
+            let own = folder.as_deref().map_or(&[][..], |folder| folder.as_os_str().as_bytes());
+            let folder = PathBuf::from(OsString::from_vec(self.setup.group.broadcast(0, own)?));
+            let snapshot = self.snapshot(folder)?;
+            self.writing.begin_share(snapshot, seal)?;
+        } else if let (Some(seal), Some(folder)) = (seal, folder) {
+            let snapshot = self.snapshot(folder)?;
+            self.writing.begin(snapshot, seal)?;
         }
         self.saved = self.state.step;
         self.saved_at = Instant::now();
         self.write_ledger(&self.ledger("running"))
     }
 
-    /// All of a checkpoint, in memory.
-    fn snapshot(&self) -> Result<Snapshot, TrainError> {
-        let entries = [self.kept.clone(), self.model.optimizer_entries()];
-        let names = entries.iter().flatten().map(|(name, _)| name);
-        let values = names.map(|name| Ok((name.clone(), whole(&self.model, &self.setup.group, name)?)));
-        let values = values.collect::<Result<HashMap<_, _>, TrainError>>()?;
+    /// Whether several ranks write a checkpoint together, each what it holds.
+    fn parted(&self) -> bool {
+        self.setup.group.size() > 1 && self.cut().contains(&true)
+    }
+
+    /// Whether tensors of the model, and those of the optimizer, are cut over ranks.
+    fn cut(&self) -> [bool; 2] {
+        let states = self.model.optimizer_entries();
+        [&self.kept, &states].map(|entries| entries.iter().any(|(name, _)| self.model.part(name).is_some()))
+    }
+
+    /// What this rank writes of these: rank 0 all that is whole, and each rank what it holds of the
+    /// rest. Of ranks that own the same experts the first do.
+    fn holdings(&self, entries: Vec<Entry>) -> Vec<Holding> {
+        let rank = self.setup.group.rank();
+        let holding = |entry: Entry| match self.model.part(&entry.0) {
+            None => (rank == 0).then_some(Holding { entry, range: None }),
+            Some(part) => {
+                let owners = self.model.tensor_of(&entry.0).map_or(1, |tensor| tensor.owners);
+                let writes = (owners == 1 || rank < owners) && !part.is_empty();
+                let range = part.start as u64..part.end as u64;
+                writes.then_some(Holding { entry, range: Some(range) })
+            }
+        };
+        entries.into_iter().filter_map(holding).collect()
+    }
+
+    /// What this rank writes of a checkpoint, in memory.
+    fn snapshot(&self, folder: PathBuf) -> Result<Snapshot, TrainError> {
+        let holdings = [self.kept.clone(), self.model.optimizer_entries()].map(|all| self.holdings(all));
+        let names = holdings.iter().flatten().map(|holding| &holding.entry.0);
+        let values = names.map(|name| Ok((name.clone(), self.model.get(name)?)));
+        Ok(Snapshot {
+            folder,
+            step: self.state.step,
+            rank: self.setup.group.rank(),
+            metadata: self.metadata(),
+            values: values.collect::<Result<HashMap<_, _>, TrainError>>()?,
+            cut: self.cut(),
+            holdings,
+        })
+    }
+
+    /// Texts kept with the model.
+    fn metadata(&self) -> Vec<(String, String)> {
+        let step = self.state.step.to_string();
+        let mut all = vec![("format", "dreamc"), ("spec", self.setup.text), ("step", &step)];
+        all.extend(self.base.iter().flat_map(Binding::metadata));
+        all.into_iter().map(|(key, text)| (key.to_string(), text.to_string())).collect()
+    }
+
+    /// Begins a checkpoint of the step: what rank 0 makes it with.
+    fn seal(&self, checkpoints: Checkpoints) -> Result<Seal, TrainError> {
         let rule = &self.setup.spec.train.checkpoint;
         let best = if rule.best { self.state.best.map(|b| b.0) } else { None };
-        Ok(Snapshot {
+        Ok(Seal {
+            begun: checkpoints.begin(self.state.step)?,
+            checkpoints,
+            since: Instant::now(),
             state: self.state.clone(),
-            spec: self.setup.text.into(),
-            base: self.base.clone(),
-            entries,
-            values,
+            mesh: Mesh {
+                ranks: self.setup.group.size(),
+                shard: self.model.shard().name().into(),
+                experts: self.model.team().unwrap_or(1),
+            },
+            entries: [self.kept.clone(), self.model.optimizer_entries()],
+            metadata: self.metadata(),
             keep: Keep { newest: rule.keep, every: rule.keep_every, best },
         })
     }
@@ -1020,18 +1116,39 @@ fn open<'a>(
     Ok(Record { folder, metrics, samples, events })
 }
 
-/// Values of a tensor or a state. All ranks ask for the same ones that are cut over them, in the
-/// same order.
-fn whole(model: &Model, group: &Group, name: &str) -> Result<Vec<f32>, TrainError> {
-    let own = model.get(name)?;
-    match model.tensor_of(name).filter(|_| model.part(name).is_some()) {
-        Some(tensor) => Ok(Model::together(tensor, group, &own)?),
-        None => Ok(own),
+/// Refuses where a rank does not see the run's folder, into which each writes its part of a
+/// checkpoint: it has the lock that rank 0 holds.
+fn seen(group: &Group, folder: Option<&RunFolder>) -> Result<(), TrainError> {
+    let path = folder.map(|folder| absolute(folder.path())).unwrap_or_default();
+    let path = PathBuf::from(OsString::from_vec(group.broadcast(0, path.as_os_str().as_bytes())?));
+    let lock = std::fs::read(path.join(LOCK)).unwrap_or_default();
+    let first = group.broadcast(0, &lock)?;
+    let all = group.gather(&[u8::from(!lock.is_empty() && lock == first)])?;
+    match all.iter().position(|same| same.first() != Some(&1)) {
+        None => Ok(()),
+        Some(rank) => Err(TrainError::Recipe(format!(
+            "rank {rank} does not see {}, into which each rank writes its part of a checkpoint; \
+             name a folder that all ranks see with --out",
+            path.display()
+        ))),
     }
 }
 
+fn absolute(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
+}
+
+/// The checkpoint that rank 0 goes on from, on the other ranks.
+fn reopen(group: &Group, folder: Option<PathBuf>) -> Result<Option<Checkpoint>, TrainError> {
+    let own = folder.map(|folder| absolute(&folder)).unwrap_or_default();
+    let path = PathBuf::from(OsString::from_vec(group.broadcast(0, own.as_os_str().as_bytes())?));
+    let opens = !group.leads() && !path.as_os_str().is_empty();
+    Ok(opens.then(|| Checkpoint::open_verified(&path)).transpose()?)
+}
+
 /// Gives all ranks the tensors and the state that rank 0 begins with, the names of the tensors that
-/// it saves, and the optimizer's states that it continues; those of a new run are zero.
+/// it saves, and the optimizer's states that it continues, but for what is cut over ranks; those of
+/// a new run are zero.
 fn share(
     group: &Group,
     model: &mut Model,
@@ -1068,10 +1185,13 @@ fn share(
         return Ok(());
     }
     for (name, _) in model.optimizer_entries() {
+        if model.part(&name).is_some() {
+            continue;
+        }
         let found = states.map(|states| states.get(&name)).transpose()?.flatten();
         let own = found.as_ref().map_or(&[][..], |(_, values)| values.as_slice());
         let values = group.broadcast(0, bytemuck::cast_slice(own))?;
-        model.set_whole(&name, &bytemuck::pod_collect_to_vec::<u8, f32>(&values))?;
+        model.set(&name, &bytemuck::pod_collect_to_vec::<u8, f32>(&values))?;
     }
     Ok(())
 }

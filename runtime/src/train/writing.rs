@@ -1,30 +1,55 @@
 //! Checkpoints that are written while training goes on.
 //!
-//! *In*: a [`Snapshot`], all of a checkpoint in memory. *Out*: a checkpoint in its folder.
-//! *Promise*: one is under way at a time; older ones are removed once it is whole and every byte of
-//! it was read back and matches its checksum. An error of writing is an error of the run, at the
-//! next step or at its end, and older checkpoints stay. The thread ends before its owner.
+//! *In*: on each rank that writes a [`Snapshot`], its share of a checkpoint, in memory; on rank 0
+//! also a [`Seal`]. *Out*: a checkpoint in its folder. *Promise*: one is under way at a time. Where
+//! several ranks write, it gets its name after each has said that its files are on disk, which they
+//! do between two steps. Older ones are removed once it is whole and every byte of it was read back
+//! and matches its checksum. An error of writing is an error of the run, at the next step or at its
+//! end, and older checkpoints stay. Threads end before their owner.
 
+use crate::checkpoint::parts::{Filed, Holding, Manifest, Mesh, Share};
 use crate::checkpoint::safetensors::Entry;
-use crate::checkpoint::{Binding, Checkpoint, CheckpointError, Checkpoints, Content, Keep, State};
+use crate::checkpoint::{Begun, Checkpoint, CheckpointError, Checkpoints, Keep, State};
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// All of a checkpoint.
+/// What a rank writes of a checkpoint.
 pub struct Snapshot {
-    /// Where the run stands.
-    pub state: State,
-    /// The resolved specification.
-    pub spec: String,
-    /// See [`Content::base`].
-    pub base: Option<Binding>,
-    /// Tensors of the model and of the optimizer.
-    pub entries: [Vec<Entry>; 2],
+    /// The folder that is being filled.
+    pub folder: PathBuf,
+    /// The step.
+    pub step: u64,
+    /// Which rank.
+    pub rank: u64,
+    /// See [`Share::metadata`].
+    pub metadata: Vec<(String, String)>,
+    /// What it holds of the model and of the optimizer.
+    pub holdings: [Vec<Holding>; 2],
+    /// Whether either is cut over ranks.
+    pub cut: [bool; 2],
     /// Values of both, by name.
     pub values: HashMap<String, Vec<f32>>,
+}
+
+/// What rank 0 makes a checkpoint of what was written with.
+pub struct Seal {
+    /// The checkpoints of the run.
+    pub checkpoints: Checkpoints,
+    /// The folder that is being filled.
+    pub begun: Begun,
+    /// When.
+    pub since: Instant,
+    /// Where the run stands.
+    pub state: State,
+    /// The ranks.
+    pub mesh: Mesh,
+    /// Tensors of the model and of the optimizer, all of them.
+    pub entries: [Vec<Entry>; 2],
+    /// Texts kept with the model.
+    pub metadata: Vec<(String, String)>,
     /// Which checkpoints are kept after it.
     pub keep: Keep,
 }
@@ -41,64 +66,130 @@ pub struct Written {
 }
 
 impl Snapshot {
-    /// Writes it, reads it back, and removes older ones.
-    fn write(mut self, checkpoints: &Checkpoints) -> Result<Written, CheckpointError> {
-        let begun = Instant::now();
-        let [model, optimizer] = std::mem::take(&mut self.entries);
-        let values = &mut self.values;
-        let path = checkpoints.save(Content {
-            state: &self.state,
-            spec: &self.spec,
-            base: self.base.as_ref(),
-            model,
-            optimizer,
+    /// Writes it.
+    fn write(self) -> Result<Vec<Filed>, CheckpointError> {
+        let Snapshot { folder, step, rank, metadata, holdings: [model, optimizer], cut, mut values } = self;
+        let share = Share {
+            folder: &folder,
+            step,
+            rank,
+            metadata: &metadata,
+            holdings: [&model, &optimizer],
+            cut,
             // Memory is given back tensor by tensor.
             read: &mut |name| {
                 values.remove(name).ok_or_else(|| io::Error::other(format!("no values of {name}")))
             },
-        })?;
+        };
+        share.write().map_err(|error| CheckpointError::Io { path: folder.clone(), error })
+    }
+}
+
+impl Seal {
+    /// Makes a checkpoint of files that are on disk, and removes older ones.
+    fn finish(self, filed: &[Filed]) -> Result<Written, CheckpointError> {
+        let Seal { checkpoints, begun, since, state, mesh, entries: [model, optimizer], metadata, keep } =
+            self;
+        let step = state.step;
+        let about = |error| CheckpointError::Io { path: checkpoints.at(step), error };
+        let manifest = match filed.iter().any(Filed::is_part) {
+            true => Some(Manifest::of(step, mesh, filed, [&model, &optimizer], &metadata).map_err(about)?),
+            false => None,
+        };
+        let path = checkpoints.finish(begun, &state, manifest.as_ref(), filed)?;
+        // Parts were read back by their ranks.
         Checkpoint::open(&path)?;
-        let step = self.state.step;
-        checkpoints.prune(step, self.keep)?;
-        Ok(Written { step, path, took: begun.elapsed() })
+        checkpoints.prune(step, keep)?;
+        Ok(Written { step, path, took: since.elapsed() })
     }
 }
 
 /// The checkpoint under way.
 #[derive(Default)]
 pub struct Writing {
-    thread: Option<JoinHandle<Result<Written, CheckpointError>>>,
+    /// This rank's share of a checkpoint that several ranks write.
+    share: Option<JoinHandle<Result<Vec<Filed>, CheckpointError>>>,
+    /// What it has on disk of it.
+    filed: Option<Vec<Filed>>,
+    /// What rank 0 waits with for the shares of all.
+    seal: Option<Seal>,
+    /// The rest of it, or all where rank 0 alone writes.
+    whole: Option<JoinHandle<Result<Written, CheckpointError>>>,
+}
+
+/// What a thread gives.
+fn joined<T>(thread: JoinHandle<Result<T, CheckpointError>>) -> Result<T, CheckpointError> {
+    let panicked = |_| {
+        let error = io::Error::other("the thread that writes checkpoints panicked");
+        Err(CheckpointError::Io { path: PathBuf::from("checkpoints"), error })
+    };
+    thread.join().unwrap_or_else(panicked)
+}
+
+fn spawn<T: Send + 'static>(
+    path: PathBuf,
+    work: impl FnOnce() -> Result<T, CheckpointError> + Send + 'static,
+) -> Result<JoinHandle<Result<T, CheckpointError>>, CheckpointError> {
+    let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(work);
+    thread.map_err(|error| CheckpointError::Io { path, error })
 }
 
 impl Writing {
-    /// Begins to write; the one before is over.
-    pub fn begin(&mut self, checkpoints: Checkpoints, snapshot: Snapshot) -> Result<(), CheckpointError> {
-        let folder = checkpoints.at(snapshot.state.step);
-        let write = move || snapshot.write(&checkpoints);
-        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(write);
-        self.thread = Some(thread.map_err(|error| CheckpointError::Io { path: folder, error })?);
+    /// Begins to write what rank 0 alone writes; the one before is over.
+    pub fn begin(&mut self, snapshot: Snapshot, seal: Seal) -> Result<(), CheckpointError> {
+        let work = move || seal.finish(&snapshot.write()?);
+        self.whole = Some(spawn("checkpoints".into(), work)?);
+        Ok(())
+    }
+
+    /// Begins to write a rank's share; `seal` is rank 0's.
+    pub fn begin_share(&mut self, snapshot: Snapshot, seal: Option<Seal>) -> Result<(), CheckpointError> {
+        self.seal = seal;
+        self.share = Some(spawn(snapshot.folder.clone(), move || snapshot.write())?);
+        Ok(())
+    }
+
+    /// Whether ranks write a checkpoint together of which rank 0 does not have all shares; on every
+    /// rank at once.
+    pub fn is_shared(&self) -> bool {
+        self.share.is_some() || self.filed.is_some()
+    }
+
+    /// Whether this rank's share is on disk, or waits for it.
+    pub fn on_disk(&mut self, wait: bool) -> Result<bool, CheckpointError> {
+        if let Some(share) = self.share.take_if(|share| wait || share.is_finished()) {
+            self.filed = Some(joined(share)?);
+        }
+        Ok(self.filed.is_some())
+    }
+
+    /// What this rank has on disk; the share is over.
+    pub fn filed(&mut self) -> Vec<Filed> {
+        self.filed.take().unwrap_or_default()
+    }
+
+    /// Begins to make a checkpoint of what all ranks have on disk, on rank 0.
+    pub fn seal(&mut self, filed: Vec<Filed>) -> Result<(), CheckpointError> {
+        let Some(seal) = self.seal.take() else { return Ok(()) };
+        self.whole = Some(spawn("checkpoints".into(), move || seal.finish(&filed))?);
         Ok(())
     }
 
     /// The checkpoint that was under way, if it is over now.
     pub fn over(&mut self) -> Result<Option<Written>, CheckpointError> {
-        if self.thread.as_ref().is_some_and(|thread| thread.is_finished()) { self.wait() } else { Ok(None) }
+        if self.whole.as_ref().is_some_and(|thread| thread.is_finished()) { self.wait() } else { Ok(None) }
     }
 
     /// Waits for the checkpoint under way.
     pub fn wait(&mut self) -> Result<Option<Written>, CheckpointError> {
-        let Some(thread) = self.thread.take() else { return Ok(None) };
-        let panicked = |_| {
-            let error = io::Error::other("the thread that writes checkpoints panicked");
-            Err(CheckpointError::Io { path: PathBuf::from("checkpoints"), error })
-        };
-        thread.join().unwrap_or_else(panicked).map(Some)
+        self.whole.take().map(joined).transpose()
     }
 }
 
 impl Drop for Writing {
     fn drop(&mut self) {
         // The run's lock is given back after this: nobody else may write meanwhile.
-        let _ = self.thread.take().map(JoinHandle::join);
+        let _ = self.share.take().map(JoinHandle::join);
+        let _ = self.whole.take().map(JoinHandle::join);
     }
 }
