@@ -12,13 +12,12 @@ use dreamc_compiler::program::{Kernel, Plan, Step};
 use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Shard;
-use dreamc_plan::exchange::What;
 use dreamc_plan::failure::{Job, Losses};
 use dreamc_plan::machine;
 use dreamc_plan::model::Seconds;
 use dreamc_plan::simulate::simulate;
 use dreamc_plan::timeline::Prices;
-use dreamc_plan::{Bytes, Exchange, Machine, Memory, Mesh, Work, forward, timeline};
+use dreamc_plan::{Bytes, Machine, Memory, Mesh, Work, forward, timeline};
 use dreamc_runtime::device::gpu::{prices, prices_by_rates};
 use dreamc_runtime::device::paper::PaperDevice;
 use dreamc_runtime::device::{AT_ONCE, Device, Group};
@@ -119,8 +118,10 @@ struct Offer {
     /// Share of the cards' bf16 products that the model's own FLOPs are.
     #[serde(skip_serializing_if = "Option::is_none")]
     utilisation: Option<f64>,
-    /// Bytes of a checkpoint.
+    /// Bytes of a checkpoint, and those that the rank which holds most of it has in the memory of
+    /// its host while it is written.
     checkpoint: u64,
+    snapshot: u64,
     failures: Losses,
     /// Of the whole run, failures included.
     hours: f64,
@@ -358,7 +359,7 @@ fn offer(
     let work = timeline(plan, &priced(plan, machine, ranks)?, &lesson, micro_batches, &mesh);
     let seconds = mesh.step(&work);
     let simulated = a.simulate.then(|| simulate(&work, &mesh, &|_| 1.0).step);
-    let (checkpoint, failures) = failing(&prepared, &mesh, a.failure_hours);
+    let (checkpoint, snapshot, failures) = failing(&prepared, &mesh, a.failure_hours);
     let tokens = (spec.train.batch * prepared.sequence) as f64;
     let hours = spec.train.steps as f64 * seconds.step / (1.0 - failures.share).max(1e-3) / 3600.0;
     let card_hours = hours * ranks as f64;
@@ -381,6 +382,7 @@ fn offer(
         tokens_per_second: tokens / seconds.step,
         utilisation,
         checkpoint,
+        snapshot,
         failures,
         hours,
         card_hours,
@@ -388,27 +390,22 @@ fn offer(
     }))
 }
 
-/// Bytes of a checkpoint, and the costs of failures.
-fn failing(prepared: &Prepared, mesh: &Mesh, hours: Option<f64>) -> (u64, Losses) {
+/// Bytes of a checkpoint, those that rank 0 writes, and the costs of failures. Rank 0 has most: its
+/// part of what is cut, and all that is whole.
+fn failing(prepared: &Prepared, mesh: &Mesh, hours: Option<f64>) -> (u64, u64, Losses) {
     let machine = mesh.machine;
-    let mut bytes = 0u64;
-    let mut together = 0.0;
+    let (mut bytes, mut own) = (0u64, 0u64);
     for t in &prepared.compiled.tensors {
-        let elements = t.shape.iter().product::<u64>();
+        let (all, kept) = (4 * t.shape.iter().product::<u64>(), 4 * (t.kept.end - t.kept.start));
         let states = t.states.len() as u64;
-        bytes += 4 * elements * (1 + states);
-        // Rank 0 brings what is cut together, tensor by tensor, by its own connections.
-        let cut = if prepared.compiled.cut.states() { states } else { 0 } + u64::from(t.cut);
-        if cut > 0 {
-            let each = vec![elements / mesh.ranks; mesh.ranks as usize];
-            let gather = Exchange { what: What::Gather { lengths: each }, ranks: mesh.ranks };
-            let host = Mesh { at_once: u64::MAX, ..*mesh };
-            together += cut as f64 * host.by_host(&gather);
-        }
+        bytes += all * (1 + states);
+        own += if t.cut { kept } else { all };
+        own += states * if t.cut || prepared.compiled.cut.states() { kept } else { all };
     }
     let between = hours.map_or(machine.failure_hours / mesh.ranks as f64, |hours| hours) * 3600.0;
-    let (stops, writes) = (bytes as f64 / machine.copy + together, bytes as f64 / machine.storage);
-    (bytes, Job { between, stops, writes, restart: machine.restart }.losses())
+    // A step ends when all ranks have copied what they write, and they share one way to storage.
+    let (stops, writes) = (own as f64 / machine.copy, bytes as f64 / machine.storage);
+    (bytes, own, Job { between, stops, writes, restart: machine.restart }.losses())
 }
 
 fn text(r: &Report) -> String {
@@ -525,6 +522,7 @@ fn details(t: &mut String, r: &Report, o: &Offer) {
         decimal_bytes(o.checkpoint.into()),
         format!("stops training for {}, is whole after {}", instant(f.stops), instant(f.writes)),
     );
+    row("its snapshot", decimal_bytes(o.snapshot.into()), "of the host's memory, rank 0".into());
     row("failures", duration(f.between), "between two of the job, in the mean".into());
     row(
         "best distance",
