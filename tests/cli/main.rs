@@ -21,6 +21,7 @@ mod hostile;
 mod imported;
 mod ladder;
 mod lsp;
+mod parts;
 mod preferences;
 mod quantize;
 mod ranks;

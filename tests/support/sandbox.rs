@@ -1,5 +1,7 @@
 //! A folder to run dreamc in, as its users do: the whole program, its output, its exit codes.
 
+use dreamc_runtime::checkpoint::Checkpoint;
+use dreamc_runtime::checkpoint::safetensors::{self, Entry, Tensors};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -71,10 +73,25 @@ pub fn texts(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// Bytes of the weights and of the optimizer after a step.
+/// Bytes of the weights and of the optimizer after a step; of parts, those of whole files with the
+/// specification and the step.
 pub fn bits(run: &Path, step: u64) -> Vec<Vec<u8>> {
     let folder = run.join(format!("checkpoints/step-{step:08}"));
-    ["model.safetensors", "optimizer.safetensors"].map(|name| fs::read(folder.join(name)).unwrap()).to_vec()
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let whole = |name: &str, tensors: &Tensors| {
+        if let Ok(bytes) = fs::read(folder.join(name)) {
+            return bytes;
+        }
+        let texts: Vec<(&str, &str)> =
+            ["spec", "step"].iter().filter_map(|key| Some((*key, tensors.metadata(key)?))).collect();
+        let entries: Vec<Entry> =
+            tensors.entries().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect();
+        let mut bytes = vec![];
+        let get = |i: usize| Ok(tensors.get(&entries[i].0).unwrap().unwrap().1);
+        safetensors::write(&mut bytes, &texts, &entries, get).unwrap();
+        bytes
+    };
+    vec![whole("model.safetensors", &checkpoint.model), whole("optimizer.safetensors", &checkpoint.optimizer)]
 }
 
 /// `metrics.jsonl` of a run without what a clock says.
