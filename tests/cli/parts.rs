@@ -271,15 +271,16 @@ fn a_rank_without_room_ends_all_and_leaves_the_checkpoint_before() {
 #[test]
 fn a_rank_that_does_not_see_the_folder_of_the_run_is_refused() {
     let s = sandbox();
-    let (other, port) = (sandbox(), port());
+    let port = port();
     let line = ["train", "ranked.yaml", "--set", "train.parallel={data: 2, shard: weights}", "--out", "run"];
-    // As on a machine of its own: the path of rank 0's folder is hidden from rank 1.
-    let script = "mount -t tmpfs none \"$1\" || exit 9; shift; exec \"$@\"";
+    // As on a machine of its own: rank 1 has another folder there.
+    fs::create_dir(s.path("run")).unwrap();
+    let script = "mount -t tmpfs none run || exit 9; exec \"$@\"";
     let first = rank(&s, &line, 0, 2, port).spawn().unwrap();
-    let plain = rank(&other, &line, 1, 2, port);
+    let plain = rank(&s, &line, 1, 2, port);
     let mut hidden = Command::new("unshare");
     hidden.args(["--user", "--map-root-user", "--mount", "bash", "-c", script, "bash"]);
-    hidden.arg(s.path("")).arg(plain.get_program()).args(plain.get_args()).current_dir(other.path(""));
+    hidden.arg(plain.get_program()).args(plain.get_args()).current_dir(s.path(""));
     hidden.envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))));
     let second = hidden.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (code, error) = ends(second, SOON + SOON);

@@ -174,7 +174,7 @@ impl Pipeline for Faulty<'_> {
 /// A group whose ranks bring something else than they were given.
 struct Wrong {
     group: Group,
-    edit: fn(&Group, Collective, &mut Vec<u8>),
+    edit: Box<dyn Fn(&Group, Collective, &mut Vec<u8>) + Send + Sync>,
 }
 
 impl Transport for Wrong {
@@ -193,8 +193,29 @@ impl Transport for Wrong {
     }
 }
 
-fn wrong(group: Group, edit: fn(&Group, Collective, &mut Vec<u8>)) -> Group {
-    Group::over(group.rank(), group.size(), Arc::new(Wrong { group, edit }))
+/// What rank 1 says of its part of a checkpoint, changed.
+fn said(group: Group, edit: fn(&str) -> String) -> Group {
+    wrong(group, move |group, what, bytes| {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        if what == Collective::AllGather && group.rank() == 1 && text.starts_with("[{\"kind\"") {
+            *bytes = edit(&text).into_bytes();
+        }
+    })
+}
+
+fn wrong(group: Group, edit: impl Fn(&Group, Collective, &mut Vec<u8>) + Send + Sync + 'static) -> Group {
+    Group::over(group.rank(), group.size(), Arc::new(Wrong { group, edit: Box::new(edit) }))
+}
+
+/// What a rank says of its part, with the first number that it has one later.
+fn later(text: &str) -> String {
+    let number = || {
+        let (head, tail) = text.split_once("\"ranges\":[[")?;
+        let (name, rest) = tail.split_once(',')?;
+        let (first, rest) = rest.split_once(',')?;
+        Some(format!("{head}\"ranges\":[[{name},{},{rest}", first.parse::<u64>().ok()? + 1))
+    };
+    number().unwrap_or_default()
 }
 
 /// A rank that takes other numbers than those that rank 0 hands out.
@@ -1236,6 +1257,11 @@ fn faults() -> Vec<Fault> {
                 }
             })
         }),
+        ranks("a part of a checkpoint is taken for that of another rank", |group| {
+            said(group, |text| text.replace("rank-1", "rank-0").replace("\"rank\":1", "\"rank\":0"))
+        }),
+        ranks("a part of a checkpoint is said to have the numbers after its own", |group| said(group, later)),
+        ranks("a part of a checkpoint is left out", |group| said(group, |_| "[]".into())),
         ranks("a rank begins with weights of its own", |group| match group.rank() {
             1 => Group::over(1, group.size(), Arc::new(Kept(group))),
             _ => group,

@@ -21,6 +21,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+/// Bytes of a number in a part.
+const NUMBER: u64 = size_of::<f32>() as u64;
+
 /// Name of the manifest.
 pub const PARTS: &str = "parts.json";
 
@@ -275,12 +278,18 @@ impl Manifest {
         let bad = |problem: String| CheckpointError::Corrupt { path: path.clone(), problem };
         let manifest: Manifest = serde_json::from_slice(&sums.read(PARTS)?)
             .map_err(|error| bad(format!("cannot be read: {error}")))?;
-        let parts = manifest.files.len();
+        // What is left of each part: numbers that it has no room for are never made room for.
+        let mut left: Vec<u64> = manifest.files.iter().map(|file| file.bytes / NUMBER).collect();
+        let mut fits = |piece: &Piece| {
+            let room = left.get_mut(piece.part);
+            room.and_then(|room| room.checked_sub(piece.count).map(|rest| *room = rest)).is_some()
+        };
         for cut in manifest.model.iter().chain(&manifest.optimizer) {
-            if !tile(&cut.shape, &cut.pieces) || cut.pieces.iter().any(|piece| piece.part >= parts) {
+            if !tile(&cut.shape, &cut.pieces) || !cut.pieces.iter().all(&mut fits) {
                 return Err(bad(format!("its pieces of {} are not all of it, each once", cut.name)));
             }
         }
+        let parts = manifest.files.len();
         manifest.files.iter().try_for_each(|file| file.check(sums.folder(), parts))?;
         Ok(Some(manifest))
     }
@@ -664,7 +673,7 @@ mod tests {
             fs::rename(folder.join("x"), &b).unwrap();
         };
         refused("BLAKE3 differs", &exchanged);
-        refused("is of rank 1 and step 2, and stands for rank 2 and step 2", &|folder, filed| {
+        refused("is of rank 2 and step 2, and stands for rank 1 and step 2", &|folder, filed| {
             exchanged(folder, filed);
             for filed in filed.iter_mut().filter(|filed| filed.file.starts_with("model")) {
                 let bytes = fs::read(folder.join(&filed.file)).unwrap();

@@ -339,12 +339,13 @@ impl<'a> Runner<'a> {
                 State { spec_hash, data_hash, changes: all, ..from.state }
             }
         };
-        let from = if parted { reopen(group, goes_on)? } else { None };
         share(group, &mut model, (&mut state, &mut kept), states.as_ref())?;
-        // Every rank reads its own part of what is cut.
-        if let Some(from) = from {
+        // Every rank reads its own part of what is cut; rank 0 has that of the model.
+        if parted && let Some(from) = reopen(group, goes_on)? {
             model.restore_part(&from.model)?;
             model.restore_part(&from.optimizer)?;
+        } else if let (true, Some(states)) = (parted, &states) {
+            model.restore_part(states)?;
         }
         let batches = setup.dataset.train(state.cursor.clone())?;
         let reference = train.dpo.map(|_| reference(&setup, &mut model, begins, watcher)).transpose()?;
