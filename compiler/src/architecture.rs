@@ -256,7 +256,7 @@ pub struct Apply {
 
 /// Parts with a cache row for each application, in the order of their rows: components, then pools,
 /// then saved streams, then the exit, then choices of nested `skip`s, then those of numbers of
-/// passes, then sources. Rows are found by it alone.
+/// passes, then the depth stream, then sources. Rows are found by it alone.
 #[derive(Clone, Debug, PartialEq)]
 struct Caches {
     order: Vec<Owner>,
@@ -269,11 +269,13 @@ impl Caches {
         let gated = model.body.iter().any(is_gated).then_some(Owner::Exit);
         let nested = layers_of(&model.body).into_iter().any(|expr| nested(expr).next().is_some());
         let chosen = model.body.iter().any(is_chosen).then_some(Owner::Choice);
+        let depths = model.depth_reader().map(|_| Owner::Depths);
         let sources = matches!(model.stream, Stream::Attend { .. }).then_some(Owner::Sources);
         let mut order: Vec<Owner> = (0..model.components.len() as u32).map(Owner::Component).collect();
         order.extend((0..pools as u32).map(Owner::Pool));
         order.extend((0..saved as u32).map(Owner::Saved));
-        order.extend([gated, nested.then_some(Owner::Members), chosen, sources].into_iter().flatten());
+        let nested = nested.then_some(Owner::Members);
+        order.extend([gated, nested, chosen, depths, sources].into_iter().flatten());
         let rows = order.iter().enumerate().map(|(row, owner)| (*owner, row)).collect();
         Caches { order, rows }
     }
@@ -595,6 +597,7 @@ impl Architecture {
             Owner::Exit => "exit".into(),
             Owner::Members => "members".into(),
             Owner::Choice => "choice".into(),
+            Owner::Depths => "layer.depths".into(),
         }
     }
 
@@ -611,6 +614,7 @@ impl Architecture {
             | Owner::Exit
             | Owner::Members
             | Owner::Choice
+            | Owner::Depths
             | Owner::Lanes(_)
             | Owner::Output
             | Owner::Sources => format!("{}.{}", self.label(owner), part.path()),
@@ -1037,6 +1041,12 @@ impl Body {
     /// The components of its composition, in order.
     pub fn names(&self) -> Vec<&str> {
         self.work.composition().map_or(vec![], names)
+    }
+
+    /// Keys that an application leaves in the depth stream of the model.
+    pub fn depths(&self, model: &Model) -> u64 {
+        let within = self.components.iter().filter_map(|name| model.components.get(name));
+        within.filter(|component| component.leaves_depth()).count() as u64
     }
 
     /// The wrapped parts of its composition, as [`skips`] gives them.
@@ -1493,6 +1503,7 @@ impl Walk<'_> {
         for (i, pool) in self.pools.iter().enumerate() {
             more(Owner::Pool(i as u32), u64::from(own.contains(&(pool.capacity, pool.penalty))));
         }
+        more(Owner::Depths, body.depths(self.model));
         more(Owner::Sources, body.outputs());
         apply
     }

@@ -1236,6 +1236,8 @@ pub(crate) fn rows_of(part: Part) -> Option<Rows> {
         | Part::QueryBias
         | Part::KeyBias
         | Part::OutBias
+        | Part::DepthKv
+        | Part::DepthKvBias
         | Part::Sink
         | Part::Gate
         | Part::Up

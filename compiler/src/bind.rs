@@ -497,6 +497,8 @@ pub enum Owner {
     Members,
     /// The choice of every token how many passes of a loop it makes.
     Choice,
+    /// Keys and values along depth that components leave for all attentions that read them.
+    Depths,
 }
 
 /// Which tensor or state of its owner something is. Names are made of it, and nothing is found out
@@ -550,6 +552,10 @@ pub enum Part {
     KeyBias,
     /// The bias of the output projection of an attention.
     OutBias,
+    /// The matrix of keys and values that a component leaves in the depth stream.
+    DepthKv,
+    /// Its bias.
+    DepthKvBias,
     /// Logits in the denominators of an attention's softmax.
     Sink,
     /// The gate of an MLP, of experts, or of what an attention's heads give.
@@ -604,8 +610,8 @@ pub enum Part {
     Residual,
     /// Values of the first application of an attention.
     FirstValues,
-    /// Keys of an attention that its later applications see, each in the row after that of its
-    /// application; the first row stands for the keys of the sequence.
+    /// Keys of an attention, or of the depth stream, that later applications see, each in the row
+    /// after that of its application; the first row stands for the keys of the sequence.
     DepthKeys,
     /// Its values.
     DepthValues,
@@ -918,6 +924,8 @@ impl Part {
             Part::QueryBias => "q.bias",
             Part::KeyBias => "k.bias",
             Part::OutBias => "out.bias",
+            Part::DepthKv => "depth_kv.weight",
+            Part::DepthKvBias => "depth_kv.bias",
             Part::Sink => "sink",
             Part::Gate => "gate.weight",
             Part::Up => "up.weight",

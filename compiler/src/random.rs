@@ -285,7 +285,7 @@ impl Writer {
                     let kind = keys::COMPONENTS[w.r.below(keys::COMPONENTS.len() as u64) as usize];
                     match kind.name == "sequence" && w.r.once_in(6) {
                         true => w.latent(kind),
-                        false => format!("{{{}: {}}}", kind.name, w.section(kind, &[])),
+                        false => format!("{{{}: {}}}", kind.name, w.section(kind, &["depth_stream"])),
                     }
                 },
                 |component| {
@@ -318,9 +318,36 @@ impl Writer {
             depth = varies;
             body
         });
-        let model = format!("{before}{body}");
+        let model = self.depth_stream(seed, &components, format!("{before}{body}"));
         let adapt = self.adapt(seed, &components, &model);
         (format!("{model}{adapt}"), depth)
+    }
+
+    /// What components leave in the depth stream of one model in four, of draws of their own: what
+    /// else a seed says stays.
+    fn depth_stream(&mut self, seed: u64, components: &[&str], model: String) -> String {
+        let mut r = Rng::new(seed ^ 0x6465_7074_6800);
+        for _ in 0..if r.once_in(4) { TRIES } else { 0 } {
+            let (mut text, mut keys) = (model.clone(), vec![]);
+            for name in components {
+                for (kind, words) in
+                    [("sequence", &["keys", "own", "none"][..]), ("experts", &["true", "false"]), ("mlp", &["true"])]
+                {
+                    let (word, line) =
+                        (words[r.below(words.len() as u64) as usize], format!("    {name}: {{{kind}: {{"));
+                    if r.once_in(3) || !text.contains(&line) {
+                        continue;
+                    }
+                    text = text.replace(&line, &format!("{line}depth_stream: {word}, "));
+                    keys.extend([format!("{kind}.depth_stream"), format!("{kind}.depth_stream {word}")]);
+                }
+            }
+            if !keys.is_empty() && read(&text).is_some() {
+                self.keys.extend(keys);
+                return text;
+            }
+        }
+        model
     }
 
     /// Adapters of one model in four, of draws of their own: what else a seed says stays.
@@ -358,7 +385,7 @@ impl Writer {
     /// A latent attention, without the keys that are not computed with it.
     fn latent(&mut self, kind: &'static Section) -> String {
         let without =
-            ["kv_heads", "qk_norm", "latent", "value_residual", "depth_keys", "gate", "bias", "projection"];
+            ["kv_heads", "qk_norm", "latent", "value_residual", "depth_keys", "depth_stream", "gate", "bias", "projection"];
         let rest = self.section(kind, &without);
         let rest = rest.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')).unwrap_or_default();
         let latent = self.section(&dreamc_dsl::component::attention::LATENT, &[]);

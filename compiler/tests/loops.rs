@@ -1,6 +1,6 @@
 //! Loops whose gradients flow through their last passes alone: what is kept, and what is counted.
 
-use dreamc_compiler::architecture::Architecture;
+use dreamc_compiler::architecture::{Architecture, for_each_application};
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::count::{self, Counts};
 use dreamc_compiler::program::{Space, Step};
@@ -115,6 +115,24 @@ fn every_state_along_depth_ends_before_detached_passes() {
         let spec = check(&ast, &[]).unwrap_or_else(|e| panic!("{text}\n{e}")).0;
         compile(&spec, &options).unwrap_or_else(|e| panic!("{text}\n{e}"));
     }
+}
+
+/// All that components leave stands in one depth stream, a row for each application of each.
+#[test]
+fn what_components_leave_along_depth_has_rows_one_after_another() {
+    let text = "model m {\n vocab 31 hidden 16 context 16\n sa = sequence { heads 2 depth_stream keys projection none }\n \
+                mlp = mlp { intermediate 24 depth_stream }\n plain = mlp { intermediate 24 }\n layer { sa > mlp }\n \
+                recur 3 { layer { mlp } repeat 2 { plain > sa } }\n}\n";
+    let ast = parse("m.dream", text, Spelling::Dream).unwrap_or_else(|e| panic!("{e}"));
+    let spec = check(&ast, &[]).unwrap_or_else(|e| panic!("{e}")).0;
+    let architecture = Architecture::new(&spec.model, None).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(architecture.rows_of(Owner::Depths), 2 + 3 * (1 + 2));
+    let depths = architecture.cache_of(Owner::Depths).unwrap_or_else(|| panic!("no depth stream"));
+    let mut rows = vec![];
+    for_each_application(&architecture.blocks, architecture.variables, &mut |apply, variables| {
+        rows.push(apply.rows[depths].at(variables));
+    });
+    assert_eq!(rows, [0, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
 }
 
 /// Every part with a cache has the rows that its own applications write, whichever others are

@@ -9,7 +9,7 @@ use indexmap::IndexMap;
 use serde::Serialize;
 
 pub use crate::component::{
-    Activation, Attention, Bias, Component, Defined, Described, Experts, HeadGate, Kind, Known, Latent,
+    Activation, Attention, Bias, Component, Defined, DepthStream, Described, Experts, HeadGate, Kind, Known, Latent,
     Mixes, Mlp, Projection, QkNorm, Setting, Small,
 };
 pub use crate::optimizer::{Matrices, OptimizerKind, Pace};
@@ -260,6 +260,12 @@ impl Model {
     /// lanes.
     pub fn has_turns(&self) -> bool {
         self.stream.has_turns()
+    }
+
+    /// The first attention that reads its depth stream, whose keys are as all of them are.
+    pub fn depth_reader(&self) -> Option<&Attention> {
+        let mut attentions = self.components.values().filter_map(Component::attention);
+        attentions.find(|a| a.depth_stream.is_some())
     }
 
     /// The names of its components.

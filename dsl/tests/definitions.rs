@@ -469,6 +469,24 @@ model m { vocab 9  hidden 64  context 8  mlp = mlp { intermediate 8 }  layer { m
 }
 
 #[test]
+fn a_component_inside_a_definition_leaves_nothing_along_depth() {
+    let text = "define mixer() {
+  return mlp(x) { intermediate 8  depth_stream }
+}
+model m {
+  vocab 256  hidden 64  context 128
+  sa = sequence { heads 4  depth_stream keys }
+  own = mixer {}
+  layer { sa > own }
+}
+";
+    let ast = parse("m.dream", text, Spelling::Dream).unwrap();
+    let found = check(&ast, &[]).unwrap_err().to_string();
+    assert!(found.contains("leaves nothing in the model's depth stream"), "{found}");
+    assert!(found.contains("m.dream:2:35"), "{found}");
+}
+
+#[test]
 fn a_component_inside_a_definition_has_keys_of_its_own() {
     let text = "define mixer() {
   return sequence(x) { heads 4  kv_from sa }

@@ -390,6 +390,51 @@ fn later_stages_point_at_fields() {
     insta::assert_snapshot!(error.render(&spec.sources, false));
 }
 
+/// The depth stream has keys of one kind, readers, and all tokens.
+#[test]
+fn what_the_depth_stream_refuses() {
+    let with = |a: &str, more: &str, body: &str| {
+        errors_of(&format!(
+            "model:\n  vocab: 256\n  hidden: 64\n  context: 64\n  components:\n    a: {{sequence: {{heads: 4, {a}}}}}\n    {more}\n  body: [{body}]\n"
+        ))
+    };
+    let mlp = "m: {mlp: {intermediate: 8, depth_stream: true}}";
+    let refused = [
+        (with("qk_norm: none", mlp, "a > m"), "no attention reads what `m` leaves in the depth stream"),
+        (
+            with("depth_stream: keys", "b: {sequence: {heads: 2, depth_stream: own}}", "a > b"),
+            "the depth stream has 4 key heads of size 16 (`a`), and `b` has 2 of size 32",
+        ),
+        (
+            with("depth_stream: keys", "b: {sequence: {heads: 4, depth_stream: keys, qk_norm: none}}", "a > b"),
+            "keys of the depth stream are normed as those of `a`, and `b` has another `qk_norm`",
+        ),
+        (
+            with("depth_stream: keys, depth_keys: true", mlp, "a > m"),
+            "`depth_stream` holds keys of earlier applications, as `depth_keys` does",
+        ),
+        (
+            with("depth_stream: keys, softcap: 20", mlp, "a > m"),
+            "`depth_stream` and `softcap` are not computed in one softmax",
+        ),
+        (
+            with("depth_stream: keys", "b: {sequence: {heads: 4, kv_from: a, depth_stream: keys}}", "a > b"),
+            "it makes no keys to leave: it reads those of `a`",
+        ),
+        (
+            with("depth_stream: keys", mlp, "a, \"skip(capacity 0.5, causal bce 0.1) { m }\""),
+            "`m` stands in a `skip`, whose tokens have depth streams of other lengths",
+        ),
+        (
+            with("depth_stream: keys, projection: none", mlp, "{recur: 3, kv: first, layers: [a > m]}"),
+            "`a` leaves keys of each pass (`depth_stream`)",
+        ),
+    ];
+    for (found, message) in refused {
+        assert!(found.contains(message), "{message}\n{found}");
+    }
+}
+
 /// Keys and values that others read are made before, by all tokens.
 #[test]
 fn keys_are_read_where_they_were_made() {

@@ -58,13 +58,13 @@ its authors' formula. [Definitions](definitions.md) begins with the ideas.
 | the loss of the logits that a loop expects (Ouro) | `exit expected 0.1` | |
 | keys of a pass for its tokens, of the first for others (Mixture-of-Recursions) | `recur 3 kv replaced` | |
 | a temperature, a network and a z-loss of the routers of passes (Mixture-of-Recursions) | `skip(…, temperature 2, network 128, z_loss 1e-3)` | mixture-of-recursions-token |
+| keys and values that networks leave for attentions at later depths (Mixture-of-Depths Attention) | `mlp { …  depth_stream }` | moda |
 
 The language does not say these:
 
 - fractions and views of lanes;
 - depth for each sequence;
 - losses of built-in components other than those of routers;
-- keys of depth from networks in the softmax of an attention;
 - shares of Mixture-of-Recursions that fall over the first steps;
 - a recurrent width other than `hidden`.
 ";

@@ -345,6 +345,16 @@ CASES |= {
         '{recur: 3, residual_norm: false, layers: ["mix e add", "sa > mlp", norm, "save e"]}', '"sa > mlp"',
     ]),
     "moda": zoo("moda", [sequence(", depth_keys: true"), MLP], ['{repeat: 3, layers: ["sa > mlp"]}']),
+    "depth_stream": zoo("depth-stream", [
+        "sa: {sequence: {heads: 4, kv_heads: 2, head_size: 4, depth_stream: keys, sink: true, qk_norm: rms_all, bias: qk, projection: none}}",
+        "near: {sequence: {heads: 2, kv_heads: 2, head_size: 4, depth_stream: own, window: 3, qk_norm: rms_all, bias: qkv, projection: none}}",
+        "mlp: {mlp: {intermediate: 9, depth_stream: true, pre_norm: false}}",
+        "ea: {experts: {count: 4, active: 2, intermediate: 5, query: 4, balance: 1e-3, depth_stream: true}}",
+    ], ['"sa > norm > mlp > norm"', '{recur: 3, backprop: 2, layers: ["mlp > (near | sa)", "ea > near"]}']),
+    "depth_heads": zoo("depth-heads", [
+        sequence(", depth_stream: keys, bias: all, pre_norm: false"),
+        "mlp: {mlp: {intermediate: 9, biased: true, depth_stream: true, pre_norm: false}}",
+    ], ['{repeat: 3, layers: ["sa > norm > mlp > norm"]}'], more="  tie: true\n  norm: {eps: 1e-8, unit_offset: true}\n"),
     "value_residual": zoo("value-residual", [sequence(", value_residual: true"), MLP], ['{repeat: 3, layers: ["sa > mlp"]}']),
     "cross_layer_kv": zoo("cross-layer-kv", [sequence(), sequence(", kv_from: sa", "again"), MLP], [
         '{repeat: 2, layers: ["sa > mlp", "again > mlp"]}',

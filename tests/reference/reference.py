@@ -34,12 +34,12 @@ ATTENTION_DEFAULTS = dict(
     pre_norm=True, post_norm=False, projection=None, bias=None, gate=None, sink=False, value_residual=False,
 )  # fmt: skip
 DEFAULTS = {
-    "sequence": ATTENTION_DEFAULTS | {"rope": 10000, "depth_keys": False, "kv_from": None, "latent": None},
+    "sequence": ATTENTION_DEFAULTS | {"rope": 10000, "depth_keys": False, "depth_stream": None, "kv_from": None, "latent": None},
     "depth": ATTENTION_DEFAULTS | {"rope": {"base": 500, "half_reversed": True}},
     "experts": dict(count=None, active=None, intermediate=None, query=128, activation="swiglu", balance=1e-3,
-                    router=None, shared=0, shared_gate=False, biased=False, round=None, pre_norm=True,
+                    router=None, shared=0, shared_gate=False, biased=False, round=None, depth_stream=False, pre_norm=True,
                     post_norm=False),
-    "mlp": dict(intermediate=None, activation="swiglu", pre_norm=True, post_norm=False),
+    "mlp": dict(intermediate=None, activation="swiglu", biased=False, depth_stream=False, pre_norm=True, post_norm=False),
 }  # fmt: skip
 LATENT_DEFAULTS = dict(query=None, kv=None, turned=None, value=None, norm="rms", keys=1, pairs="none", eps=None)
 SKIP_DEFAULTS = dict(
@@ -504,11 +504,23 @@ class Model:
                         matrix(f"{prefix}.gate", (c["heads"] * (d if c["gate"] == "element" else 1), h))
                     if c["sink"]:
                         shapes[f"{prefix}.sink"] = (c["heads"],)
+                    if c.get("depth_stream") == "own":
+                        shapes[f"{prefix}.depth_kv.weight"] = (2 * c["kv_heads"] * d, h)
+                        if c["bias"] in ("qkv", "all"):
+                            shapes[f"{prefix}.depth_kv.bias"] = (2 * c["kv_heads"] * d,)
                     if c["value_residual"]:
                         shapes[f"{prefix}.value_residual"] = (1,)
                 else:
                     mixture = (c["count"],) if c["kind"] == "experts" else ()
                     gated = c["activation"] not in ("relu", "relu2")
+                    if c["depth_stream"]:
+                        reader = next(c for c in self.components.values() if c.get("depth_stream") in ("keys", "own"))
+                        shapes[f"{prefix}.depth_kv.weight"] = (2 * reader["kv_heads"] * reader["head_size"], h)
+                    if c["kind"] == "mlp" and c["biased"]:
+                        shapes |= {f"{prefix}.{name}.bias": (c["intermediate"],) for name in ["gate"] * gated + ["up"]}
+                        shapes[f"{prefix}.down.bias"] = (h,)
+                        if c["depth_stream"]:
+                            shapes[f"{prefix}.depth_kv.bias"] = shapes[f"{prefix}.depth_kv.weight"][:1]
                     if gated:
                         matrix(f"{prefix}.gate", mixture + (c["intermediate"], h))
                     matrix(f"{prefix}.up", mixture + (c["intermediate"], h))
@@ -727,6 +739,7 @@ class Forward:
         self.layer_of = None  # the layer that is being computed
         self.names = {}  # saved streams
         self.earlier = {}  # component name -> [(k, v) of its earlier applications], for `depth_keys`
+        self.stream_along_depth = []  # [(k, v)] of the token, before any norm: what `depth_stream`s left so far
         self.latest = {}  # component name -> (k, v) of its latest application, for `kv_from`
         self.first_values = {}  # component name -> v of its first application, for `value_residual`
         self.first_keys = {}  # (layer, component) -> (k, v, who wrote them) of pass 0, for `kv first`
@@ -860,6 +873,7 @@ class Forward:
             return self.chosen_passes(loop, program)
         prefix = f"loops.{loop.number}"
         entered = {name: len(entries) for cache in (self.depth_cache, self.earlier) for name, entries in cache.items()}
+        entered[None] = len(self.stream_along_depth)
         known = {id(v) for cache in (self.latest, self.first_values) for v in cache.values()}
         for p in range(loop.passes):
             if p == loop.passes - loop.backprop > 0:
@@ -892,6 +906,8 @@ class Forward:
                 for e in range(entered.get(name, 0), len(entries)):
                     k, v, *rest = entries[e]
                     entries[e] = (self.stop(k), self.stop(v), *rest)
+        for e in range(entered[None], len(self.stream_along_depth)):
+            self.stream_along_depth[e] = tuple(self.stop(each) for each in self.stream_along_depth[e])
         for name, (k, v, *rest) in list(self.first_keys.items()):
             self.first_keys[name] = (self.stop(k), self.stop(v), *rest)
         for cache in (self.latest, self.first_values):
@@ -1107,6 +1123,12 @@ class Forward:
         """Places of tokens in the sequence, whoever takes part: [b or 1, t]."""
         return np.arange(t, dtype=float)[None]
 
+    def leave_keys(self, prefix, leaves, x_hat):
+        """A key and a value `[b, t, heads * d]` of a matrix of their own join the depth stream."""
+        if leaves:
+            made = x_hat @ self.w[f"{prefix}.depth_kv.weight"].T + self.w.get(f"{prefix}.depth_kv.bias", 0.0)
+            self.stream_along_depth.append(tuple(jnp.split(made, 2, axis=-1)))
+
     def are_keys(self):
         """[b, t]: which tokens are keys, where a skip leaves some out."""
         return self.taking
@@ -1118,10 +1140,12 @@ class Forward:
         if c["kind"] in ("sequence", "depth"):
             y = self.attention(name, c, prefix, x_hat, l, self.model.layers[i])
         elif c["kind"] == "experts":
+            self.leave_keys(prefix, c["depth_stream"], x_hat)
             y = self.experts(c, prefix, x_hat, l)
         elif c["kind"] == "defined":
             y = self.definition(name, c, prefix, x_hat, l)
         else:
+            self.leave_keys(prefix, c["depth_stream"], x_hat)
             y = self.network(c, prefix, x_hat)
         return self.model.output_scale * (self.norm(y, f"{prefix}.post_norm.weight") if c["post_norm"] else y)
 
@@ -1157,8 +1181,10 @@ class Forward:
 
     def network(self, c, prefix, x_hat):
         """A dense network; shared experts are one of the width of all of them."""
-        gate = None if c["activation"] in ("relu", "relu2") else x_hat @ self.matrix(f"{prefix}.gate").T
-        return activate(c["activation"], gate, x_hat @ self.matrix(f"{prefix}.up").T) @ self.matrix(f"{prefix}.down").T
+        biased = c["kind"] == "mlp" and c["biased"]  # of experts the routed ones alone
+        product = lambda name, x: x @ self.matrix(f"{prefix}.{name}").T + (self.w[f"{prefix}.{name}.bias"] if biased else 0.0)
+        gate = None if c["activation"] in ("relu", "relu2") else product("gate", x_hat)
+        return product("down", activate(c["activation"], gate, product("up", x_hat)))
 
     def route(self, prefix, x_hat, l, active, router=ROUTER_DEFAULTS):
         """-> (score of every expert [b, t, E], 1 where chosen and else 0 [b, t, E], the same of each token's next choice)"""
@@ -1324,12 +1350,25 @@ class Forward:
         turn = partial(rotate, positions=positions, base=c["rope"]["base"], share=c["rope"]["share"],
                        scaling=c["rope"]["scaling"])  # fmt: skip
 
-        def ready(u, gain):
+        def normed(u, gain):
             if c["qk_norm"] == "rms":
                 u = self.norm(u, f"{prefix}.{gain}.weight")
             elif c["qk_norm"] == "rms_all":
                 u = self.norm(u.reshape(*u.shape[:-2], -1), f"{prefix}.{gain}.weight").reshape(u.shape)
-            return turn(u)
+            return u
+
+        def ready(u, gain):
+            return turn(normed(u, gain))
+
+        above = []
+        if c.get("depth_stream"):
+            for key, value in self.stream_along_depth:
+                key, value = (each.reshape(b, t, kv_heads, d) for each in (key, value))
+                above.append((normed(key, "k_norm"), value))
+            if c["depth_stream"] == "keys":
+                self.stream_along_depth.append(tuple(each.reshape(b, t, kv_heads * d) for each in (k, v)))
+            else:
+                self.leave_keys(prefix, True, x_hat)
 
         q = ready(q, "q_norm")
         writers = taking  # whose keys and values these are, where a skip leaves some out
@@ -1373,6 +1412,13 @@ class Forward:
                 there = [jnp.broadcast_to(e[2][:, :, None, None], (b, t, 1, 1)) for e in before]
                 visible = jnp.concatenate([visible, *there], axis=3)
                 before.append((*own, taking))
+            if above:
+                # Every key of the depth stream is seen by its own token alone.
+                k, v = (
+                    jnp.concatenate([jnp.broadcast_to(each, (b, t, *each.shape[2:])), *(e[at][:, :, None] for e in above)], axis=2)
+                    for at, each in enumerate((k, v))
+                )
+                visible = jnp.concatenate([visible, jnp.ones((b, t, 1, len(above)), bool)], axis=3)
         else:
             # Keys and values of all depths so far of this very token: [b, t, s, heads, d]. Keys keep the rotation they were
             # written with. Nothing later is in the cache, so there is nothing to mask.

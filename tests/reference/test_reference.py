@@ -587,6 +587,22 @@ class Wiring(unittest.TestCase):
         depth.components["sa"]["rope"]["share"] = 0.0
         self.same(Forward(model, w).run(one), Forward(depth, w).run(one))
 
+    def test_depth_stream(self):
+        """Keys that are neither normed nor turned are the same in the stream and in the component's own row."""
+        model, w, ids = load("depth_heads")
+        w = w | {name: np.zeros_like(value) for name, value in w.items() if name.endswith("_norm.weight")}
+        plain = read_spec(text("depth_heads"))["model"]
+        plain["components"]["sa"]["sequence"] |= {"depth_stream": None, "depth_keys": True, "qk_norm": "none"}
+        plain["components"]["mlp"]["mlp"]["depth_stream"] = False
+        plain = Model(plain)
+        model.components["sa"]["qk_norm"] = "none"
+        for each in (model, plain):
+            each.components["sa"]["rope"]["share"] = 0.0
+        got = Forward(model, w).run(ids)
+        self.assertGreater(float(np.max(np.abs(got - Forward(plain, w).run(ids)))), 1e-3)
+        model.components["mlp"]["depth_stream"] = False
+        self.same(Forward(model, w).run(ids), Forward(plain, w).run(ids))
+
     def test_shared_keys(self):
         """Attention that reads its own keys again is attention."""
         model, w, ids = load("cross_layer_kv")

@@ -728,6 +728,12 @@ const AGAIN: &str = "
     mlp: {mlp: {intermediate: 7}}
   body: [\"a > mlp\", {recur: 3, layers: [\"a > mlp\"]}]";
 
+/// Keys that an attention and a network leave for later applications of the attention.
+const DEPTHS: &str = "
+    a: {sequence: {heads: 4, kv_heads: 2, head_size: 4, depth_stream: keys, projection: none}}
+    mlp: {mlp: {intermediate: 7, depth_stream: true}}
+  body: [\"a > mlp\", {recur: 3, layers: [\"mlp > a\"]}]";
+
 /// Passes that share the keys of the first.
 const FIRST: &str = "
     sa: {sequence: {heads: 4, kv_heads: 2, head_size: 4, projection: none, bias: qkv}}
@@ -1751,6 +1757,24 @@ fn faults() -> Vec<Fault> {
                 f.params.iter_mut().filter(|p| matches!(p.binding, Binding::Index(Index::Next { .. })));
             let found: Vec<_> = next.map(|port| port.binding = Binding::Index(Index::First)).collect();
             !found.is_empty()
+        }),
+        lower("depth stream: a key of a layer written over the one before", DEPTHS, |_, f| {
+            let mut found = false;
+            for port in &mut f.params {
+                if let Binding::Index(Index::Next { by: by @ 2, .. }) = &mut port.binding {
+                    (*by, found) = (1, true);
+                }
+            }
+            found
+        }),
+        lower("depth stream: keys without the gain of the attention that reads them", DEPTHS, |_, f| {
+            bypass_first(f, |f, i| {
+                let node = &f.nodes[i];
+                let gain = |v: Value| f.params.get(v.index()).is_some_and(|p| p.name.ends_with(".k_norm.weight"));
+                let normed = |v: Value| defines(f, v).is_some_and(|n| matches!(f.nodes[n].op, Op::Rms(_)));
+                let asks = node.op == Op::Binary(Binary::Mul) && gain(node.inputs[1]) && !normed(node.inputs[0]);
+                asks.then_some(0)
+            })
         }),
         lower("depth keys: without the sink in what stands for the sequence", AGAIN, |_, f| {
             bypass_first(f, |f, i| {
@@ -3006,6 +3030,7 @@ fn main() -> ExitCode {
         sound("deep", DEEP),
         sound("handed", HANDED),
         sound("again", AGAIN),
+        sound("depths", DEPTHS),
         sound("named", NAMED),
         sound("lanes", LANES),
         sound("manifold", MANIFOLD),

@@ -88,11 +88,17 @@ fn router(c: &mut Component, edit: impl Fn(&mut Router)) {
     }
 }
 
-const COMPONENT: [fn(&mut Component); 37] = [
+const COMPONENT: [fn(&mut Component); 38] = [
     |c| attention(c, |a| a.kv_from = None),
     |c| attention(c, |a| a.value_residual = false),
     |c| attention(c, |a| a.latent = None),
     |c| attention(c, |a| a.depth_keys = false),
+    |c| match c {
+        Component::Sequence(a) | Component::Depth(a) => a.depth_stream = None,
+        Component::Experts(e) => e.depth_stream = false,
+        Component::Mlp(m) => m.depth_stream = false,
+        Component::Defined(_) => {}
+    },
     |c| attention(c, |a| a.projection = None),
     |c| attention(c, |a| a.projection.iter_mut().for_each(|p| p.shared = false)),
     |c| attention(c, |a| a.projection.iter_mut().for_each(|p| p.count = None)),

@@ -67,6 +67,8 @@ pub const WIRINGS: [&str; 43] = [
     "cross_layer_kv",
     "define_losses",
     "denseformer",
+    "depth_heads",
+    "depth_stream",
     "dora",
     "exit_expected",
     "exit_mean",

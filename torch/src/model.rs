@@ -8,7 +8,7 @@ use crate::scope::{Names, statements};
 use crate::shape::{integer, listed, zeros};
 use crate::tree::{Expr, Stmt};
 use dreamc_compiler::architecture::{Apply, Block, continues, run_of};
-use dreamc_compiler::bind::Part;
+use dreamc_compiler::bind::{Owner, Part};
 use dreamc_compiler::ir::{Binding, Function, Index, Input, Lifetime, Output, Port, Value};
 use dreamc_compiler::lower::{EMBED, HEAD, POOL, Weight};
 use dreamc_compiler::program::Affine;
@@ -285,6 +285,18 @@ impl Writer<'_> {
             let cache = state.and_then(|s| self.source.architecture.cache_of(s.owner));
             let text = match cache.filter(|_| !whole) {
                 None => format!("{name} = {name}.detach()"),
+                Some(cache) if state.is_some_and(|s| s.owner == Owner::Depths) => {
+                    // One after another, all that the application left.
+                    let body = &self.source.architecture.bodies[apply.body];
+                    let rows = (1..=body.depths(&self.source.architecture.model)).map(|by| {
+                        let row = apply.rows[cache].clone().plus(&Affine::constant(by));
+                        affine(&row).text()
+                    });
+                    let written = rows.fold(name.clone(), |of, row| {
+                        format!("write({of}, {name}[{row}].detach(), {row})")
+                    });
+                    format!("{name} = {written}")
+                }
                 Some(cache) => {
                     let behind = state.is_some_and(|s| matches!(s.part, Part::DepthKeys | Part::DepthValues));
                     let row = apply.rows[cache].clone().plus(&Affine::constant(behind.into()));

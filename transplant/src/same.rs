@@ -211,6 +211,7 @@ fn upcycled(own: &Experts, theirs: &Mlp) -> Result<Vec<Part>, String> {
         _ if own.biased || theirs.biased => Err("experts and networks add vectors otherwise".into()),
         _ if !norms => Err("its norms stand elsewhere".into()),
         _ if !wide => Err("its intermediate size is smaller".into()),
+        _ if own.depth_stream || theirs.depth_stream => Err("they leave keys in the depth stream".into()),
         _ if own.noop > 0 => Err("some experts return nothing".into()),
         _ if own.shared > 0 => Err("shared experts add something".into()),
         _ if router.scale != 1.0 || !(router.normalise || all) => Err("its gates do not sum to one".into()),
@@ -290,8 +291,9 @@ fn sees_depth(component: &Component, mixes: bool) -> bool {
     match component.known() {
         Known::Own => true,
         Known::Attention(_) if component.kind().mixes() == Mixes::Depths => true,
-        Known::Attention(a) => mixes && a.projection.is_some() || a.depth_keys || a.value_residual,
-        Known::Experts(_) | Known::Mlp(_) => false,
+        Known::Attention(a) => mixes && a.projection.is_some() || a.depth_keys || a.depth_stream.is_some() || a.value_residual,
+        // What one leaves in the depth stream is read at other depths.
+        Known::Experts(Experts { depth_stream, .. }) | Known::Mlp(Mlp { depth_stream, .. }) => *depth_stream,
     }
 }
 

@@ -182,7 +182,8 @@ fn weight(architecture: &Architecture, t: Tensor) -> Weight {
         | Owner::Loop
         | Owner::Exit
         | Owner::Members
-        | Owner::Choice => None,
+        | Owner::Choice
+        | Owner::Depths => None,
     };
     let place = match set {
         Some(set) => Place::Layer { set, component: component.clone() },

@@ -584,6 +584,7 @@ impl<'a> Form<'a> {
             | Owner::Exit
             | Owner::Members
             | Owner::Choice
+            | Owner::Depths
             | Owner::Lanes(_)
             | Owner::Output
             | Owner::Sources => PARTS[2].into(),

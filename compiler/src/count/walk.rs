@@ -63,16 +63,17 @@ pub(super) fn applied(
             return all(expected(facts, module, f, node))?.times(applications);
         };
         let cache = match f.params.get(node.inputs[row].index()).map(|p| p.binding) {
-            Some(Binding::Index(Index::Row(cache))) => Some((cache as usize, None)),
+            Some(Binding::Index(Index::Row(cache))) => Some((cache, 0, None)),
+            Some(Binding::Index(Index::Next { cache, by })) => Some((cache, by, None)),
             Some(Binding::Index(Index::Run { cache, offset, block })) => {
-                Some((cache as usize, Some((offset, block))))
+                Some((cache, 0, Some((offset, block))))
             }
             _ => None,
         };
         let row = |site: &Site| {
-            let (cache, run) = cache?;
-            let row = &site.apply.rows[cache];
-            Some(run.map_or(row.clone(), |(offset, block)| run_of(row, offset, block)))
+            let (cache, by, run) = cache?;
+            let row = site.apply.rows[cache as usize].clone().plus(&Affine::constant(by.into()));
+            Some(run.map_or(row.clone(), |(offset, block)| run_of(&row, offset, block)))
         };
         let last = a.window.map_or(u64::MAX, |w| w - 1);
         let rows = sites

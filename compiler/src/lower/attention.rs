@@ -71,8 +71,11 @@ impl Lower<'_> {
         let routing = mixture.map(|(p, experts)| {
             (self.route(c, &p.router, n, experts, experts, 1, true, false, None), p.shared, experts)
         });
-        let (mut q, k, v) = match &a.latent {
-            Some(latent) => self.latent(c, a, latent, n, [heads, kv, size]),
+        let (mut q, k, v, plain) = match &a.latent {
+            Some(latent) => {
+                let (q, k, v) = self.latent(c, a, latent, n, [heads, kv, size]);
+                (q, k, v, None)
+            }
             None => self.qkv(c, a, n, source.is_none() && !reads, [heads, kv, size], (&routing, depth)),
         };
         let (k, v) = match (k, v, source) {
@@ -197,6 +200,18 @@ impl Lower<'_> {
                 (o, share) = self.with_depth_keys(c, [q, k, v], (o, lse), scale);
                 scores = scores.map(|scores| self.b.mul(scores, share));
             }
+            if let (Some(leaves), Some((k, v))) = (a.depth_stream, plain) {
+                let lse = if a.sink { self.with_sink(c, lse, heads) } else { lse };
+                let share;
+                (o, share) = self.with_depth_stream(c, a.qk_norm, [q, k], (o, lse), scale);
+                scores = scores.map(|scores| self.b.mul(scores, share));
+                match leaves {
+                    spec::DepthStream::Keys => self.leave_in_depths(k, v),
+                    spec::DepthStream::Own => {
+                        self.leave_depths(c, n, a.bias.is_some_and(spec::Bias::of_qkv));
+                    }
+                }
+            }
             if let Some(scores) = scores {
                 self.point(c, "scores", scores);
             }
@@ -232,7 +247,8 @@ impl Lower<'_> {
         }
     }
 
-    /// Queries, and keys and values where it makes them: `[b, t, heads, size]` each, turned.
+    /// Queries, and keys and values where it makes them: `[b, t, heads, size]` each, turned; last,
+    /// keys before norm and rotation with their values.
     fn qkv(
         &mut self,
         c: Owner,
@@ -241,7 +257,7 @@ impl Lower<'_> {
         has_keys: bool,
         [heads, kv, size]: [Dim; 3],
         (routing, depth): (&Option<(Routing, bool, u64)>, bool),
-    ) -> (Value, Option<Value>, Option<Value>) {
+    ) -> (Value, Option<Value>, Option<Value>, Option<(Value, Value)>) {
         let rows = self.b.rows(n);
         let with = |rows: &[Dim], more: &[Dim]| [rows, more].concat();
         let (wide, narrow) = (a.heads * a.head_size, a.kv_heads * a.head_size);
@@ -266,6 +282,7 @@ impl Lower<'_> {
         let of_qk = |part| a.bias.is_some_and(spec::Bias::of_qk).then_some(part);
         let mut q = self.bias(c, of_qk(Part::QueryBias), parts[0]);
         let mut k = parts.get(1).map(|&k| self.bias(c, of_qk(Part::KeyBias), k));
+        let plain = k.zip(parts.get(2).copied());
         if a.qk_norm == QkNorm::RmsAll {
             q = self.norm(q, c, Part::QueryNorm, 1);
             k = k.map(|k| self.norm(k, c, Part::KeyNorm, 1));
@@ -287,7 +304,7 @@ impl Lower<'_> {
                 self.point(c, name, value);
             }
         }
-        (q, k, v)
+        (q, k, v, plain)
     }
 
     /// The same of latent attention (DeepSeek-V2, 2405.04434, section 2.1.3): values padded with
@@ -517,14 +534,16 @@ impl Lower<'_> {
     }
 
     /// A state with a row for each application of a component, as it is by now.
-    fn handed(&mut self, c: Owner, part: Part, row: &Type) -> (String, Value) {
+    pub(super) fn handed(&mut self, c: Owner, part: Part, row: &Type) -> (String, Value) {
         let name = self.architecture.name_of(c, part);
         if let Some((_, value)) = self.handed.get(&name) {
             return (name, *value);
         }
         let rows = self.architecture.rows_of(c);
         let depths = match part {
-            Part::Behind(_) => self.dim_of(c, ".depths_behind", rows + 1),
+            Part::Behind(_) | Part::DepthKeys | Part::DepthValues => {
+                self.dim_of(c, ".depths_behind", rows + 1)
+            }
             _ => self.dim_of(c, "depths", rows),
         };
         let ty = Type::f32(&[&[depths], &row.dims[..]].concat());
@@ -533,7 +552,7 @@ impl Lower<'_> {
         (name, state)
     }
 
-    fn hand(&mut self, name: &str, value: Value) {
+    pub(super) fn hand(&mut self, name: &str, value: Value) {
         if let Some((_, now)) = self.handed.get_mut(name) {
             *now = value;
         }
@@ -717,54 +736,6 @@ impl Lower<'_> {
         let above = self.b.sub(lse, sink);
         let more = self.b.unary(Unary::Softplus, above);
         self.b.add(more, sink)
-    }
-
-    /// The output of one softmax over the keys of the sequence, whose output `o` and log-sum-exp
-    /// are given, and the keys that the component's earlier applications made of the same token.
-    ///
-    /// Depth attention takes the sequence for one more key, in row 0 of the state: a dimension of
-    /// its own makes its score the log-sum-exp, and returns its weight, which is given too.
-    fn with_depth_keys(
-        &mut self,
-        c: Owner,
-        [q, k, v]: [Value; 3],
-        (o, lse): (Value, Value),
-        scale: f64,
-    ) -> (Value, Value) {
-        let (one, dims) = (self.one(), self.b.dims(k));
-        let Some((&size, heads)) = dims.split_last() else { return (o, lse) };
-        let (width, rows) = (self.b.module.size(size), self.architecture.rows_of(c));
-        let wide = self.dim_of(c, "marked", width + 1);
-        let depths = self.dim_of(c, "depths_behind", rows + 1);
-        let score = self.b.scale(lse, 1.0 / scale);
-        let score = self.b.reshape(score, &[&self.b.dims(lse)[..], &[one]].concat());
-        let q = self.b.op(Concat(wide), &[q, score]);
-        let channel = self.b.zeros(&Type::f32(&[heads, &[one]].concat()));
-        let full = self.b.constant(1.0);
-        let full = self.b.add(channel, full);
-        let nothing = self.b.zeros(&Type::f32(&dims));
-        let sequence = self.b.op(Concat(wide), &[nothing, full]);
-        let ty = Type::f32(&[&[depths], heads, &[wide]].concat());
-        let first = self.b.index("first", Index::First);
-        let mut states = vec![];
-        for part in [Part::DepthKeys, Part::DepthValues] {
-            let (port, state) = self.state(c, part, Lifetime::Depth, ty.clone());
-            states.push((port, self.b.op(Op::CacheWrite, &[state, sequence, first])));
-        }
-        let row = self.row(c);
-        let all = ir::Attention { scale, ..ir::Attention::default() };
-        let mixed = self.b.op(DepthAttention(all), &[q, states[0].1, states[1].1, row]);
-        let parts = self.b.ops(Split(smallvec![size, one]), &[mixed]);
-        let name = format!("{}.next", self.architecture.label(c));
-        let next = self.b.index(&name, Index::Next { cache: self.cache_number(c), by: 1 });
-        for ((port, state), own) in states.into_iter().zip([k, v]) {
-            let own = self.b.op(Concat(wide), &[own, channel]);
-            let written = self.b.op(Op::CacheWrite, &[state, own, next]);
-            self.b.result(port, written);
-        }
-        let share = self.b.reshape(parts[1], &self.b.dims(lse));
-        let o = self.b.mul(o, share);
-        (self.b.add(o, parts[0]), share)
     }
 
     /// Outputs of heads times `sigmoid(W_g n)`. The queries are the tokens of `n`, or those at

@@ -16,6 +16,9 @@ impl Lowering for spec::Experts {
     }
 
     fn lower(&self, l: &mut Lower, c: Owner, _: Kind, n: Value) -> Result<Value, CompileError> {
+        if self.depth_stream {
+            l.leave_depths(c, n, false);
+        }
         Ok(l.experts(c, self, n))
     }
 }
@@ -26,6 +29,9 @@ impl Lowering for spec::Mlp {
     }
 
     fn lower(&self, l: &mut Lower, c: Owner, _: Kind, n: Value) -> Result<Value, CompileError> {
+        if self.depth_stream {
+            l.leave_depths(c, n, self.biased);
+        }
         let i = l.dim_of(c, "intermediate", self.intermediate);
         let biases = self.biased.then_some([Part::GateBias, Part::UpBias, Part::DownBias]);
         let parts = ([Part::Gate, Part::Up, Part::Down], biases);

@@ -19,6 +19,7 @@ mod adapt;
 mod attention;
 mod choice;
 mod define;
+mod depths;
 mod ends;
 mod exit;
 mod mixture;
@@ -409,6 +410,8 @@ pub(crate) struct Lower<'a> {
     named: HashMap<(String, String), Value>,
     /// Keys and values that components made in this layer, for others to read.
     made: HashMap<String, (Value, Value)>,
+    /// Keys that were left in the depth stream in this layer.
+    left: u32,
     /// Which tokens run this pass, where some have left the loop.
     staying: Option<Staying>,
 }
@@ -486,6 +489,7 @@ impl<'a> Lower<'a> {
             handed: IndexMap::new(),
             named: HashMap::new(),
             made: HashMap::new(),
+            left: 0,
             staying: None,
         }
     }

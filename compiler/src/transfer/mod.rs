@@ -416,7 +416,8 @@ impl Compared {
             | Owner::Loop
             | Owner::Exit
             | Owner::Members
-            | Owner::Choice => false,
+            | Owner::Choice
+            | Owner::Depths => false,
         };
         let ends = |b: usize| self.ends.contains(&(b, w.name.clone()));
         match (inside, body.is_some_and(ends)) {

@@ -410,6 +410,14 @@ impl Kind {
                 .push(error.help("leave `kv_from` out, or read values of another component: `NAME.value`"));
             return (None, checker.found);
         }
+        if let Some(pair) = keys.get("depth_stream")
+            && component.as_ref().is_some_and(Component::leaves_depth)
+        {
+            let message = "a component inside a definition leaves nothing in the model's depth stream";
+            let error = Diagnostic::error("nested", message).on(pair.key.span);
+            checker.found.push(error.help("leave `depth_stream` out"));
+            return (None, checker.found);
+        }
         (component, checker.found)
     }
 }

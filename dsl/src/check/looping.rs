@@ -286,6 +286,10 @@ fn unshared(
             format!("`{name}` sees keys of its earlier passes (`depth_keys`), which are those of the first");
         return Some((message, "take `depth_keys` away"));
     }
+    if a.depth_stream.is_some() {
+        let message = format!("`{name}` leaves keys of each pass (`depth_stream`)");
+        return Some((message, "take `depth_stream` away"));
+    }
     let reader = components.iter().find_map(|(reader, c)| match c {
         Some(Component::Sequence(r)) if r.kv_from.as_deref() == Some(name) => Some(reader),
         _ => None,

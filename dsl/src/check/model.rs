@@ -215,6 +215,7 @@ impl Checker {
             components.insert(key.text.clone(), component);
         }
         self.sources_of_keys(&components);
+        self.depth_streams(&components);
         self.graphs(&components, hidden.zip(vocab).map(|(hidden, vocab)| [hidden, vocab]));
         Some(components)
     }
@@ -262,6 +263,41 @@ impl Checker {
                     let message = format!("`{source}` has no keys and values of its own for the sequence");
                     self.error_at("unknown-component", &path, message, help);
                 }
+            }
+        }
+    }
+
+    /// Whether keys of the depth stream are of one size, and somebody reads them.
+    fn depth_streams(&mut self, components: &IndexMap<String, Option<Component>>) {
+        fn leave<'a>((name, c): (&'a String, &'a Option<Component>)) -> Option<(&'a String, Option<&'a Attention>)> {
+            let component = c.as_ref().filter(|c| c.leaves_depth())?;
+            Some((name, component.attention()))
+        }
+        let all: Vec<(&String, Option<&Attention>)> = components.iter().filter_map(leave).collect();
+        let first = all.iter().find_map(|(name, a)| Some((*name, (*a)?)));
+        let known = components.values().all(Option::is_some);
+        for (name, own) in all {
+            let path = format!("model.components.{name}.depth_stream");
+            match (first, own) {
+                (None, _) if known => {
+                    let message = format!("no attention reads what `{name}` leaves in the depth stream");
+                    self.error_at("unreached", &path, message, "write `depth_stream keys` in a `sequence`");
+                }
+                (Some((other, a)), Some(own)) if (own.kv_heads, own.head_size) != (a.kv_heads, a.head_size) => {
+                    let (heads, of) = (a.kv_heads, a.head_size);
+                    let message = format!(
+                        "the depth stream has {heads} key heads of size {of} (`{other}`), and `{name}` has {} of size {}",
+                        own.kv_heads, own.head_size
+                    );
+                    let help = format!("write `kv_heads: {heads}` and `head_size: {of}`");
+                    self.error_at("indivisible", &path, message, help);
+                }
+                (Some((other, a)), Some(own)) if own.qk_norm != a.qk_norm => {
+                    let message =
+                        format!("keys of the depth stream are normed as those of `{other}`, and `{name}` has another `qk_norm`");
+                    self.error_at("unreached", &path, message, "give both one `qk_norm`");
+                }
+                _ => {}
             }
         }
     }

@@ -39,6 +39,10 @@ pub struct Attention {
     pub value_residual: bool,
     /// Whether keys of the component's earlier applications for the same token are in the softmax.
     pub depth_keys: bool,
+    /// What it leaves in the model's depth stream, over whose keys of the same token its softmax is,
+    /// too; sequence attention only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub depth_stream: Option<DepthStream>,
     /// Factor `sigmoid(W_g x)` on what heads give, before the output projection.
     pub gate: Option<HeadGate>,
     /// Projections that add a learned vector.
@@ -85,6 +89,17 @@ impl Latent {
 
 /// The longest head of whose rotation pairs are chosen.
 pub const LONGEST_CHOSEN: u64 = 256;
+
+/// Keys and values that an attention leaves in the depth stream of its model, before any norm and
+/// rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DepthStream {
+    /// Those of the sequence.
+    Keys,
+    /// Those of a matrix of their own.
+    Own,
+}
 
 /// Elements of heads that have a gate each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -254,6 +269,15 @@ pub static SEQUENCE: Section = Section {
             Type::Bool,
             FALSE,
             "Whether its softmax is also over the keys that the component's earlier applications made of the same token (Mixture-of-Depths Attention). They keep their rotation, and no window leaves them out.",
+        ),
+        key(
+            "depth_stream",
+            Type::Optional(&Type::Word(&[
+                ("keys", "its keys and values"),
+                ("own", "keys and values of a matrix of their own"),
+            ])),
+            NONE,
+            "What it leaves of its token in the model's depth stream, before norm and rotation. Its softmax is also over the keys of its token that are there by then, of all components with a `depth_stream`; it norms them by its own gain, and no window leaves them out (hustvl/MoDA). All have as many key heads, of one size, and one `qk_norm`.",
         ),
         GATE,
         BIAS,
@@ -445,6 +469,30 @@ impl Language for Attention {
                 c.error_at("unreached", &group.path("depth_keys"), message, "take one of them away");
             }
         }
+        let depth_stream = match depth {
+            true => Some(None),
+            false => c.word_or_none(group, "depth_stream").map(|word| match word {
+                Some("keys") => Some(DepthStream::Keys),
+                Some(_) => Some(DepthStream::Own),
+                None => None,
+            }),
+        };
+        if let Some(Some(_)) = depth_stream {
+            let mut refuse = |message: String, help: String| {
+                c.error_at("unreached", &group.path("depth_stream"), message, help);
+            };
+            if let Some(Some(source)) = &kv_from {
+                let message = format!("it makes no keys to leave: it reads those of `{source}`");
+                refuse(message, format!("write `depth_stream` in `{source}`"));
+            }
+            let help = "take one of them away";
+            if depth_keys == Some(true) {
+                refuse("`depth_stream` holds keys of earlier applications, as `depth_keys` does".into(), help.into());
+            }
+            if let Some(Some(_)) = softcap {
+                refuse("`depth_stream` and `softcap` are not computed in one softmax".into(), help.into());
+            }
+        }
         let gate = c.word_or_none(group, "gate").map(|word| match word {
             Some("head") => Some(HeadGate::Head),
             Some(_) => Some(HeadGate::Element),
@@ -477,6 +525,7 @@ impl Language for Attention {
             latent: latent?,
             value_residual: value_residual?,
             depth_keys: depth_keys?,
+            depth_stream: depth_stream?,
             gate: gate?,
             bias: bias?,
             pre_norm: pre_norm?,
@@ -499,6 +548,7 @@ impl Language for Attention {
         keys.put("latent", or_none(self.latent.as_ref(), show_latent));
         keys.put("value_residual", ValueKind::Bool(self.value_residual));
         keys.put("depth_keys", ValueKind::Bool(self.depth_keys));
+        keys.put("depth_stream", or_none(self.depth_stream, name));
         keys.put("gate", or_none(self.gate, name));
         keys.put("bias", or_none(self.bias, name));
         keys.put("pre_norm", ValueKind::Bool(self.pre_norm));
@@ -529,7 +579,7 @@ fn latent(
             c.error_at("unreached", &owner.path(key), message, help);
         }
     }
-    for key in ["kv_from", "gate", "bias", "projection"] {
+    for key in ["kv_from", "depth_stream", "gate", "bias", "projection"] {
         if c.has(owner, key) && !c.is_none(owner, key) {
             let message = format!("`{key}` is not computed with `latent`");
             c.error_at("unreached", &owner.path(key), message, help);
@@ -716,7 +766,10 @@ impl Described for Attention {
     }
 
     fn about(&self) -> Option<String> {
-        self.window.map(|window| format!("window of {window}"))
+        let window = self.window.map(|window| format!("window of {window}"));
+        let depth = self.depth_stream.map(|_| "keys of depth".to_string());
+        let all: Vec<String> = window.into_iter().chain(depth).collect();
+        (!all.is_empty()).then(|| all.join(", "))
     }
 
     fn sizes(&mut self) -> Vec<(&str, Option<&mut u64>)> {
@@ -809,7 +862,14 @@ impl Described for Attention {
         makes.iter().copied().chain(["out"]).chain(gate).map(String::from).collect()
     }
 
-    fn broken(&self, _: &Model) -> Option<String> {
+    fn broken(&self, model: &Model) -> Option<String> {
+        if let Some(first) = model.depth_reader().filter(|_| self.depth_stream.is_some())
+            && (first.kv_heads, first.head_size) != (self.kv_heads, self.head_size)
+        {
+            let own = format!("{} kv_heads of {}", self.kv_heads, self.head_size);
+            let (heads, size) = (first.kv_heads, first.head_size);
+            return Some(format!("the depth stream has {heads} of {size}, and it has {own}"));
+        }
         if !self.heads.is_multiple_of(self.kv_heads.max(1)) {
             Some(format!("{} heads are no multiple of {} kv_heads", self.heads, self.kv_heads))
         } else if let Some(latent) =

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::mlp::{ACTIVATION_KEY, activation};
+use super::mlp::{ACTIVATION_KEY, DEPTH_STREAM, about, activation};
 use super::*;
 use crate::keys::{BALANCE_SHORT, COUNT, QUERY_SHORT, ROUTER};
 use crate::show::{or_none, router};
@@ -27,6 +27,9 @@ pub struct Experts {
     pub shared_gate: bool,
     /// Whether the router's logits and the routed experts' matrices add learned vectors.
     pub biased: bool,
+    /// Whether it leaves keys and values in the depth stream of its model.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub depth_stream: bool,
     /// The number whose multiples experts' numbers of tokens are in training.
     pub round: Option<u64>,
     /// How experts are scored, chosen and balanced.
@@ -77,6 +80,7 @@ pub static EXPERTS: Section = Section {
             Value("none"),
             "In training, each expert's number of tokens becomes the nearest multiple of this, over the micro-batch: tokens of the lowest score are let go, or tokens whose next choice it is are taken, those of the highest score first. Gates are those of the choice. Elsewhere every token has its experts (SonicMoE, 2512.14080).",
         ),
+        DEPTH_STREAM,
         QUERY_SHORT,
         BALANCE_SHORT,
         key(
@@ -113,7 +117,7 @@ impl Language for Experts {
             let path = group.path("shared_gate");
             c.error_at("unreached", &path, "`shared_gate` gates shared experts, and there are none", help);
         }
-        let biased = c.bool(group, "biased");
+        let (biased, depth_stream) = (c.bool(group, "biased"), c.bool(group, "depth_stream"));
         let router = c.router(group, false);
         if let (Some(router), Some(count), Some(active), Some(noop)) = (&router, count, active, noop) {
             c.expert_groups(group, router, count + noop, active);
@@ -129,6 +133,7 @@ impl Language for Experts {
             shared: shared?,
             shared_gate: shared_gate?,
             biased: biased?,
+            depth_stream: depth_stream?,
             router: router?,
             pre_norm: pre_norm?,
             post_norm: post_norm?,
@@ -144,6 +149,7 @@ impl Language for Experts {
         keys.put("shared", int(self.shared));
         keys.put("shared_gate", ValueKind::Bool(self.shared_gate));
         keys.put("biased", ValueKind::Bool(self.biased));
+        keys.put("depth_stream", ValueKind::Bool(self.depth_stream));
         keys.put("round", or_none(self.round, int));
         keys.put("router", router(&self.router));
         keys.put("pre_norm", ValueKind::Bool(self.pre_norm));
@@ -165,7 +171,7 @@ impl Described for Experts {
     }
 
     fn about(&self) -> Option<String> {
-        Some(format!("{} of {} experts", self.active, self.count))
+        Some(about(format!("{} of {} experts", self.active, self.count), self.depth_stream))
     }
 
     fn sizes(&mut self) -> Vec<(&str, Option<&mut u64>)> {

@@ -13,6 +13,9 @@ pub struct Mlp {
     pub activation: Activation,
     /// Whether what each matrix gives has a learned vector added.
     pub biased: bool,
+    /// Whether it leaves keys and values in the depth stream of its model.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub depth_stream: bool,
     /// Whether it reads the stream through a norm of its own.
     pub pre_norm: bool,
     /// Whether the branch output has a norm of its own.
@@ -87,6 +90,14 @@ const ACTIVATION: &[(&str, &str)] = &[
 pub(super) const ACTIVATION_KEY: Key =
     key("activation", Type::Word(ACTIVATION), Value("swiglu"), "Non-linearity.");
 
+/// Whether a network leaves something in the depth stream.
+pub(super) const DEPTH_STREAM: Key = key(
+    "depth_stream",
+    Type::Bool,
+    FALSE,
+    "Whether it leaves keys and values of its token in the model's depth stream, by a matrix of what it reads, for attentions with a `depth_stream` (hustvl/MoDA).",
+);
+
 /// One dense network.
 pub static MLP: Section = Section {
     name: "mlp",
@@ -96,10 +107,16 @@ pub static MLP: Section = Section {
         key("intermediate", SIZE, Required, "Intermediate size."),
         ACTIVATION_KEY,
         key("biased", Type::Bool, FALSE, "Whether the matrices add learned vectors."),
+        DEPTH_STREAM,
         PRE_NORM,
         POST_NORM,
     ],
 };
+
+/// A few words for drawings.
+pub(super) fn about(size: String, depth_stream: bool) -> String {
+    if depth_stream { size + ", keys for depth" } else { size }
+}
 
 /// The non-linearity of a network.
 pub(super) fn activation(c: &mut Checker, group: &Group) -> Option<Activation> {
@@ -118,12 +135,13 @@ impl Language for Mlp {
     fn check(c: &mut Checker, group: &Group, _: Kind, _: Option<u64>) -> Option<Self> {
         let intermediate = c.int(group, "intermediate");
         let activation = activation(c, group);
-        let biased = c.bool(group, "biased");
+        let (biased, depth_stream) = (c.bool(group, "biased"), c.bool(group, "depth_stream"));
         let (pre_norm, post_norm) = (c.bool(group, "pre_norm"), c.bool(group, "post_norm"));
         Some(Mlp {
             intermediate: intermediate?,
             activation: activation?,
             biased: biased?,
+            depth_stream: depth_stream?,
             pre_norm: pre_norm?,
             post_norm: post_norm?,
         })
@@ -133,6 +151,7 @@ impl Language for Mlp {
         keys.put("intermediate", int(self.intermediate));
         keys.put("activation", name(self.activation));
         keys.put("biased", ValueKind::Bool(self.biased));
+        keys.put("depth_stream", ValueKind::Bool(self.depth_stream));
         keys.put("pre_norm", ValueKind::Bool(self.pre_norm));
         keys.put("post_norm", ValueKind::Bool(self.post_norm));
     }
@@ -152,7 +171,7 @@ impl Described for Mlp {
     }
 
     fn about(&self) -> Option<String> {
-        Some(format!("{} wide", self.intermediate))
+        Some(about(format!("{} wide", self.intermediate), self.depth_stream))
     }
 
     fn sizes(&mut self) -> Vec<(&str, Option<&mut u64>)> {

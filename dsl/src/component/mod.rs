@@ -12,7 +12,7 @@ pub mod mlp;
 
 use serde::Serialize;
 
-pub use attention::{Attention, Bias, HeadGate, Latent, Projection, QkNorm};
+pub use attention::{Attention, Bias, DepthStream, HeadGate, Latent, Projection, QkNorm};
 pub use defined::{DEFINED, Defined, Setting};
 pub use experts::Experts;
 pub use mlp::{Activation, Mlp};
@@ -223,6 +223,16 @@ impl Component {
         match self.known() {
             Known::Attention(a) => Some(a),
             Known::Experts(_) | Known::Mlp(_) | Known::Own => None,
+        }
+    }
+
+    /// Whether it leaves keys and values in the depth stream of its model.
+    pub fn leaves_depth(&self) -> bool {
+        match self.known() {
+            Known::Attention(a) => a.depth_stream.is_some(),
+            Known::Experts(e) => e.depth_stream,
+            Known::Mlp(m) => m.depth_stream,
+            Known::Own => false,
         }
     }
 

@@ -396,6 +396,8 @@ struct Formulas<'a> {
     /// Keys and values of first passes, by loop, application in the pass, and component.
     first_keys: IndexMap<([usize; 2], String), Depth>,
     caches: IndexMap<String, Vec<Depth>>,
+    /// Keys before any norm and values that stand in the depth stream.
+    depth_stream: Vec<Depth>,
     /// Streams by name, as they were saved last.
     saved: IndexMap<String, Vec<f64>>,
     /// Values of the first application of each component.
@@ -451,6 +453,7 @@ impl<'a> Formulas<'a> {
             skips: 0,
             first_keys: IndexMap::new(),
             caches: IndexMap::new(),
+            depth_stream: vec![],
             saved: IndexMap::new(),
             firsts: IndexMap::new(),
             auxiliary: 0.0,
@@ -839,6 +842,11 @@ impl<'a> Formulas<'a> {
                 *first = (keys.clone(), values.clone(), own.clone());
             }
             self.caches[name].push((keys, values, own));
+        }
+        let leave = names(expr).into_iter().filter(|name| self.model.components[*name].leaves_depth()).count();
+        for at in self.depth_stream.len() - leave..self.depth_stream.len() {
+            let (keys, values, all) = std::mem::take(&mut self.depth_stream[at]);
+            self.depth_stream[at] = (self.stop(keys), self.stop(values), all);
         }
         self.detach_definitions(&|name| names(expr).iter().any(|of| applied(name, of)));
         let added = self.stop(vec![self.auxiliary - auxiliary])[0];
@@ -1369,6 +1377,12 @@ impl<'a> Formulas<'a> {
         let prefix = format!("{}.{name}", self.prefix);
         let (pre_norm, post_norm) = component.norms();
         let n = if pre_norm { self.norm(x, &format!("{prefix}.norm.weight")) } else { x.to_vec() };
+        if let Component::Mlp(Mlp { depth_stream: true, biased, .. }) = component {
+            self.leave_depth(name, &n, *biased);
+        }
+        if let Component::Experts(Experts { depth_stream: true, .. }) = component {
+            self.leave_depth(name, &n, false);
+        }
         let y = match component {
             Component::Sequence(a) => self.attention(name, a, &n, inside, false),
             Component::Depth(a) => self.attention(name, a, &n, inside, true),
@@ -1436,6 +1450,17 @@ impl<'a> Formulas<'a> {
 
     // Attention -----------------------------------------------------------------------------------
 
+    /// Leaves keys and values of a matrix of their own in the depth stream.
+    fn leave_depth(&mut self, c: &str, n: &[f64], biased: bool) {
+        let w = self.own(&format!("{c}.depth_kv.weight")).to_vec();
+        let made = product(n, &w, self.model.hidden as usize);
+        let bias = if biased { self.own(&format!("{c}.depth_kv.bias")) } else { &[] };
+        let made = shifted(made, bias);
+        let half = made.len() / self.tokens() / 2;
+        let part = |at: usize| made.chunks(2 * half).flat_map(|row| row[at..at + half].to_vec()).collect();
+        self.depth_stream.push((part(0), part(half), vec![true; self.tokens()]));
+    }
+
     fn attention(&mut self, c: &str, a: &Attention, n: &[f64], inside: &Inside, depth: bool) -> Vec<f64> {
         let (tokens, d) = (self.tokens(), a.head_size as usize);
         let (heads, kv_heads) = (a.heads as usize, a.kv_heads as usize);
@@ -1483,6 +1508,19 @@ impl<'a> Formulas<'a> {
         let (mut q, mut k, mut v) = (part(0, q), part(q, k), part(q + k, k));
         if a.bias == Some(Bias::Qk) {
             (q, k) = (biased(self, "q", q), biased(self, "k", k));
+        }
+        // Keys and values as they are left in the depth stream, and those that stand there.
+        let plain = (k.clone(), v.clone(), inside.keys.clone());
+        let mut above = if a.depth_stream.is_some() { self.depth_stream.clone() } else { vec![] };
+        for (keys, ..) in above.iter_mut().filter(|_| a.qk_norm != QkNorm::None) {
+            *keys = self.norm(keys, &format!("{}.{c}.k_norm.weight", self.prefix));
+        }
+        match a.depth_stream {
+            None => {}
+            Some(DepthStream::Keys) => self.depth_stream.push(plain),
+            Some(DepthStream::Own) => {
+                self.leave_depth(c, n, matches!(a.bias, Some(Bias::Qkv | Bias::All)));
+            }
         }
         if a.qk_norm != QkNorm::None {
             // Rows as long as the gains are: of a head, or of all.
@@ -1565,14 +1603,16 @@ impl<'a> Formulas<'a> {
             self.caches.insert(c.into(), vec![(k, v, keys)]);
         }
         let cache = &self.caches[a.kv_from.as_deref().unwrap_or(c)];
+        let latest = cache.len() - 1;
+        let cache: Vec<&Depth> = cache.iter().chain(&above).collect();
         for i in (0..tokens).filter(|&i| inside.here[i]) {
             // Pairs of an application and a token whose key is seen.
             let seen: Vec<(usize, usize)> = if depth {
-                (0..cache.len()).filter(|&l| cache[l].2[i]).map(|l| (l, i)).collect()
+                (0..=latest).filter(|&l| cache[l].2[i]).map(|l| (l, i)).collect()
             } else {
                 let near = |j: usize| a.window.is_none_or(|w| ((i - j) as u64) < w);
-                let latest = cache.len() - 1;
-                let before = (0..latest).filter(|_| a.depth_keys).map(|l| (l, i));
+                let before = (0..latest).filter(|_| a.depth_keys).chain(latest + 1..cache.len());
+                let before = before.map(|l| (l, i));
                 (0..tokens)
                     .filter(|&j| self.behind(i, j) && near(j) && cache[latest].2[j])
                     .map(|j| (latest, j))

@@ -87,6 +87,17 @@ pub fn shrink(spec: &Spec, weights: bool) -> Shrunk {
             (a.kv_heads, a.head_size) = *size;
         }
     }
+    // So are those of the depth stream.
+    let first = model.depth_reader().map(|a| (a.kv_heads, a.head_size));
+    for component in model.components.values_mut() {
+        if let (Component::Sequence(a), Some(size)) = (component, first)
+            && a.depth_stream.is_some()
+        {
+            let group = a.heads / a.kv_heads.max(1);
+            (a.kv_heads, a.head_size) = size;
+            a.heads = a.kv_heads * group;
+        }
+    }
     let outer = model.body.iter().filter_map(|i| match i {
         Item::Recur { count, .. } => Some(*count),
         _ => None,

@@ -31,7 +31,7 @@ use std::path::Path;
 use template::{Parts, expand};
 
 /// The parts of the code, in order, each with the part of a model that needs it.
-const PARTS: [(&str, &str); 28] = [
+const PARTS: [(&str, &str); 29] = [
     ("", include_str!("parts/head.py")),
     ("", include_str!("parts/norm.py")),
     ("matrix", include_str!("parts/matrix.py")),
@@ -40,6 +40,7 @@ const PARTS: [(&str, &str); 28] = [
     ("rope", include_str!("parts/rotate.py")),
     ("depth_rope", include_str!("parts/depth_angles.py")),
     ("router", include_str!("parts/router.py")),
+    ("depth_left", include_str!("parts/depths.py")),
     ("network", include_str!("parts/activate.py")),
     ("mlp", include_str!("parts/mlp.py")),
     ("always", include_str!("parts/shared.py")),
@@ -320,6 +321,7 @@ impl<'a> Code<'a> {
                 shared,
                 shared_gate: _,
                 biased,
+                depth_stream,
                 // Packages do not train.
                 round: _,
                 router,
@@ -330,19 +332,27 @@ impl<'a> Code<'a> {
                 self.add("experts", true);
                 self.add("noop", *noop > 0);
                 self.add("biased", *biased);
+                self.leaves(*depth_stream);
                 self.norms(*pre_norm, *post_norm);
                 self.activation(*activation);
                 self.router(router);
             }
-            Known::Mlp(Mlp { intermediate: _, activation, biased, pre_norm, post_norm }) => {
+            Known::Mlp(Mlp { intermediate: _, activation, biased, depth_stream, pre_norm, post_norm }) => {
                 self.add("mlp", true);
                 self.add("biased_mlp", *biased);
+                self.leaves(*depth_stream);
                 self.norms(*pre_norm, *post_norm);
                 self.activation(*activation);
             }
             // Refused by `Layers::class`.
             Known::Own => {}
         }
+    }
+
+    /// A network that may leave keys in the depth stream.
+    fn leaves(&mut self, depth_stream: bool) {
+        self.add("network_left", depth_stream);
+        self.add("depth_left", depth_stream);
     }
 
     fn attention(&mut self, a: &Attention) {
@@ -360,6 +370,7 @@ impl<'a> Code<'a> {
             latent,
             value_residual,
             depth_keys,
+            depth_stream,
             gate,
             bias,
             pre_norm,
@@ -368,7 +379,10 @@ impl<'a> Code<'a> {
         } = a;
         self.add("kv_from", kv_from.is_some());
         self.add("value_residual", *value_residual);
-        self.add("depth_keys", *depth_keys);
+        self.add("depth_keys", *depth_keys || depth_stream.is_some());
+        self.add("depth_stream", depth_stream.is_some());
+        self.add("depth_own", *depth_stream == Some(DepthStream::Own));
+        self.add("depth_left", *depth_stream == Some(DepthStream::Own));
         self.add("latent", latent.is_some());
         if let Some(l) = latent {
             self.add("latent_eps", l.eps.is_some());
@@ -580,7 +594,7 @@ impl<'a> Code<'a> {
         let m = self.model;
         let used = m.components.iter().filter(|(name, _)| self.layers.components.contains(*name));
         let components: Map<String, Value> =
-            used.map(|(name, c)| (name.clone(), component_json(c))).collect();
+            used.map(|(name, c)| (name.clone(), component_json(c, m))).collect();
         let mut map = config(model, dtype, components);
         if let Some(recur) = self.recur {
             map.insert("recur".into(), json!(recur));
@@ -592,7 +606,8 @@ impl<'a> Code<'a> {
     }
 }
 
-fn component_json(component: &Component) -> Value {
+fn component_json(component: &Component, model: &dreamc_dsl::spec::Model) -> Value {
+    let left = || model.depth_reader().map(|a| json!([a.kv_heads, a.head_size]));
     let attention = |a: &Attention| {
         json!({
             "heads": a.heads,
@@ -617,6 +632,10 @@ fn component_json(component: &Component) -> Value {
             "kv_from": a.kv_from,
             "value_residual": a.value_residual,
             "depth_keys": a.depth_keys,
+            "depth_stream": a.depth_stream.map(|leaves| match leaves {
+                DepthStream::Keys => "keys",
+                DepthStream::Own => "own",
+            }),
             "gate": a.gate.map(|gate| match gate {
                 HeadGate::Head => "head",
                 HeadGate::Element => "element",
@@ -644,6 +663,7 @@ fn component_json(component: &Component) -> Value {
             "shared": e.shared,
             "shared_gate": e.shared_gate,
             "biased": e.biased,
+            "depth_stream": e.depth_stream.then(left).flatten(),
             "pre_norm": e.pre_norm,
             "post_norm": e.post_norm,
             "router": router_json(&e.router),
@@ -653,6 +673,7 @@ fn component_json(component: &Component) -> Value {
             "activation": m.activation.name(),
             "gated": m.activation.gated(),
             "biased": m.biased,
+            "depth_stream": m.depth_stream.then(left).flatten(),
             "pre_norm": m.pre_norm,
             "post_norm": m.post_norm,
         }),

@@ -35,6 +35,9 @@ class Attention(nn.Module):
             self.q.bias = nn.Parameter(torch.zeros(heads * d))  #? qk_bias
             self.k.bias = nn.Parameter(torch.zeros(kv * d))  #? qk_bias&!kv_from
             self.k.bias = nn.Parameter(torch.zeros(kv * d)) if kv else 0  #? qk_bias&kv_from
+        # What it leaves in the depth stream, where that is not its own keys and values.  #? depth_own
+        own = c["depth_stream"] == "own"  #? depth_own
+        self.depth_kv = Left(kv, d, h, c["bias"] in ("qkv", "all")) if own else None  #? depth_own
         gates = {"head": heads, "element": heads * d}  #? gate
         self.gate = Matrix(gates[c["gate"]], h) if c["gate"] else None  #? gate
         # A logit of each head that stands for nothing.  #? sink
@@ -57,13 +60,16 @@ class Attention(nn.Module):
         choice = None  #? !projection
         d, heads, kv = c["head_size"], c["heads"], c["kv_heads"]
         if c["latent"]:  #? latent
-            return *latent(self, x), (None, None)  #? latent&gate
-            return *latent(self, x), None  #? latent&!gate
+            return *latent(self, x), (None, None), None  #? latent&gate&depth_stream
+            return *latent(self, x), None, None  #? latent&!gate&depth_stream
+            return *latent(self, x), (None, None)  #? latent&gate&!depth_stream
+            return *latent(self, x), None  #? latent&!gate&!depth_stream
         kv = 0 if c["kv_from"] else kv  #? kv_from
         q, k, v = self.qkv(x, choice, at).split([heads * d, kv * d, kv * d], -1)  #? lora
         q, k, v = self.qkv(x, choice).split([heads * d, kv * d, kv * d], -1)  #? !lora
         if c["bias"] == "qk":  #? qk_bias
             q, k = q + self.q.bias, k + self.k.bias  #? qk_bias
+        left = k, v  #? depth_stream
         if c["qk_norm"] == "rms_all":  #? qk_all
             q, k = self.q_norm(q), self.k_norm(k)  #? qk_all
         q, k, v = q.view(b, t, heads, d), k.view(b, t, kv, d), v.view(b, t, kv, d)
@@ -71,9 +77,25 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)  #? qk_rms
         share = None if self.gate is None else F.linear(x, self.gate.weight).sigmoid().view(b, t, heads, -1)  #? gate&!lora
         share = None if self.gate is None else linear(x, self.gate, at).sigmoid().view(b, t, heads, -1)  #? gate&lora
-        return q, k, v, (choice, share)  #? gate
-        return q, k, v, choice  #? !gate
+        if c["depth_stream"] == "own":  #? depth_own
+            left = self.depth_kv(x)  #? depth_own
+        return q, k, v, (choice, share), left  #? gate&depth_stream
+        return q, k, v, choice, left  #? !gate&depth_stream
+        return q, k, v, (choice, share)  #? gate&!depth_stream
+        return q, k, v, choice  #? !gate&!depth_stream
 
+    def above(self, at):  #? depth_stream
+        """Keys and values `[b, heads, t, d]` of the depth stream so far, with the norm of this component."""  #? depth_stream
+        found, groups = [], self.c["heads"] // self.c["kv_heads"]  #? depth_stream
+        for k, v in at.depth_stream:  #? depth_stream
+            if self.c["qk_norm"] == "rms_all":  #? depth_stream&qk_all
+                k = self.k_norm(k)  #? depth_stream&qk_all
+            k, v = (y.unflatten(-1, (self.c["kv_heads"], self.c["head_size"])) for y in (k, v))  #? depth_stream
+            if self.c["qk_norm"] == "rms":  #? depth_stream&qk_rms
+                k = self.k_norm(k)  #? depth_stream&qk_rms
+            found.append([y.transpose(1, 2).repeat_interleave(groups, 1) for y in (k, v)])  #? depth_stream
+        return found  #? depth_stream
+#? depth_stream
     def weigh(self, scores, visible):
         """Probabilities of what is visible; of nothing, where nothing is."""
         scores = scores.float() * self.scale

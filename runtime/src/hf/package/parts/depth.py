@@ -4,7 +4,8 @@ class DepthAttention(Attention):
     slots = 0
 
     def forward(self, x, at):
-        q, k, v, choice = self.project(x, at)
+        q, k, v, choice, _ = self.project(x, at)  #? depth_stream
+        q, k, v, choice = self.project(x, at)  #? !depth_stream
         if self.c["rope"]:  #? depth_rope
             angles = depth_angles(self.c["head_size"], self.c["rope"], at, x.device)  #? depth_rope
             q, k = rotate(q, angles, self.c["rope"]), rotate(k, angles, self.c["rope"])  #? depth_rope

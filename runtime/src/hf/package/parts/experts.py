@@ -20,6 +20,9 @@ class Experts(nn.Module):
                     matrix.bias = nn.Parameter(torch.zeros(matrix.weight.shape[:2]))  #? biased
         self.shared = Shared(c, h) if c["shared"] else None  #? always
         self.shared_gate = Matrix(h) if c["shared_gate"] else None  #? always
+        # Keys and values that it leaves in the depth stream.  #? network_left
+        left, biased = c["depth_stream"], False  #? network_left
+        self.depth_kv = Left(*left, h, biased) if left else None  #? network_left
         self.post_norm = Norm(h) if c["post_norm"] else nn.Identity()  #? post_norm
 
     def product(self, matrix, x, e):
@@ -29,6 +32,8 @@ class Experts(nn.Module):
 
     def forward(self, x, at):
         x = self.norm(x)
+        if self.depth_kv is not None:  #? network_left
+            at.depth_stream.append(self.depth_kv(x))  #? network_left
         chosen, gates = self.router(x, self.active, at)
         chosen, gates, flat = chosen.flatten(0, 1), gates.flatten(0, 1), x.flatten(0, 1)
         y = torch.zeros_like(flat)

@@ -16,6 +16,9 @@ class Mlp(nn.Module):
             for matrix in (self.gate, self.up, self.down):  #? biased_mlp
                 if matrix is not None:  #? biased_mlp
                     matrix.bias = nn.Parameter(torch.zeros(matrix.weight.shape[0]))  #? biased_mlp
+        # Keys and values that it leaves in the depth stream.  #? network_left
+        left, biased = c["depth_stream"], c["biased"]  #? network_left
+        self.depth_kv = Left(*left, h, biased) if left else None  #? network_left
         self.post_norm = Norm(h) if c["post_norm"] else nn.Identity()  #? post_norm
 
     def product(self, matrix, x, at):  #? biased_mlp
@@ -25,6 +28,8 @@ class Mlp(nn.Module):
 
     def forward(self, x, at):
         x = self.norm(x)
+        if self.depth_kv is not None:  #? network_left
+            at.depth_stream.append(self.depth_kv(x))  #? network_left
         gate = None if self.gate is None else self.product(self.gate, x, at)  #? biased_mlp
         inner = activate(self.activation, gate, self.product(self.up, x, at))  #? biased_mlp
         y = self.product(self.down, inner, at)  #? biased_mlp

@@ -15,6 +15,7 @@ class Pass:
     earlier: dict = field(default_factory=dict)  # keys and values of earlier applications  #? depth
     first_values: dict = field(default_factory=dict)  # values of the first application of a component  #? value_residual
     same_token: dict = field(default_factory=dict)  # keys and values that a component made of the new tokens  #? depth_keys
+    depth_stream: list = field(default_factory=list)  # keys before any norm and values that components left of the new tokens  #? depth_stream
     made: dict = field(default_factory=dict)  # keys and values of all tokens that a component made last  #? kv_from
     history: list = field(default_factory=list)  # the stream after every layer so far, the embedding first  #? history
     loop: nn.Module | None = None  # the loop that is run  #? turns

@@ -8,7 +8,8 @@ class SequenceAttention(Attention):
         self.slots = 0 if self.c["kv_from"] else 1  #? kv_from
 #? kv_from
     def forward(self, x, at):
-        q, k, v, choice = self.project(x, at)
+        q, k, v, choice, left = self.project(x, at)  #? depth_stream
+        q, k, v, choice = self.project(x, at)  #? !depth_stream
         if self.value_residual is not None:  #? value_residual
             first = at.first_values.setdefault(self.name, v)  #? value_residual
             v = self.value_residual * v + (1.0 - self.value_residual) * first  #? value_residual
@@ -43,6 +44,9 @@ class SequenceAttention(Attention):
         t, s = scores.shape[-2:]  #? depth_keys
         # What earlier applications made of the same token stands in the same softmax.  #? depth_keys
         earlier = at.same_token.setdefault(self.name, []) if self.c["depth_keys"] else []  #? depth_keys
+        if self.c["depth_stream"]:  #? depth_stream
+            earlier = self.above(at)  #? depth_stream
+            at.depth_stream.append(left)  #? depth_stream
         scores = torch.cat([scores] + [(q * key).sum(-1, keepdim=True) for key, _ in earlier], -1)  #? depth_keys
         visible = F.pad(visible, (0, len(earlier)), value=True)  #? depth_keys
         p = self.weigh(scores, visible).to(v.dtype)
