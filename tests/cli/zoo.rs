@@ -51,6 +51,7 @@ its authors' formula. [Definitions](definitions.md) begins with the ideas.
 | both factors of value residuals | `weight([], 0.5) * own + weight([], 0.5) * first` | value-residual |
 | value residuals by shares of tokens | `own + sigmoid(linear(n, [heads], bias)) * (first - own)` | |
 | experts of values and outputs alone | `sum(pick(all, best) * pick(scores, best), over active)` | moeut |
+| networks of the stream that scores of its norm choose | `sum(pick(outs, best) * pick(scores, best), over active)` | moeut |
 | half a head that turns | `join(rope(slice(…)), slice(…), along size)` | moeut |
 | gated retention | `S = keep * S + outer(v, k)` in a `recurrence` | |
 | keys that one layer makes for others | `COMPONENT.value` | |

@@ -341,6 +341,37 @@ const PARTS: &[Part] = &[
         most: 1e-9,
     },
     Part {
+        // MoEUT, moeut/moeut.py (SigmaMoE): scores read a norm, networks the stream.
+        of: "networks that scores of a norm choose",
+        text: "n = rms(x, over hidden, gain, eps = 1e-5)
+               s = sigmoid(linear(n, [count: 4]))
+               best = top(s, 2, over count)
+               inner = relu(linear(x, [count, wide: 3]))
+               outs = linear(inner, [count, hidden], over wide)
+               return sum(pick(outs, best) * pick(s, best), over choices)",
+        formula: |l| {
+            const WIDE: usize = 3;
+            let n: Rows =
+                l.x.iter().map(|x| rms(x, 1e-5).iter().zip(l.w("n.gain")).map(|(x, g)| x * g).collect()).collect();
+            let scores = l.linear("s.weight", &n);
+            let (up, down) = (l.w("inner.weight"), l.w("outs.weight"));
+            let token = |(x, scores): (&Vec<f64>, &Vec<f64>)| -> Vec<f64> {
+                let mut shares: Vec<(usize, f64)> = scores.iter().map(|z| sigmoid(*z)).enumerate().collect();
+                shares.sort_by(|a, b| b.1.total_cmp(&a.1));
+                let mut out = vec![0.0; HIDDEN];
+                for (e, share) in shares.into_iter().take(2) {
+                    let rows = up[e * WIDE * HIDDEN..].chunks(HIDDEN).take(WIDE);
+                    let inner: Vec<f64> = rows.map(|row| dot(row, x).max(0.0)).collect();
+                    let rows = down[e * HIDDEN * WIDE..].chunks(WIDE);
+                    out.iter_mut().zip(rows).for_each(|(y, row)| *y += share * dot(row, &inner));
+                }
+                out
+            };
+            l.x.iter().zip(&scores).map(token).collect()
+        },
+        most: 1e-9,
+    },
+    Part {
         // Huginn's sandwich with one gain of two norms.
         of: "one gain of two norms",
         text: "g = weight([hidden], one)
