@@ -12,7 +12,7 @@ use crate::Watch;
 use crate::architecture::{Apply, Architecture, continues, for_each_application, run_of};
 use crate::assemble::{Rows, rows_of};
 use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, head_seeds, without_training};
-use crate::bind::Part;
+use crate::bind::{Owner, Part};
 use crate::compiled::{Init, TensorKind};
 use crate::ir::interpret::{self, Data, InterpretError, Tensor};
 use crate::ir::{Binding, Function, Index, Input, Lifetime, Module, Node, Of, Op, Output, Port, Unary};
@@ -378,7 +378,7 @@ impl Oracle {
                         *value = watcher.hold(value.clone());
                         continue;
                     }
-                    // Of a cache, the row that it wrote.
+                    // Of a cache, the rows that it wrote.
                     let state = self.lowered.facts.states.get(&port.name);
                     let cache = state.and_then(|state| self.architecture.cache_of(state.owner));
                     let before = match state.and_then(|state| rows_of(state.part)) {
@@ -388,10 +388,16 @@ impl Oracle {
                     let (Some(cache), Data::Float(values)) = (cache, &mut value.data) else { continue };
                     let each = value.dims[1..].iter().product::<usize>();
                     let at = (apply.rows[cache].at(variables) as usize + before) * each;
+                    let rows = match state.map(|state| state.owner) {
+                        Some(Owner::Depths) => body.depths(&self.architecture.model) as usize,
+                        _ => 1,
+                    };
                     // A component that reads the rows of another writes none.
-                    let Some(written) = values.get_mut(at..at + each) else { continue };
-                    let row = Tensor::float(&value.dims[1..], written.to_vec());
-                    written.copy_from_slice(watcher.hold(row).floats());
+                    let Some(written) = values.get_mut(at..at + rows * each) else { continue };
+                    for written in written.chunks_mut(each.max(1)) {
+                        let row = Tensor::float(&value.dims[1..], written.to_vec());
+                        written.copy_from_slice(watcher.hold(row).floats());
+                    }
                 }
                 if let Some(aux) = out.get("aux") {
                     let held = watcher.hold(aux.clone()).floats()[0];

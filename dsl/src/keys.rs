@@ -894,7 +894,7 @@ pub static RECUR: Section = Section {
             SIZE,
             Rule("none"),
             "Pass `p` uses `W + B_p A_p` for every matrix of an attention or an MLP inside, where `A_p` has this many rows. \
-             Mixtures and routers have none. Of a `recur` that is an item of the body, which then runs at most the count that is written.",
+             Mixtures, routers and the depth stream have none. Of a `recur` that is an item of the body, which then runs at most the count that is written.",
         ),
         key(
             "embed",

@@ -410,6 +410,10 @@ fn what_the_depth_stream_refuses() {
             "keys of the depth stream are normed as those of `a`, and `b` has another `qk_norm`",
         ),
         (
+            with("depth_stream: keys, qk_norm: rms_all", mlp, "a > m"),
+            "keys of the depth stream are normed head by head, not as one vector",
+        ),
+        (
             with("depth_stream: keys, depth_keys: true", mlp, "a > m"),
             "`depth_stream` holds keys of earlier applications, as `depth_keys` does",
         ),

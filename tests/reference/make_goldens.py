@@ -346,8 +346,8 @@ CASES |= {
     ]),
     "moda": zoo("moda", [sequence(", depth_keys: true"), MLP], ['{repeat: 3, layers: ["sa > mlp"]}']),
     "depth_stream": zoo("depth-stream", [
-        "sa: {sequence: {heads: 4, kv_heads: 2, head_size: 4, depth_stream: keys, sink: true, qk_norm: rms_all, bias: qk, projection: none}}",
-        "near: {sequence: {heads: 2, kv_heads: 2, head_size: 4, depth_stream: own, window: 3, qk_norm: rms_all, bias: qkv, projection: none}}",
+        "sa: {sequence: {heads: 4, kv_heads: 2, head_size: 4, depth_stream: keys, sink: true, bias: qk, projection: none}}",
+        "near: {sequence: {heads: 2, kv_heads: 2, head_size: 4, depth_stream: own, window: 3, bias: qkv, projection: none}}",
         "mlp: {mlp: {intermediate: 9, depth_stream: true, pre_norm: false}}",
         "ea: {experts: {count: 4, active: 2, intermediate: 5, query: 4, balance: 1e-3, depth_stream: true}}",
     ], ['"sa > norm > mlp > norm"', '{recur: 3, backprop: 2, layers: ["mlp > (near | sa)", "ea > near"]}']),

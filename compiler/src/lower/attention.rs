@@ -203,7 +203,7 @@ impl Lower<'_> {
             if let (Some(leaves), Some((k, v))) = (a.depth_stream, plain) {
                 let lse = if a.sink { self.with_sink(c, lse, heads) } else { lse };
                 let share;
-                (o, share) = self.with_depth_stream(c, a.qk_norm, [q, k], (o, lse), scale);
+                (o, share) = self.with_depth_stream(c, a.qk_norm == QkNorm::Rms, q, (o, lse), scale);
                 scores = scores.map(|scores| self.b.mul(scores, share));
                 match leaves {
                     spec::DepthStream::Keys => self.leave_in_depths(k, v),

@@ -4,7 +4,6 @@
 
 use super::*;
 use crate::ir::Attention;
-use dreamc_dsl::spec::QkNorm;
 use smallvec::smallvec;
 
 impl Lower<'_> {
@@ -41,30 +40,21 @@ impl Lower<'_> {
     }
 
     /// The same over the keys that stand in the depth stream by now. A key there is normed without
-    /// a gain: the query has that of keys instead, the reader's own. `k` are the component's keys
-    /// before their norm, of all heads.
+    /// a gain: the query has that of keys instead, the reader's own.
     pub(super) fn with_depth_stream(
         &mut self,
         c: Owner,
-        norm: QkNorm,
-        [q, k]: [Value; 2],
+        normed: bool,
+        q: Value,
         (o, lse): (Value, Value),
         scale: f64,
     ) -> (Value, Value) {
         let Some([kv, size, wide]) = self.depth_dims() else { return (o, lse) };
         let dims = self.b.dims(q);
-        let q = match norm {
-            QkNorm::None => q,
-            QkNorm::Rms => {
+        let q = match normed {
+            false => q,
+            true => {
                 let gain = self.gain(c, Part::KeyNorm, q, 1, TensorKind::Gain);
-                self.b.mul(q, gain)
-            }
-            QkNorm::RmsAll => {
-                let gain = self.gain(c, Part::KeyNorm, k, 1, TensorKind::Gain);
-                let gain = self.b.reshape(gain, &[kv, size]);
-                let group = self.b.module.size(dims[2]) / self.b.module.size(kv);
-                let group = self.dim_of(c, "sharing", group);
-                let q = self.b.reshape(q, &[dims[0], dims[1], kv, group, size]);
                 self.b.mul(q, gain)
             }
         };
@@ -99,12 +89,10 @@ impl Lower<'_> {
     /// of the depth stream.
     pub(super) fn leave_in_depths(&mut self, k: Value, v: Value) {
         let Some([kv, size, wide]) = self.depth_dims() else { return };
-        let norm = self.architecture.model.depth_reader().map_or(QkNorm::None, |a| a.qk_norm);
-        let rms = Rms { inner: 1, eps: self.eps() };
-        let k = if norm == QkNorm::RmsAll { self.b.op(rms, &[k]) } else { k };
+        let normed = self.architecture.model.depth_reader().is_some_and(|a| a.qk_norm == QkNorm::Rms);
         let dims = [&self.b.rows(k)[..], &[kv, size]].concat();
         let (k, v) = (self.b.reshape(k, &dims), self.b.reshape(v, &dims));
-        let k = if norm == QkNorm::Rms { self.b.op(rms, &[k]) } else { k };
+        let k = if normed { self.b.op(Rms { inner: 1, eps: self.eps() }, &[k]) } else { k };
         self.left += 1;
         let next = self.depth_row(self.left);
         for (part, own) in [(Part::DepthKeys, k), (Part::DepthValues, v)] {

@@ -277,7 +277,7 @@ pub static SEQUENCE: Section = Section {
                 ("own", "keys and values of a matrix of their own"),
             ])),
             NONE,
-            "What it leaves of its token in the model's depth stream, before norm and rotation. Its softmax is also over the keys of its token that are there by then, of all components with a `depth_stream`; it norms them by its own gain, and no window leaves them out (hustvl/MoDA). All have as many key heads, of one size, and one `qk_norm`.",
+            "What it leaves of its token in the model's depth stream, before norm and rotation. Its softmax is also over the keys of its token that are there by then, of all components with a `depth_stream`; it norms them by its own gain, and no window leaves them out (hustvl/MoDA). All have as many key heads, of one size, and one `qk_norm`, `rms` or `none`.",
         ),
         GATE,
         BIAS,
@@ -488,6 +488,10 @@ impl Language for Attention {
             let help = "take one of them away";
             if depth_keys == Some(true) {
                 refuse("`depth_stream` holds keys of earlier applications, as `depth_keys` does".into(), help.into());
+            }
+            if qk_norm == Some(QkNorm::RmsAll) {
+                let message = "keys of the depth stream are normed head by head, not as one vector";
+                refuse(message.into(), "write `qk_norm: rms` or `qk_norm: none`".into());
             }
             if let Some(Some(_)) = softcap {
                 refuse("`depth_stream` and `softcap` are not computed in one softmax".into(), help.into());

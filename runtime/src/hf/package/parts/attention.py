@@ -88,8 +88,6 @@ class Attention(nn.Module):
         """Keys and values `[b, heads, t, d]` of the depth stream so far, with the norm of this component."""  #? depth_stream
         found, groups = [], self.c["heads"] // self.c["kv_heads"]  #? depth_stream
         for k, v in at.depth_stream:  #? depth_stream
-            if self.c["qk_norm"] == "rms_all":  #? depth_stream&qk_all
-                k = self.k_norm(k)  #? depth_stream&qk_all
             k, v = (y.unflatten(-1, (self.c["kv_heads"], self.c["head_size"])) for y in (k, v))  #? depth_stream
             if self.c["qk_norm"] == "rms":  #? depth_stream&qk_rms
                 k = self.k_norm(k)  #? depth_stream&qk_rms
