@@ -323,16 +323,18 @@ impl Writer {
         (format!("{model}{adapt}"), depth)
     }
 
-    /// What components leave in the depth stream of one model in four, of draws of their own: what
-    /// else a seed says stays.
+    /// Keys in the depth stream of one model in four, of draws of their own: what else a seed says
+    /// stays.
     fn depth_stream(&mut self, seed: u64, components: &[&str], model: String) -> String {
         let mut r = Rng::new(seed ^ 0x6465_7074_6800);
         for _ in 0..if r.once_in(4) { TRIES } else { 0 } {
             let (mut text, mut keys) = (model.clone(), vec![]);
             for name in components {
-                for (kind, words) in
-                    [("sequence", &["keys", "own", "none"][..]), ("experts", &["true", "false"]), ("mlp", &["true"])]
-                {
+                for (kind, words) in [
+                    ("sequence", &["keys", "own", "none"][..]),
+                    ("experts", &["true", "false"]),
+                    ("mlp", &["true"]),
+                ] {
                     let (word, line) =
                         (words[r.below(words.len() as u64) as usize], format!("    {name}: {{{kind}: {{"));
                     if r.once_in(3) || !text.contains(&line) {
@@ -384,8 +386,17 @@ impl Writer {
 
     /// A latent attention, without the keys that are not computed with it.
     fn latent(&mut self, kind: &'static Section) -> String {
-        let without =
-            ["kv_heads", "qk_norm", "latent", "value_residual", "depth_keys", "depth_stream", "gate", "bias", "projection"];
+        let without = [
+            "kv_heads",
+            "qk_norm",
+            "latent",
+            "value_residual",
+            "depth_keys",
+            "depth_stream",
+            "gate",
+            "bias",
+            "projection",
+        ];
         let rest = self.section(kind, &without);
         let rest = rest.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')).unwrap_or_default();
         let latent = self.section(&dreamc_dsl::component::attention::LATENT, &[]);

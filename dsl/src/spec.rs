@@ -9,8 +9,8 @@ use indexmap::IndexMap;
 use serde::Serialize;
 
 pub use crate::component::{
-    Activation, Attention, Bias, Component, Defined, DepthStream, Described, Experts, HeadGate, Kind, Known, Latent,
-    Mixes, Mlp, Projection, QkNorm, Setting, Small,
+    Activation, Attention, Bias, Component, Defined, DepthStream, Described, Experts, HeadGate, Kind, Known,
+    Latent, Mixes, Mlp, Projection, QkNorm, Setting, Small,
 };
 pub use crate::optimizer::{Matrices, OptimizerKind, Pace};
 pub use crate::task::TaskKind;

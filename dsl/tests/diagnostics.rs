@@ -406,7 +406,11 @@ fn what_the_depth_stream_refuses() {
             "the depth stream has 4 key heads of size 16 (`a`), and `b` has 2 of size 32",
         ),
         (
-            with("depth_stream: keys", "b: {sequence: {heads: 4, depth_stream: keys, qk_norm: none}}", "a > b"),
+            with(
+                "depth_stream: keys",
+                "b: {sequence: {heads: 4, depth_stream: keys, qk_norm: none}}",
+                "a > b",
+            ),
             "keys of the depth stream are normed as those of `a`, and `b` has another `qk_norm`",
         ),
         (

@@ -1770,9 +1770,11 @@ fn faults() -> Vec<Fault> {
         lower("depth stream: keys without the gain of the attention that reads them", DEPTHS, |_, f| {
             bypass_first(f, |f, i| {
                 let node = &f.nodes[i];
-                let gain = |v: Value| f.params.get(v.index()).is_some_and(|p| p.name.ends_with(".k_norm.weight"));
+                let gain =
+                    |v: Value| f.params.get(v.index()).is_some_and(|p| p.name.ends_with(".k_norm.weight"));
                 let normed = |v: Value| defines(f, v).is_some_and(|n| matches!(f.nodes[n].op, Op::Rms(_)));
-                let asks = node.op == Op::Binary(Binary::Mul) && gain(node.inputs[1]) && !normed(node.inputs[0]);
+                let asks =
+                    node.op == Op::Binary(Binary::Mul) && gain(node.inputs[1]) && !normed(node.inputs[0]);
                 asks.then_some(0)
             })
         }),

@@ -292,9 +292,8 @@ impl Writer<'_> {
                         let row = apply.rows[cache].clone().plus(&Affine::constant(by));
                         affine(&row).text()
                     });
-                    let written = rows.fold(name.clone(), |of, row| {
-                        format!("write({of}, {name}[{row}].detach(), {row})")
-                    });
+                    let written = rows
+                        .fold(name.clone(), |of, row| format!("write({of}, {name}[{row}].detach(), {row})"));
                     format!("{name} = {written}")
                 }
                 Some(cache) => {

@@ -291,8 +291,10 @@ fn sees_depth(component: &Component, mixes: bool) -> bool {
     match component.known() {
         Known::Own => true,
         Known::Attention(_) if component.kind().mixes() == Mixes::Depths => true,
-        Known::Attention(a) => mixes && a.projection.is_some() || a.depth_keys || a.depth_stream.is_some() || a.value_residual,
-        // What one leaves in the depth stream is read at other depths.
+        Known::Attention(a) => {
+            mixes && a.projection.is_some() || a.depth_keys || a.depth_stream.is_some() || a.value_residual
+        }
+        // Keys that one leaves in the depth stream are read at other depths.
         Known::Experts(Experts { depth_stream, .. }) | Known::Mlp(Mlp { depth_stream, .. }) => *depth_stream,
     }
 }

@@ -108,7 +108,7 @@ impl Lower<'_> {
         Some(dims.map(|(name, size)| self.dim_of(Owner::Depths, name, size)))
     }
 
-    /// The row of the depth stream this many behind those that applications before left.
+    /// The row of the depth stream this many after those that applications before left.
     fn depth_row(&mut self, by: u32) -> Value {
         let (label, cache) = (self.architecture.label(Owner::Depths), self.cache_number(Owner::Depths));
         self.b.index(&format!("{label}.next{by}"), Index::Next { cache, by })

@@ -83,7 +83,9 @@ impl<'a> Handed<'a> {
                 }
                 let leaves = |c: &Option<Component>| c.as_ref().is_some_and(Component::leaves_depth);
                 if skipped && self.components.get(name).is_some_and(leaves) {
-                    let message = format!("`{name}` stands in a `skip`, whose tokens have depth streams of other lengths");
+                    let message = format!(
+                        "`{name}` stands in a `skip`, whose tokens have depth streams of other lengths"
+                    );
                     self.report(name, "depth_stream", message, "take it out of the `skip`");
                 }
                 self.seen.insert(name);

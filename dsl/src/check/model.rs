@@ -269,7 +269,9 @@ impl Checker {
 
     /// Whether keys of the depth stream are of one size, and somebody reads them.
     fn depth_streams(&mut self, components: &IndexMap<String, Option<Component>>) {
-        fn leave<'a>((name, c): (&'a String, &'a Option<Component>)) -> Option<(&'a String, Option<&'a Attention>)> {
+        fn leave<'a>(
+            (name, c): (&'a String, &'a Option<Component>),
+        ) -> Option<(&'a String, Option<&'a Attention>)> {
             let component = c.as_ref().filter(|c| c.leaves_depth())?;
             Some((name, component.attention()))
         }
@@ -283,7 +285,9 @@ impl Checker {
                     let message = format!("no attention reads what `{name}` leaves in the depth stream");
                     self.error_at("unreached", &path, message, "write `depth_stream keys` in a `sequence`");
                 }
-                (Some((other, a)), Some(own)) if (own.kv_heads, own.head_size) != (a.kv_heads, a.head_size) => {
+                (Some((other, a)), Some(own))
+                    if (own.kv_heads, own.head_size) != (a.kv_heads, a.head_size) =>
+                {
                     let (heads, of) = (a.kv_heads, a.head_size);
                     let message = format!(
                         "the depth stream has {heads} key heads of size {of} (`{other}`), and `{name}` has {} of size {}",
@@ -293,8 +297,9 @@ impl Checker {
                     self.error_at("indivisible", &path, message, help);
                 }
                 (Some((other, a)), Some(own)) if own.qk_norm != a.qk_norm => {
-                    let message =
-                        format!("keys of the depth stream are normed as those of `{other}`, and `{name}` has another `qk_norm`");
+                    let message = format!(
+                        "keys of the depth stream are normed as those of `{other}`, and `{name}` has another `qk_norm`"
+                    );
                     self.error_at("unreached", &path, message, "give both one `qk_norm`");
                 }
                 _ => {}

@@ -39,8 +39,8 @@ pub struct Attention {
     pub value_residual: bool,
     /// Whether keys of the component's earlier applications for the same token are in the softmax.
     pub depth_keys: bool,
-    /// What it leaves in the model's depth stream, over whose keys of the same token its softmax is,
-    /// too; sequence attention only.
+    /// Keys that it leaves in the model's depth stream, where its softmax is also over those of its
+    /// token; sequence attention only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub depth_stream: Option<DepthStream>,
     /// Factor `sigmoid(W_g x)` on what heads give, before the output projection.
@@ -277,7 +277,7 @@ pub static SEQUENCE: Section = Section {
                 ("own", "keys and values of a matrix of their own"),
             ])),
             NONE,
-            "What it leaves of its token in the model's depth stream, before norm and rotation. Its softmax is also over the keys of its token that are there by then, of all components with a `depth_stream`; it norms them by its own gain, and no window leaves them out (hustvl/MoDA). All have as many key heads, of one size, and one `qk_norm`, `rms` or `none`.",
+            "Keys and values of its token that it leaves in the model's depth stream, before norm and rotation. Its softmax is also over the keys of its token that are there by then, of all components with a `depth_stream`; it norms them by its own gain, and no window leaves them out (hustvl/MoDA). All have as many key heads, of one size, and one `qk_norm`, `rms` or `none`.",
         ),
         GATE,
         BIAS,
@@ -487,7 +487,10 @@ impl Language for Attention {
             }
             let help = "take one of them away";
             if depth_keys == Some(true) {
-                refuse("`depth_stream` holds keys of earlier applications, as `depth_keys` does".into(), help.into());
+                refuse(
+                    "`depth_stream` holds keys of earlier applications, as `depth_keys` does".into(),
+                    help.into(),
+                );
             }
             if qk_norm == Some(QkNorm::RmsAll) {
                 let message = "keys of the depth stream are normed head by head, not as one vector";

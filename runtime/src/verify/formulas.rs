@@ -843,7 +843,8 @@ impl<'a> Formulas<'a> {
             }
             self.caches[name].push((keys, values, own));
         }
-        let leave = names(expr).into_iter().filter(|name| self.model.components[*name].leaves_depth()).count();
+        let leave =
+            names(expr).into_iter().filter(|name| self.model.components[*name].leaves_depth()).count();
         for at in self.depth_stream.len() - leave..self.depth_stream.len() {
             let (keys, values, all) = std::mem::take(&mut self.depth_stream[at]);
             self.depth_stream[at] = (self.stop(keys), self.stop(values), all);

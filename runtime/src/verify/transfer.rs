@@ -183,7 +183,9 @@ fn number(spec: &Spec, t: &Tensor) -> Option<f64> {
     let component = all.get_index(i as usize)?.1;
     let over_tokens = component.kind().mixes() == Mixes::Tokens;
     Some(match component.known() {
-        Known::Attention(a) if over_tokens && a.gate.is_none() && !a.sink && !a.depth_keys && a.depth_stream.is_none() => {
+        Known::Attention(a)
+            if over_tokens && a.gate.is_none() && !a.sink && !a.depth_keys && a.depth_stream.is_none() =>
+        {
             let tokens = spec.train.sequence.unwrap_or(spec.model.context);
             let tokens = a.window.map_or(tokens, |window| window.min(tokens)) as f64;
             let share = 1.0 - 1.0 / (1.0 + 4.0 * a.head_size as f64);
