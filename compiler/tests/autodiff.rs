@@ -6,11 +6,12 @@ use dreamc_compiler::build::Builder;
 use dreamc_compiler::ir::interpret::{Data, Tensor, interpret};
 use dreamc_compiler::ir::random::{Rng, table};
 use dreamc_compiler::ir::{Binding, Function, Module, Op, Type, verify_function};
+use dreamc_compiler::op::chosen::ABSENT;
 use dreamc_compiler::op::{Group, Grouped, Route};
 use indexmap::IndexMap;
 
 /// Operations that no derivative is taken of: gradients themselves, and what carries none.
-const NONE: [&str; 29] = [
+const NONE: [&str; 31] = [
     "floor",
     "numbers",
     "append",
@@ -40,6 +41,8 @@ const NONE: [&str; 29] = [
     "cross_entropy_grad",
     "head_loss_grad",
     "largest",
+    "key_mass",
+    "key_scores_grad",
 ];
 
 fn floats(t: &Tensor) -> bool {
@@ -49,10 +52,16 @@ fn floats(t: &Tensor) -> bool {
 /// `Σ weight · result` over the float results that `keep` names.
 fn objective(module: &Module, f: &Function, args: &[Tensor], weights: &IndexMap<String, Vec<f64>>) -> f64 {
     let results = interpret(module, f, args).unwrap();
+    // The score of a key that is not there is a constant in which differences of others are lost.
+    let there = |x: &f64| *x > ABSENT;
     results
         .iter()
         .filter_map(|(n, t)| {
-            weights.get(n).map(|w| w.iter().zip(t.floats()).map(|(a, b)| a * b).sum::<f64>())
+            let terms = |w: &Vec<f64>| {
+                let all = w.iter().zip(t.floats()).filter(|(_, x)| there(x));
+                all.map(|(a, b)| a * b).sum::<f64>()
+            };
+            weights.get(n).map(terms)
         })
         .sum()
 }

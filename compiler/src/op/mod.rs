@@ -15,6 +15,7 @@ pub mod attention;
 pub mod by_head;
 pub mod cache;
 pub mod choose;
+pub mod chosen;
 pub mod collective;
 pub mod combine;
 pub mod contract;
@@ -54,6 +55,7 @@ pub use attention::{Attention, AttentionGrad, Mask};
 pub use bits::Bits;
 pub use by_head::ByHead;
 pub use choose::{ChooseKeys, Measure};
+pub use chosen::{KeyMass, KeyScores, KeyScoresGrad};
 pub use contract::Contract;
 pub use conv::{Conv, ConvGrad, Sequence, Tokens};
 pub use depth::{ABSENT, DepthAttention, DepthAttentionGrad};
@@ -499,6 +501,9 @@ operations! {
     Attention(Attention) in attention,
     AttentionGrad(AttentionGrad) in attention,
     ChooseKeys(ChooseKeys) in choose,
+    KeyMass(KeyMass) in chosen,
+    KeyScores(KeyScores) in chosen,
+    KeyScoresGrad(KeyScoresGrad) in chosen,
     Number in sources,
     ReadSources(ReadSources) in sources,
     ReadSourcesGrad(ReadSourcesGrad) in sources,
@@ -591,6 +596,7 @@ kernels! { $
     linear_attention { LinearAttention, LinearAttentionGrad }
     attention { Attention, AttentionGrad }
     choose { ChooseKeys }
+    chosen { KeyMass, KeyScores, KeyScoresGrad }
     depth { DepthAttention, DepthAttentionGrad }
     sources { ReadSources, ReadSourcesGrad }
     cache { CacheWrite, Append, CacheTake }

@@ -113,6 +113,9 @@ impl Back<'_> {
             | Op::CombineGates
             | Op::AddCounts
             | Op::ChooseKeys(_)
+            | Op::KeyMass(_)
+            | Op::KeyScores(_)
+            | Op::KeyScoresGrad(_)
             | Op::TopTokens(_)
             | Op::Decide(_)
             | Op::KeepInts(_)

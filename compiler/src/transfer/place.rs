@@ -155,6 +155,9 @@ impl Walk<'_> {
             | Op::CombineGates
             | Op::AddCounts
             | Op::ChooseKeys(_)
+            | Op::KeyMass(_)
+            | Op::KeyScores(_)
+            | Op::KeyScoresGrad(_)
             | Op::TopTokens(_)
             | Op::TakeTokens
             | Op::PutTokens(_)

@@ -20,7 +20,7 @@ pub struct Among {
 }
 
 impl Among {
-    pub(super) fn attributes(&mut self, a: &mut dyn Attributes) -> Parsed<()> {
+    pub(in crate::op) fn attributes(&mut self, a: &mut dyn Attributes) -> Parsed<()> {
         a.integer(&mut self.block)?;
         a.word("of")?;
         a.integer(&mut self.count)?;

@@ -72,19 +72,32 @@ pub struct AttentionGrad {
 }
 
 impl AttentionShape {
-    fn queries(&self, name: &'static str) -> Slot {
+    /// Of queries and keys, the first operands.
+    pub(crate) fn of(s: &Select) -> AttentionShape {
+        let (q, k) = (s.dims(0), s.dims(1));
+        AttentionShape {
+            batch: s.size(q[0]),
+            queries: s.size(q[1]),
+            keys: s.size(k[1]),
+            heads: s.size(q[2]),
+            kv_heads: s.size(k[2]),
+            size: s.size(q[3]),
+        }
+    }
+
+    pub(crate) fn queries(&self, name: &'static str) -> Slot {
         input(name, &[self.batch, self.queries, self.heads, self.size]).float(0).rows(2)
     }
 
-    fn keys(&self, name: &'static str) -> Slot {
+    pub(crate) fn keys(&self, name: &'static str) -> Slot {
         input(name, &[self.batch, self.keys, self.kv_heads, self.size]).float(0).rows(2)
     }
 
-    fn lse(&self, name: &'static str) -> Slot {
+    pub(crate) fn lse(&self, name: &'static str) -> Slot {
         input(name, &[self.batch, self.queries, self.heads])
     }
 
-    fn masks(&self, attention: &Scores) -> Vec<Slot> {
+    pub(crate) fn masks(&self, attention: &Scores) -> Vec<Slot> {
         let mut list = vec![];
         if attention.mask == Mask::Positions {
             list.push(ints("query_positions", &[self.batch, self.queries]));
@@ -431,18 +444,6 @@ fn slow(attention: &Scores) -> bool {
     !attention.moved().is_empty() || attention.dropout.is_some()
 }
 
-fn shape(s: &Select) -> AttentionShape {
-    let (q, k) = (s.dims(0), s.dims(1));
-    AttentionShape {
-        batch: s.size(q[0]),
-        queries: s.size(q[1]),
-        keys: s.size(k[1]),
-        heads: s.size(q[2]),
-        kv_heads: s.size(k[2]),
-        size: s.size(q[3]),
-    }
-}
-
 /// Lengths of what a program reads, from operand number `first` on.
 fn lengths(s: &Select, attention: &Scores, first: usize) -> Vec<u64> {
     let length = |(n, read): (usize, &Read)| match (read.place, s.dims(first + n).last()) {
@@ -455,7 +456,12 @@ fn lengths(s: &Select, attention: &Scores, first: usize) -> Vec<u64> {
 impl Choose for super::Attention {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
         let (attention, lengths) = (self.clone(), lengths(s, self, self.reads()));
-        Ok(Kernel::Attention(Attention { shape: shape(s), attention, shared: s.same(1, 2), lengths }))
+        Ok(Kernel::Attention(Attention {
+            shape: AttentionShape::of(s),
+            attention,
+            shared: s.same(1, 2),
+            lengths,
+        }))
     }
 }
 
@@ -463,6 +469,6 @@ impl Choose for super::AttentionGrad {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
         let (attention, lengths) = (self.0.clone(), lengths(s, &self.0, self.reads()));
         let log = self.log(s.operands()).is_some();
-        Ok(Kernel::AttentionGrad(AttentionGrad { shape: shape(s), attention, log, lengths }))
+        Ok(Kernel::AttentionGrad(AttentionGrad { shape: AttentionShape::of(s), attention, log, lengths }))
     }
 }

@@ -134,17 +134,8 @@ impl KernelKind for ChooseKeys {
 
 impl Choose for super::ChooseKeys {
     fn choose(&self, s: &mut Select) -> Result<Kernel, CompileError> {
-        let (q, k) = (s.dims(0), s.dims(1));
-        let shape = AttentionShape {
-            batch: s.size(q[0]),
-            queries: s.size(q[1]),
-            keys: s.size(k[1]),
-            heads: s.size(q[2]),
-            kv_heads: s.size(k[2]),
-            size: s.size(q[3]),
-        };
         Ok(Kernel::ChooseKeys(ChooseKeys {
-            shape,
+            shape: AttentionShape::of(s),
             seen: self.seen.clone(),
             measure: self.measure,
             weighed: self.weighed,
