@@ -133,6 +133,36 @@ def choose_keys(
     return torch.where(chosen < len(blocks), chosen, -1).transpose(1, 2)
 
 
+def of_chosen(x, seen, among, positions, absent):
+    """The sum over the keys of each chosen block, [batch, seq, lists, count]; `absent` where none is seen. `x` is of lists and keys."""
+    chosen, block = among
+    j = torch.arange(x.shape[-1], device=x.device)[None] if positions is None else positions[1]
+    of_key = torch.div(j, block, rounding_mode="floor")[:, None, None, None]
+    # Heads of a list see the same keys.
+    seen = seen[:, :: seen.shape[1] // x.shape[1]].transpose(1, 2)
+    read = (chosen[..., None] == of_key) & seen[:, :, :, None]
+    total = torch.where(read, x.transpose(1, 2)[:, :, :, None], 0).sum(-1)
+    return torch.where(read.any(-1), total, absent)
+
+
+def key_mass(q, k, lse, seen, scale, among, positions=None):
+    """How much of attention's weights the heads of a list give to each chosen block, without a gradient."""
+    q, k, lse = q.detach(), k.detach().repeat_interleave(q.shape[2] // k.shape[2], 2), lse.detach()
+    s = torch.einsum("bihd,bjhd->bhij", q, k) * scale
+    p = torch.where(seen, torch.exp(s - lse.transpose(1, 2)[..., None]), 0)
+    p = p.reshape(p.shape[0], among[0].shape[2], -1, *p.shape[2:]).sum(2)
+    return of_chosen(p, seen, among, positions, 0.0)
+
+
+def key_scores(q, k, seen, scale, among, relu=False, weights=None, positions=None):
+    """The scores by which tokens were chosen, -1e20 where there is none."""
+    s = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) * scale
+    s = F.relu(s) if relu else s
+    s = s if weights is None else s * weights.transpose(1, 2)[..., None]
+    s = s.reshape(s.shape[0], among[0].shape[2], -1, *s.shape[2:]).sum(2)
+    return of_chosen(s, seen, among, positions, -1e20)
+
+
 def attention(q, k, v, scale, seen=None):
     """softmax(q k^T scale) v of the keys `seen`, or all up to the query; [batch, seq, heads, size]."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))

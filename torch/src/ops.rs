@@ -10,7 +10,7 @@ use crate::tree::Expr;
 use dreamc_compiler::ir::{
     Attention, Binary, DType, Dim, Mask, Op, Positions, Reduce, Rope, RopeScaling, Unary,
 };
-use dreamc_compiler::op::{ChooseKeys, Conv, Measure, Running, Shift, Tokens};
+use dreamc_compiler::op::{ChooseKeys, Conv, KeyMass, KeyScores, Measure, Running, Shift, Tokens};
 
 /// The text of an operation of these operands.
 pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, TorchError> {
@@ -80,6 +80,8 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
             one(Expr::call("running_block", vec![arg(0), arg(2), integer(*block as i64), segments]))
         }
         Op::ChooseKeys(c) => one(choose_keys(body, c, x)),
+        Op::KeyMass(seen) => one(key_mass(&seen.0, x)),
+        Op::KeyScores(of) => one(key_scores(of, x)),
         Op::Shift(Shift { by, ahead: false, places, segments }) => {
             let mut args = vec![arg(0), integer(*by as i64)];
             args.extend(places.then(|| Expr::keyword("places", arg(1))));
@@ -115,6 +117,7 @@ pub fn written(body: &Body, at: &At, x: &[Expr], names: &Names) -> Result<Made, 
         | Op::RecurrenceGrad(_)
         | Op::LinearAttentionGrad(_)
         | Op::AttentionGrad(_)
+        | Op::KeyScoresGrad(_)
         | Op::ReadSourcesGrad(_)
         | Op::DepthAttentionGrad(_)
         | Op::EmbedGrad(_)
@@ -370,6 +373,43 @@ fn choose_keys(body: &Body, c: &ChooseKeys, x: &[Expr]) -> Expr {
     Expr::call("choose_keys", args)
 }
 
+/// The keys that queries see of those that were chosen, the choice, and the positions of both; the
+/// operands of the mask are `masks`.
+fn chosen(a: &Attention, x: &[Expr], masks: &[Expr]) -> [Option<Expr>; 3] {
+    let (positions, segments) = a.mask_operands();
+    let positions = positions.map(|[q, k]| Expr::name(format!("({}, {})", masks[q].text(), masks[k].text())));
+    let positions = positions.map(|p| Expr::keyword("positions", p));
+    let among = a.among.map(|among| {
+        Expr::keyword("among", Expr::name(format!("({}, {})", masks[a.chosen()].text(), among.block)))
+    });
+    let mut seen = vec![x[0].clone(), x[1].clone()];
+    seen.extend(a.window.map(|w| Expr::keyword("window", integer(w as i64))));
+    seen.extend(segments.map(|k| Expr::keyword("segments", masks[k].clone())));
+    seen.extend(positions.clone());
+    seen.extend(a.every.map(|every| Expr::keyword("every", integer(every as i64))));
+    seen.extend(among.clone());
+    [Some(Expr::call("causal", seen)), among, positions]
+}
+
+/// How much attention reads of each block that was chosen.
+fn key_mass(a: &Attention, x: &[Expr]) -> Expr {
+    let [seen, among, positions] = chosen(a, x, &x[KeyMass::MASK..]);
+    let args = x[..KeyMass::MASK].iter().cloned().chain(seen).chain([Expr::number(a.scale)]);
+    Expr::call("key_mass", args.chain(among).chain(positions).collect())
+}
+
+/// The scores of tokens that were chosen.
+fn key_scores(of: &KeyScores, x: &[Expr]) -> Expr {
+    let [seen, among, positions] = chosen(&of.seen, x, &x[KeyScores::MASK..of.weights()]);
+    let mut args: Vec<Expr> = x[..2].iter().cloned().chain(seen).collect();
+    args.push(Expr::number(of.seen.scale));
+    args.extend(among);
+    args.extend(of.relu.then(|| Expr::keyword("relu", Expr::name("True"))));
+    args.extend(of.weighed.then(|| Expr::keyword("weights", x[of.weights()].clone())));
+    args.extend(positions);
+    Expr::call("key_scores", args)
+}
+
 /// The score of a pair, where it is not the scaled product.
 fn score(a: &Attention, reads: &[Expr]) -> Result<Option<Expr>, TorchError> {
     if let Some(program) = a.program.as_deref()
@@ -404,6 +444,8 @@ pub fn hint(body: &Body, at: &At, k: usize, written: Option<&Expr>) -> String {
         Op::TopTokens(_) => "index".into(),
         Op::Decide(_) => "places".into(),
         Op::Route(_) | Op::ChooseKeys(_) => "chosen".into(),
+        Op::KeyMass(_) => "mass".into(),
+        Op::KeyScores(_) => "scores".into(),
         Op::Recurrence(_) => "o".into(),
         Op::Combine => "mixed".into(),
         Op::Gather => "rows".into(),

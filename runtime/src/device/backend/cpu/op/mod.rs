@@ -9,6 +9,7 @@ mod attention;
 mod by_head;
 mod cache;
 mod choose;
+mod chosen;
 mod collective;
 mod combine;
 mod contract;

@@ -164,7 +164,7 @@ pub(super) fn scratch(s: &Sizes, attention: &Scoring, backward: bool) -> Scratch
 
 kernel_fn! {
     /// Scaled products of a query with some rows; the largest.
-    fn products(scale: f32, q: &[f32], keys: &[f32], rows: &[u32], out: &mut [f32]) -> f32 {
+    pub(in crate::device::backend::cpu::op) fn products(scale: f32, q: &[f32], keys: &[f32], rows: &[u32], out: &mut [f32]) -> f32 {
         let mut most = f32::NEG_INFINITY;
         for (out, &row) in out.iter_mut().zip(rows) {
             *out = scale * dot::<FMA>(q, &keys[row as usize * q.len()..][..q.len()]);
@@ -182,7 +182,7 @@ kernel_fn! {
     }
 
     /// `to += Σ weights[i] · rows[i]`.
-    fn sum_rows(weights: &[f32], of: &[f32], rows: &[u32], to: &mut [f32]) {
+    pub(in crate::device::backend::cpu::op) fn sum_rows(weights: &[f32], of: &[f32], rows: &[u32], to: &mut [f32]) {
         let size = to.len();
         for (piece, to) in to.chunks_mut(WIDE).enumerate() {
             let mut sums = [0.0; WIDE];
@@ -209,7 +209,7 @@ kernel_fn! {
     }
 
     /// `rows[i] += weights[i] · x`.
-    fn add_to_rows(weights: &[f32], x: &[f32], rows: &[u32], to: &mut [f32]) {
+    pub(in crate::device::backend::cpu::op) fn add_to_rows(weights: &[f32], x: &[f32], rows: &[u32], to: &mut [f32]) {
         for (weight, &row) in weights.iter().zip(rows) {
             let to = &mut to[row as usize * x.len()..][..x.len()];
             for (to, x) in to.iter_mut().zip(x) {
