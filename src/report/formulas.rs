@@ -239,6 +239,8 @@ fn about(graph: &Graph, region: &Region, id: ValueId) -> String {
         Function::Average { all: false } => "average".into(),
         Function::Average { all: true } => "average of the batch".into(),
         Function::Choose(c) => format!("choose {} blocks of {}", graph.size(c.choices), c.block),
+        Function::Scores => "scores of the choice".into(),
+        Function::Mass => "mass of the attention".into(),
         Function::Attend(a) => match (a.every, a.among) {
             (Some(every), _) => format!("attend every {every}"),
             (None, Some(_)) => "attend among".into(),

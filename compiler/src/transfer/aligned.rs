@@ -259,6 +259,8 @@ impl Walk<'_> {
             | Function::Embedding
             | Function::Top { .. }
             | Function::Choose(_)
+            | Function::Scores
+            | Function::Mass
             | Function::Recurrence(_)
             | Function::Emitted(_)
             | Function::Earlier(_)

@@ -92,8 +92,12 @@ pub enum Form {
     Average,
     /// `choose(q, k, n, block = b, …)`
     ChooseKeys,
+    /// `scores(choice)`
+    Scores,
     /// `attend(q, k, v, …)`
     Attend,
+    /// `mass(attention)`
+    Mass,
     /// `depth_attend(q, k, v, scale = …)`
     DepthAttend,
     /// `earlier(name)`
@@ -289,6 +293,20 @@ pub static FUNCTIONS: &[Entry] = &[
         "Attention over the tokens up to this one.",
         Group::Tokens,
         Form::Attend,
+    ),
+    entry(
+        "scores",
+        "scores(c)",
+        "The scores by which `choose` gave the tokens `c`, `-1e20` where there is none: for `loss` alone.",
+        Group::Tokens,
+        Form::Scores,
+    ),
+    entry(
+        "mass",
+        "mass(y)",
+        "The weights of the blocks that an attention reads `among`, summed over heads, without a gradient: for `loss` alone.",
+        Group::Tokens,
+        Form::Mass,
     ),
     entry(
         "depth_attend",

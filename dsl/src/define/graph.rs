@@ -237,9 +237,16 @@ pub enum Function {
     },
     /// The blocks of keys that a token reads: queries, keys, and weights of heads.
     Choose(Choice),
+    /// The scores by which its operand chose tokens, [`ABSENT`] where it has none; losses alone
+    /// depend on them.
+    Scores,
     /// Attention over the tokens up to this one: queries, keys, values, and what its score and its
     /// mask read.
     Attend(Box<Attend>),
+    /// The weights by which its operand, an attention, reads each block that was chosen, summed over
+    /// the heads of a choice; its sink and its dropout are none of them. No gradient passes, and
+    /// losses alone depend on them.
+    Mass,
     /// Statements once a token over a state; operands are the values that they read. It has no
     /// value itself, see [`Function::Emitted`].
     Recurrence(Box<Recurrence>),
@@ -291,8 +298,8 @@ pub enum Reads {
     Token,
     /// The same, turned by the place of the token or of the application; or by which token it is.
     Place,
-    /// Those of all tokens, for losses alone.
-    Mean,
+    /// Those that losses alone may depend on: of all tokens, or of attention.
+    Losses,
     /// Those of several tokens.
     Tokens,
     /// Those of other applications.
@@ -330,7 +337,7 @@ impl Function {
             | Function::Stop
             | Function::Emitted(_) => Reads::Token,
             Function::Rope { .. } | Function::Embedding => Reads::Place,
-            Function::Average { .. } => Reads::Mean,
+            Function::Average { .. } | Function::Scores | Function::Mass => Reads::Losses,
             Function::Shift(_)
             | Function::Conv(_)
             | Function::Running(_)
@@ -497,6 +504,9 @@ pub struct Choice {
     /// The dimension of choices.
     pub choices: DimId,
 }
+
+/// The score of a token that no choice has: its exponential is zero.
+pub const ABSENT: f64 = -1e20;
 
 /// How scaled products become terms of a score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -188,6 +188,8 @@ impl Scoring<'_, '_> {
             | Of::Running(_)
             | Of::Average { .. }
             | Of::Choose(_)
+            | Of::Scores
+            | Of::Mass
             | Of::Attend(_)
             | Of::Recurrence(_)
             | Of::Emitted(_)

@@ -46,8 +46,10 @@ struct Defining<'g> {
     cuts: HashMap<(ValueId, DimId), Vec<(u64, Value)>>,
     /// Results of recurrences.
     emitted: HashMap<ValueId, Vec<Value>>,
-    /// Choices of blocks as integers, and the dimensions of their lists.
-    choices: HashMap<ValueId, (Value, Dims)>,
+    /// Choices of blocks.
+    choices: HashMap<ValueId, tokens::Made>,
+    /// Attentions among them.
+    attentions: HashMap<ValueId, tokens::Read>,
     /// How many states of texts there are.
     texts: u16,
     /// Values that the next application reads: the states that hold them, and what they were.
@@ -123,7 +125,7 @@ impl Lower<'_> {
         let left = !self.read_values(&self.architecture.label(c)).is_empty();
         let mixes = |node: &&Node| match node.function.reads() {
             Reads::Tokens | Reads::Depths => true,
-            Reads::Nothing | Reads::Token | Reads::Place | Reads::Mean | Reads::Region => false,
+            Reads::Nothing | Reads::Token | Reads::Place | Reads::Losses | Reads::Region => false,
         };
         self.ahead |= left || graph.region.nodes.iter().filter(mixes).count() > 1;
         let rows = self.b.rows(n);
@@ -138,6 +140,7 @@ impl Lower<'_> {
             cuts: HashMap::new(),
             emitted: HashMap::new(),
             choices: HashMap::new(),
+            attentions: HashMap::new(),
             texts: 0,
             remembered: IndexMap::new(),
             admitted: None,
@@ -206,7 +209,9 @@ impl Lower<'_> {
                 Ok(self.averaged(d, v, *all))
             }
             Of::Choose(choice) => self.chosen_blocks(d, node, at, choice),
-            Of::Attend(attend) => self.attended(d, node, attend),
+            Of::Scores => self.tokens_scores(d, node),
+            Of::Attend(attend) => self.attended(d, node, at, attend),
+            Of::Mass => self.mass_of(d, node),
             Of::Recurrence(recurrence) => {
                 let results = self.recurrence(d, node, recurrence)?;
                 let first = results.first().copied().ok_or(MALFORMED)?;
@@ -237,7 +242,7 @@ impl Lower<'_> {
                     let mut values = self.formulas(&d.rows);
                     values.node(node, &args, &d.graph.region, &d.dims)
                 }
-                Reads::Place | Reads::Mean | Reads::Tokens | Reads::Depths => Err(MALFORMED),
+                Reads::Place | Reads::Losses | Reads::Tokens | Reads::Depths => Err(MALFORMED),
                 Reads::Region => Err(CompileError::Unsupported("a value of a region outside it")),
             },
         }

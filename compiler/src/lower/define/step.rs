@@ -197,6 +197,8 @@ impl Lower<'_> {
                 | Of::Running(_)
                 | Of::Average { .. }
                 | Of::Choose(_)
+                | Of::Scores
+                | Of::Mass
                 | Of::Attend(_)
                 | Of::Recurrence(_)
                 | Of::Emitted(_)
@@ -329,6 +331,8 @@ impl Lower<'_> {
                 | Of::Running(_)
                 | Of::Average { .. }
                 | Of::Choose(_)
+                | Of::Scores
+                | Of::Mass
                 | Of::Attend(_)
                 | Of::Recurrence(_)
                 | Of::Emitted(_)
@@ -428,7 +432,7 @@ impl Values<'_, '_> {
                     let args: Vec<Value> = n.args.iter().map(|v| made[v.0 as usize]).collect();
                     self.node(n, &args, inside.body, inside.dims)
                 }
-                Reads::Place | Reads::Mean | Reads::Tokens | Reads::Depths => {
+                Reads::Place | Reads::Losses | Reads::Tokens | Reads::Depths => {
                     Err(CompileError::Unsupported("a function of other tokens, or of depth, in a recurrence"))
                 }
                 Reads::Region => Err(MALFORMED),

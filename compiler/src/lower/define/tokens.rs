@@ -3,6 +3,7 @@
 use super::*;
 use crate::op::attention::Among;
 use crate::op::choose::{ChooseKeys, Measure};
+use crate::op::chosen::{KeyMass, KeyScores};
 use crate::op::{Conv, KeepInts, Running, Tokens};
 use dreamc_dsl::define::graph::{Attend, Choice, Measure as Measured};
 use smallvec::smallvec;
@@ -158,8 +159,7 @@ impl Lower<'_> {
     ) -> Result<Value, CompileError> {
         let (q, k) = (d.arg(node, 0)?, d.arg(node, 1)?);
         let heads = self.heads(d, [q, k, k])?;
-        let (q, k) = (self.b.stop_gradient(heads.q), self.b.stop_gradient(heads.k));
-        let mut k = self.of_last_token(d, k);
+        let mut k = self.of_last_token(d, heads.k);
         if let (Some(&Inside::Masked { keys: Some((places, _)), .. }), None) =
             (self.inside.last(), self.shape.cache)
         {
@@ -180,7 +180,9 @@ impl Lower<'_> {
             segments: self.shape.segments,
             ..ir::Attention::default()
         };
-        let mut operands = vec![q, k, k];
+        let moved = [heads.q, k];
+        let k = self.b.stop_gradient(k);
+        let mut operands = vec![self.b.stop_gradient(heads.q), k, k];
         let mask = match self.shape.cache {
             Some(places) => {
                 let part = Part::Kept(Symbol::new(&format!("ends{}", d.text())));
@@ -196,15 +198,18 @@ impl Lower<'_> {
         if seen.segments {
             operands.push(self.given(Input::Segments));
         }
+        let masks = operands[2..].to_vec();
+        let mut weights = None;
         if choice.weighed {
-            let weights = d.arg(node, 2)?;
-            let weights = self.formulas(&d.rows).spread(weights, &heads.order, true);
+            let own = d.arg(node, 2)?;
+            let own = self.formulas(&d.rows).spread(own, &heads.order, true);
             let of_heads = self.b.dims(heads.q)[2];
-            let weights = self.b.reshape(weights, &[&d.rows[..], &[of_heads]].concat());
-            operands.push(self.b.stop_gradient(weights));
+            let own = self.b.reshape(own, &[&d.rows[..], &[of_heads]].concat());
+            operands.push(self.b.stop_gradient(own));
+            weights = Some(own);
         }
         let op = ChooseKeys {
-            seen,
+            seen: seen.clone(),
             measure: match choice.measure {
                 Measured::Products => Measure::Products,
                 Measured::Relu => Measure::Relu,
@@ -217,10 +222,59 @@ impl Lower<'_> {
             count,
         };
         let chosen = self.b.op(op, &operands);
-        d.choices.insert(at, (chosen, order.clone()));
+        let among =
+            Among { block: choice.block, count: self.b.module.size(count), heads: all, own: choice.near > 0 };
         let numbers = self.b.op(Op::Numbers, &[chosen]);
-        let numbers = self.b.reshape(numbers, &[&d.rows[..], &order, &[count]].concat());
-        Ok(self.formulas(&d.rows).ordered(numbers, &own))
+        let made = Made {
+            chosen,
+            lists: order,
+            among,
+            scores: KeyScores {
+                seen: ir::Attention { every: None, among: Some(among), ..seen },
+                relu: choice.measure == Measured::Relu,
+                weighed: choice.weighed,
+            },
+            operands: [&moved[..], &masks, &[chosen], weights.as_slice()].concat(),
+        };
+        let numbers = self.of_lists(d, node, &made, numbers);
+        d.choices.insert(at, made);
+        Ok(numbers)
+    }
+
+    /// A number for each block of each list, as the value of a graph.
+    fn of_lists(&mut self, d: &Defining, node: &Node, made: &Made, numbers: Value) -> Value {
+        let own = d.own(&node.ty);
+        let each: Dims = own.last().copied().into_iter().collect();
+        let numbers = self.b.reshape(numbers, &[&d.rows[..], &made.lists, &each].concat());
+        self.formulas(&d.rows).ordered(numbers, &own)
+    }
+
+    /// Zeros in the place of a value that losses alone read, where texts are written: they have no
+    /// loss.
+    fn without_losses(&mut self, d: &Defining, node: &Node) -> Option<Value> {
+        let ty = Type::f32(&[&d.rows[..], &d.own(&node.ty)].concat());
+        self.shape.cache.is_some().then(|| self.b.zeros(&ty))
+    }
+
+    /// The scores by which tokens were chosen.
+    pub(super) fn tokens_scores(&mut self, d: &Defining, node: &Node) -> Result<Value, CompileError> {
+        if let Some(none) = self.without_losses(d, node) {
+            return Ok(none);
+        }
+        let made = node.args.first().and_then(|of| d.choices.get(of)).ok_or(MALFORMED)?;
+        let scores = self.b.op(made.scores.clone(), &made.operands);
+        Ok(self.of_lists(d, node, made, scores))
+    }
+
+    /// The weights of the blocks that an attention reads.
+    pub(super) fn mass_of(&mut self, d: &Defining, node: &Node) -> Result<Value, CompileError> {
+        if let Some(none) = self.without_losses(d, node) {
+            return Ok(none);
+        }
+        let read = node.args.first().and_then(|of| d.attentions.get(of)).ok_or(MALFORMED)?;
+        let made = d.choices.get(&read.choice).ok_or(MALFORMED)?;
+        let mass = self.b.op(KeyMass(read.attention.clone()), &read.operands);
+        Ok(self.of_lists(d, node, made, mass))
     }
 
     /// The choice of an attention, its lists as heads stand here.
@@ -230,9 +284,9 @@ impl Lower<'_> {
         node: &Node,
         operand: u32,
         heads: &Heads,
-    ) -> Result<(Value, u64), CompileError> {
-        let chosen = node.args.get(operand as usize).and_then(|arg| d.choices.get(arg));
-        let (chosen, lists) = chosen.ok_or(MALFORMED)?;
+    ) -> Result<(Value, Among), CompileError> {
+        let made = node.args.get(operand as usize).and_then(|arg| d.choices.get(arg)).ok_or(MALFORMED)?;
+        let lists = &made.lists;
         let first = heads.order.get(..lists.len()) == Some(&lists[..]);
         let of_keys = self.b.module.elements(lists) == self.b.module.size(self.b.dims(heads.k)[2]);
         if !(first || of_keys && lists.iter().all(|dim| !heads.order.contains(dim))) {
@@ -240,7 +294,7 @@ impl Lower<'_> {
                 "a choice whose heads stand in another order than those of its attention",
             ));
         }
-        Ok((*chosen, self.b.module.elements(lists)))
+        Ok((made.chosen, made.among))
     }
 
     /// Queries, keys and values as heads of one size, and the size that values have.
@@ -311,6 +365,7 @@ impl Lower<'_> {
         &mut self,
         d: &mut Defining,
         node: &Node,
+        at: ValueId,
         a: &Attend,
     ) -> Result<Value, CompileError> {
         let mut heads = self.heads(d, [d.arg(node, 0)?, d.arg(node, 1)?, d.arg(node, 2)?])?;
@@ -329,14 +384,9 @@ impl Lower<'_> {
             among: None,
         };
         let among = match a.among {
-            Some((operand, block)) => {
-                let (chosen, lists) = self.choice_of(d, node, operand, &heads)?;
-                let count = self.b.dims(chosen).last().map_or(0, |&count| self.b.module.size(count));
-                let own = d.made(node, operand as usize).is_some_and(|n| match n.function {
-                    Of::Choose(choice) => choice.near > 0,
-                    _ => false,
-                });
-                op.among = Some(Among { block, count, heads: lists, own });
+            Some((operand, _)) => {
+                let (chosen, among) = self.choice_of(d, node, operand, &heads)?;
+                op.among = Some(among);
                 Some(chosen)
             }
             None => None,
@@ -367,6 +417,8 @@ impl Lower<'_> {
         if op.segments {
             operands.push(self.given(Input::Segments));
         }
+        let masks = operands[3..].to_vec();
+        let plain = ir::Attention { dropout: None, ..op.clone() };
         if op.dropout.is_some() {
             let draws = Ints::Draws(self.dropping);
             operands.push(self.token_ints(draws));
@@ -381,6 +433,11 @@ impl Lower<'_> {
         let mut scores = self.shape.scores.then(|| self.scores(&op, &operands));
         let results = self.b.ops(Op::Attention(op), &operands);
         let (mut o, lse) = (results[0], results[1]);
+        if let (Some((operand, _)), Some(chosen)) = (a.among, among) {
+            let choice = *node.args.get(operand as usize).ok_or(MALFORMED)?;
+            let operands = [&[heads.q, operands[1], lse], &masks[..], &[chosen]].concat();
+            d.attentions.insert(at, Read { choice, attention: plain, operands });
+        }
         if let Some(sink) = a.sink {
             let sink = d.arg(node, sink as usize)?;
             let sink = self.formulas(&d.rows).ordered(sink, &heads.order);
@@ -404,6 +461,26 @@ impl Lower<'_> {
 fn reads_places(a: &Attend) -> bool {
     let place = |n: &Node| matches!(n.function, Of::QueryPlace | Of::KeyPlace);
     [&a.score, &a.mask].into_iter().flatten().any(|region| region.nodes.iter().any(place))
+}
+
+/// A choice of blocks.
+pub(super) struct Made {
+    /// Numbers of blocks as integers.
+    chosen: Value,
+    /// The dimensions of its lists.
+    lists: Dims,
+    /// The same for attention.
+    among: Among,
+    /// Its scores, and their operands, which gradients reach.
+    scores: KeyScores,
+    operands: Vec<Value>,
+}
+
+/// An attention among chosen blocks: the choice, and the operands of its weights.
+pub(super) struct Read {
+    choice: ValueId,
+    attention: ir::Attention,
+    operands: Vec<Value>,
 }
 
 /// Queries, keys and values `[b, t, heads, size]`.

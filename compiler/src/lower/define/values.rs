@@ -535,6 +535,8 @@ impl Values<'_, '_> {
             | Of::Running(_)
             | Of::Average { .. }
             | Of::Choose(_)
+            | Of::Scores
+            | Of::Mass
             | Of::Attend(_)
             | Of::Recurrence(_)
             | Of::Emitted(_)

@@ -139,6 +139,8 @@ impl<'a> Elaborator<'a> {
             Form::Average => self.only_outside(args).and_then(|()| self.average(args)),
             Form::ChooseKeys => self.only_outside(args).and_then(|()| self.choose_keys(args)),
             Form::Attend => self.only_outside(args).and_then(|()| self.attend(args)),
+            Form::Scores => self.only_outside(args).and_then(|()| self.scores(args)),
+            Form::Mass => self.only_outside(args).and_then(|()| self.mass(args)),
             Form::DepthAttend => self.only_outside(args).and_then(|()| self.depth_attend(args)),
             Form::Earlier => self.only_outside(args).and_then(|()| self.earlier(args)),
         }

@@ -237,7 +237,7 @@ impl<'a> Elaborator<'a> {
                 Got::Number(_) => None,
             })
             .collect();
-        self.means_in_losses(&kept);
+        self.values_of_losses(&kept);
         prune::prune(&mut self.graph, &kept);
         Elaborated { graph: self.graph, types: self.types, found: self.found }
     }
@@ -392,9 +392,9 @@ impl<'a> Elaborator<'a> {
         self.graph.losses.push(id);
     }
 
-    /// Refuses means over tokens that anything but a loss depends on: they are made of tokens to
-    /// come.
-    fn means_in_losses(&mut self, kept: &[ValueId]) {
+    /// Refuses values for losses that anything else depends on: means over tokens are made of tokens
+    /// to come, and a generation keeps nothing of which scores and weights of keys are made.
+    fn values_of_losses(&mut self, kept: &[ValueId]) {
         let nodes = &self.graph.region.nodes;
         let mut needed = vec![false; nodes.len()];
         for root in self.graph.region.results.iter().chain(kept) {
@@ -405,13 +405,24 @@ impl<'a> Elaborator<'a> {
                 nodes[place].args.iter().for_each(|arg| needed[arg.0 as usize] = true);
             }
         }
-        let means = nodes.iter().zip(needed);
-        let means = means.filter(|(node, needed)| *needed && node.function.reads() == Reads::Mean);
-        let spans: Vec<Span> = means.map(|(node, _)| node.span).collect();
-        for span in spans {
-            let message = "tokens to come are in this mean, and more than a loss depends on it";
-            let help = "read it by `loss` alone; `running(v)` is the sum over the tokens so far";
-            self.error("ahead", span, message, help);
+        let found = nodes.iter().zip(needed);
+        let found = found.filter(|(node, needed)| *needed && node.function.reads() == Reads::Losses);
+        let found: Vec<_> =
+            found.map(|(node, _)| (node.span, matches!(node.function, Function::Average { .. }))).collect();
+        for (span, mean) in found {
+            let (code, message, help) = match mean {
+                true => (
+                    "ahead",
+                    "tokens to come are in this mean, and more than a loss depends on it",
+                    "read it by `loss` alone; `running(v)` is the sum over the tokens so far",
+                ),
+                false => (
+                    "loss-alone",
+                    "more than a loss depends on this, and a generation does not make it",
+                    "read it by `loss` alone; `attend` reads keys by their weights",
+                ),
+            };
+            self.error(code, span, message, help);
         }
     }
 

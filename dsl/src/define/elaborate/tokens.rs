@@ -259,6 +259,69 @@ impl<'a> Elaborator<'a> {
         Some(Got::Value(self.push(Function::Choose(choice), operands, ty, args.span)))
     }
 
+    /// `scores(choice)`
+    pub(super) fn scores(&mut self, args: &mut Args) -> Option<Got> {
+        let (chosen, expr) = self.tensor(args, "choice")?;
+        let Function::Choose(choice) = self.graph.region.node(chosen).function else {
+            let message = "`scores` needs a choice, which `choose` gives";
+            let help = "write `scores(c)` with `c = choose(q, k, n)`";
+            self.refuse_read("wrong-type", (chosen, expr), message.into(), help);
+            return None;
+        };
+        if choice.block > 1 {
+            let message = format!("`scores` are of tokens, and this choice is of blocks of {}", choice.block);
+            self.refuse_read(
+                "sizes",
+                (chosen, expr),
+                message,
+                "leave `block` out: a block of one token is a token",
+            );
+            return None;
+        }
+        if choice.measure == Measure::Softmax {
+            let message = "scores of a `softmax` are made of all keys, not of those that were chosen";
+            self.refuse_read(
+                "unexpected",
+                (chosen, expr),
+                message.into(),
+                "choose by products, or by `relu`",
+            );
+            return None;
+        }
+        let ty = self.ty(chosen).clone();
+        Some(Got::Value(self.push(Function::Scores, vec![chosen], ty, args.span)))
+    }
+
+    /// `mass(attention)`
+    pub(super) fn mass(&mut self, args: &mut Args) -> Option<Got> {
+        let (attention, expr) = self.tensor(args, "attention")?;
+        let node = self.graph.region.node(attention);
+        let among = match &node.function {
+            Function::Attend(attend) => attend.among.and_then(|(k, _)| node.args.get(k as usize).copied()),
+            _ => None,
+        };
+        let Some(chosen) = among else {
+            let message = "`mass` needs an attention among keys that are chosen";
+            let help = "write `mass(y)` with `y = attend(q, k, v, among = choose(q, k, n, block = b))`";
+            self.refuse_read("wrong-type", (attention, expr), message.into(), help);
+            return None;
+        };
+        let ty = self.ty(chosen).clone();
+        Some(Got::Value(self.push(Function::Mass, vec![attention], ty, args.span)))
+    }
+
+    fn refuse_read(
+        &mut self,
+        code: &'static str,
+        (value, expr): (ValueId, &Expr),
+        message: String,
+        help: &str,
+    ) {
+        let (span, note) = self.origin(expr.bare(), value);
+        let error = Diagnostic::error(code, message).on(expr.span).related(span, note);
+        self.found.push(error.help(help));
+    }
+
     pub(super) fn depth_attend(&mut self, args: &mut Args) -> Option<Got> {
         let (operands, _, dims) = self.queries_keys_values(args)?;
         let summed = *self.ty(operands[0]).dims.last()?;

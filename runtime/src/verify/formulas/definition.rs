@@ -7,8 +7,8 @@
 use super::*;
 use dreamc_compiler::op::attention::{drawn, kept};
 use dreamc_dsl::define::graph::{
-    Attend, Binary, Choice, DimId, Fact, From as Begins, Function as Of, Graph, Measure, Node, Norm, Purpose,
-    Recurrence, Reduce, Region, Turn, Unary, ValueId, WeightId,
+    ABSENT, Attend, Binary, Choice, DimId, Fact, From as Begins, Function as Of, Graph, Measure, Node, Norm,
+    Purpose, Recurrence, Reduce, Region, Turn, Unary, ValueId, WeightId,
 };
 use std::collections::HashMap;
 
@@ -325,7 +325,9 @@ fn function(g: &Sizes, node: &Node, x: &[Numbers], places_of: Option<DimId>, hol
         | Of::Running(_)
         | Of::Average { .. }
         | Of::Choose(_)
+        | Of::Scores
         | Of::Attend(_)
+        | Of::Mass
         | Of::Recurrence(_)
         | Of::Emitted(_)
         | Of::DepthAttend { .. }
@@ -512,7 +514,9 @@ impl Formulas<'_> {
                 each((0..tokens).map(sum).collect())
             }
             Of::Choose(choice) => each(self.choose_blocks(d, node, choice)),
+            Of::Scores => each(self.scores_of_chosen(d, node)),
             Of::Attend(a) => each(self.attend(d, node, a)),
+            Of::Mass => each(self.mass_of_chosen(d, node)),
             Of::Recurrence(r) => {
                 let results = self.recurrence(d, node, r, n);
                 d.emitted.insert(at, results);
@@ -775,6 +779,99 @@ impl Formulas<'_> {
             rows.extend(self.stop(row));
         }
         rows.chunks(g.elements(&node.ty.dims).max(1)).map(<[f64]>::to_vec).collect()
+    }
+
+    /// The scores of the tokens that each token chose.
+    fn scores_of_chosen(&mut self, d: &Defining, node: &Node) -> Vec<Vec<f64>> {
+        let (tokens, g) = (self.tokens(), Sizes(d.graph));
+        let made = d.graph.region.node(node.args[0]);
+        let Of::Choose(choice) = &made.function else { return vec![vec![]; tokens] };
+        let (q, k) = (d.arg(made, 0).spread(tokens), self.of_last(d.arg(made, 1)));
+        let weights = choice.weighed.then(|| d.arg(made, 2).clone());
+        let Some((size, heads)) = q.dims.split_last() else { return vec![vec![]; tokens] };
+        let mut rows = vec![];
+        for i in 0..tokens {
+            let chosen = d.arg(node, 0).at(i).to_vec();
+            let key = |number: f64| {
+                let is = |j: &usize| self.behind(i, *j) && self.position(*j) as f64 == number;
+                (0..=i).filter(|&j| d.inside.keys[j]).find(is)
+            };
+            let keys: Vec<Option<usize>> = chosen.iter().map(|number| key(*number)).collect();
+            // Products of each number of a list with the heads of the list.
+            let mut products: Vec<(usize, f64, f64)> = vec![];
+            g.each(heads, |p| {
+                let mut p = p.clone();
+                let weight =
+                    weights.as_ref().map_or(1.0, |w| g.of(Numbers { dims: &w.dims, of: w.at(i) }, &p));
+                for n in 0..g.size(choice.choices) {
+                    p.insert(choice.choices, n);
+                    let entry = g.at(&node.ty.dims, &p);
+                    let Some(j) = keys[entry] else { continue };
+                    let mut sum = 0.0;
+                    for e in 0..g.size(*size) {
+                        p.insert(*size, e);
+                        let key = grouped(&g, heads, &k.dims, *size, &p);
+                        let of_k = g.of(Numbers { dims: &k.dims, of: k.at(j) }, &key);
+                        sum += g.of(Numbers { dims: &q.dims, of: q.at(i) }, &p) * of_k;
+                    }
+                    products.push((entry, weight, choice.scale * sum));
+                }
+            });
+            let mut terms: Vec<f64> = products.iter().map(|(.., s)| *s).collect();
+            if choice.measure == Measure::Relu {
+                terms = self.relu(terms);
+            }
+            let mut row: Vec<f64> = keys.iter().map(|j| if j.is_some() { 0.0 } else { ABSENT }).collect();
+            products.iter().zip(terms).for_each(|((entry, weight, _), term)| row[*entry] += weight * term);
+            rows.push(row);
+        }
+        rows
+    }
+
+    /// How much an attention reads of each block that was chosen, all heads of a list together.
+    fn mass_of_chosen(&mut self, d: &Defining, node: &Node) -> Vec<Vec<f64>> {
+        let (tokens, g) = (self.tokens(), Sizes(d.graph));
+        let read = d.graph.region.node(node.args[0]);
+        let Of::Attend(a) = &read.function else { return vec![vec![]; tokens] };
+        let Some((operand, block)) = a.among else { return vec![vec![]; tokens] };
+        let (q, k) = (d.arg(read, 0).spread(tokens), self.of_last(d.arg(read, 1)));
+        let chosen = d.arg(read, operand as usize);
+        let (Some((size, heads)), Some(choices)) = (q.dims.split_last(), chosen.dims.last()) else {
+            return vec![vec![]; tokens];
+        };
+        let mut rows = vec![];
+        for i in 0..tokens {
+            let near = |j: &usize| a.window.is_none_or(|w| ((i - j) as u64) < w);
+            let end = |j: &usize| a.every.is_none_or(|every| (self.position(*j) + 1).is_multiple_of(every));
+            let seen: Vec<usize> =
+                (0..=i).filter(|&j| self.behind(i, j) && d.inside.keys[j]).filter(near).filter(end).collect();
+            let mut row = vec![0.0; g.elements(&node.ty.dims)];
+            g.each(heads, |p| {
+                let list = list_of(&g, &chosen.dims, chosen.at(i), heads, p);
+                let place = |j: usize| list.iter().position(|n| *n == (self.position(j) / block) as f64);
+                let mut scores: Vec<(usize, f64)> = vec![];
+                for &j in &seen {
+                    let Some(n) = place(j) else { continue };
+                    let (mut p, mut sum) = (p.clone(), 0.0);
+                    for e in 0..g.size(*size) {
+                        p.insert(*size, e);
+                        let key = grouped(&g, heads, &k.dims, *size, &p);
+                        let of_k = g.of(Numbers { dims: &k.dims, of: k.at(j) }, &key);
+                        sum += g.of(Numbers { dims: &q.dims, of: q.at(i) }, &p) * of_k;
+                    }
+                    scores.push((n, a.scale * sum));
+                }
+                let most = scores.iter().map(|(_, s)| *s).fold(f64::NEG_INFINITY, f64::max);
+                let all: f64 = scores.iter().map(|(_, s)| (s - most).exp()).sum();
+                for (n, s) in scores {
+                    let mut at = grouped(&g, heads, &chosen.dims, *choices, p);
+                    at.insert(*choices, n);
+                    row[g.at(&node.ty.dims, &at)] += (s - most).exp() / all;
+                }
+            });
+            rows.push(self.stop(row));
+        }
+        rows
     }
 
     /// Attention over the tokens so far.
