@@ -13,7 +13,7 @@ import sys
 import torch
 from safetensors.torch import load_file
 from torch.func import functional_call
-from torch.nn.functional import conv1d, linear, log_softmax, logsigmoid, normalize, sigmoid, silu, softplus
+from torch.nn.functional import conv1d, kl_div, linear, log_softmax, logsigmoid, normalize, sigmoid, silu, softplus
 from transformers import DiffLlamaConfig, FalconH1Config, KimiLinearConfig, Mamba2Config, MiniMaxConfig, OlmoHybridConfig, xLSTMConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.diffllama import modeling_diffllama
@@ -46,10 +46,15 @@ def later(x):
     return torch.ones(n, n, dtype=torch.bool).triu(1)
 
 
+def attention(q, k, bias=0.0):
+    """Weights `[b, heads, i, j]` of keys."""
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5 + bias
+    return scores.masked_fill(later(q), -torch.inf).softmax(-1)
+
+
 def attend(q, k, v, bias=0.0):
     """`[b, t, heads, d]` each, with a bias `[.., heads, i, j]`."""
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5 + bias
-    return torch.einsum("bhij,bjhd->bihd", scores.masked_fill(later(q), -torch.inf).softmax(-1), v)
+    return torch.einsum("bhij,bjhd->bihd", attention(q, k, bias), v)
 
 
 def turn(x, base=10000.0):
@@ -315,11 +320,11 @@ def moba(w, x, i, memo):
 
 
 def dsa(w, x, i, memo):
-    """github.com/deepseek-ai/DeepSeek-V3.2-Exp, Indexer: `tokens` are those of `tests/numerics/mixers.rs`."""
+    """github.com/deepseek-ai/DeepSeek-V3.2-Exp, Indexer, and the loss of its paper; `tokens` are those of `tests/numerics/mixers.rs`."""
     count, n = 24, x.shape[1]
     q, k = (turn(heads(linear(x, w(f"{name}.weight")))) for name in "qk")
     v = heads(linear(x, w("v.weight")))
-    half = w("b.gain").shape[0] // 2
+    half, x = w("b.gain").shape[0] // 2, x.detach()
     a = linear(x, w("a.weight")).unflatten(-1, (-1, 2 * half))
     b = torch.nn.functional.layer_norm(linear(x, w("b.weight")), (2 * half,), w("b.gain"), w("b.weight2"), 1e-6)[:, :, None]
     a, b = (torch.cat([turn(y[..., :half]), y[..., half:]], -1) for y in (a, b))
@@ -328,8 +333,13 @@ def dsa(w, x, i, memo):
     # Heads whose products are all below zero leave scores of 0: of equal ones the first is taken.
     order = score.masked_fill(later(x), -torch.inf).sort(stable=True, dim=-1, descending=True)[1]
     chosen = order[..., : min(count, n)]
-    seen = torch.zeros(x.shape[0], n, n, dtype=torch.bool).scatter(-1, chosen, True)[:, None]
-    return linear(attend(q, k, v, only(seen)).flatten(2), w("out.weight"))
+    seen = torch.zeros(x.shape[0], n, n, dtype=torch.bool).scatter(-1, chosen, True) & ~later(x)
+    # The divergence of the indexer from the weights of all heads, each over the tokens that were chosen.
+    weights = attention(q, k, only(seen[:, None])).detach().sum(1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    index = score.masked_fill(~seen, -torch.inf).log_softmax(-1)
+    memo.setdefault("losses", []).append(kl_div(index, weights, reduction="none").masked_fill(~seen, 0.0).sum(-1).mean())
+    return linear(attend(q, k, v, only(seen[:, None])).flatten(2), w("out.weight"))
 
 
 def nsa(w, x, i, memo):
@@ -369,7 +379,8 @@ def model(weights, ids, mixer):
         # A filter begins with the token itself, theirs ends with it.
         own = lambda name, i=i: weights[f"layers.{i}.own.{name}"].flip([-1] if name.endswith(".filter") else [])
         x = x + mixer(own, rms(x, own("norm.weight")), i, memo)
-    return linear(rms(x, weights["norm.weight"]), weights["head.weight"])
+    # Losses of mixers of their own are added to that of the text.
+    return linear(rms(x, weights["norm.weight"]), weights["head.weight"]), sum(memo.get("losses", []))
 
 
 def apart(found, right):
@@ -381,8 +392,8 @@ def check(file, mixer):
     held = load_file(file)
     weights = {name[8:]: w.double().requires_grad_() for name, w in held.items() if name.startswith("weights.")}
     ids = held["ids"]
-    logits = model(weights, ids[:, :-1], mixer)
-    (-log_softmax(logits, -1).gather(-1, ids[:, 1:, None]).mean()).backward()
+    logits, losses = model(weights, ids[:, :-1], mixer)
+    (losses - log_softmax(logits, -1).gather(-1, ids[:, 1:, None]).mean()).backward()
     errors = {"logits": (apart(held["logits"].double(), logits), LOGITS.get(mixer.__name__, 1e-5))}
     cached = held["cached"].double()
     errors["cached"] = (apart(cached, logits[:, -cached.shape[1] :]), 1e-5)

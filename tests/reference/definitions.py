@@ -740,7 +740,8 @@ class Evaluation:
         if not set(of_keys) <= set(heads):
             (group,), (head,) = of_keys, heads
             k = self.repeated(k, group, head, self.sizes[head] // self.sizes[group])
-        queries, keys = (self.context.stop(self.full(Value(v.dims, self.each(v)), [*heads, summed])) for v in (q, k))
+        moved = [self.full(Value(v.dims, self.each(v)), [*heads, summed]) for v in (q, k)]
+        queries, keys = (self.context.stop(array) for array in moved)
         t = self.tokens[1]
         ends = keys[:, block - 1 :: block]  # [b, c, heads…, size]
         blocks = -(-t // block)
@@ -753,8 +754,8 @@ class Evaluation:
             s = s / jnp.maximum(jnp.sum(s, axis=2, keepdims=True), 1e-300)
         if "relu" in measures:
             s = jax.nn.relu(s)
-        if "weights" in call.named:
-            s = s * self.context.stop(self.aligned(self.value(call.named["weights"]), heads))[:, :, None]
+        weights = self.aligned(self.value(call.named["weights"]), heads)[:, :, None] if "weights" in call.named else 1.0
+        s = s * self.context.stop(weights)
         over = call.words.get("over", [])
         lists = [d for d in heads if d not in over]
         s = jnp.sum(s, axis=tuple(3 + heads.index(d) for d in over))
@@ -775,7 +776,34 @@ class Evaluation:
             name += "'"
         chosen = Value((*lists, name), jnp.asarray(number, float))
         chosen.block = block
+        chosen.made = (moved, scale, "relu" in measures, weights, heads, over)
         return chosen
+
+    def of_scores(self, call):
+        """The scores of the tokens of a choice, -1e20 where it has none: DeepSeek-V3.2, equation 1, at chosen tokens."""
+        chosen = self.value(call.values[0])
+        (queries, keys), scale, relu, weights, heads, over = chosen.made
+        s = scale * jnp.einsum("bi...d,bj...d->bij...", queries, keys)
+        s = weights * (jax.nn.relu(s) if relu else s)
+        s = jnp.moveaxis(jnp.sum(s, axis=tuple(3 + heads.index(d) for d in over)), 2, -1)
+        number = chosen.array.astype(int)
+        return Value(chosen.dims, jnp.where(number < 0, -1e20, jnp.take_along_axis(s, jnp.maximum(number, 0), axis=-1)))
+
+    def of_mass(self, call):
+        """How much of the weights of an attention each block of a choice has, summed over the heads of a list."""
+        p, heads, chosen = self.value(call.values[0]).weights
+        *lists, choices = chosen.dims
+        of_key = np.arange(p.shape[2]) // chosen.block
+        if not set(lists) <= set(heads):
+            (group,), (head,) = lists, heads
+            p = p.reshape(*p.shape[:3], self.sizes[group], -1).sum(-1)
+            heads = (group,)
+        p = jnp.sum(p, axis=tuple(3 + heads.index(d) for d in heads if d not in lists))
+        kept = [d for d in heads if d in lists]
+        number = self.aligned(chosen, [*kept, choices])
+        own = of_key.reshape(1, 1, -1, *[1] * len(kept), 1) == number[:, :, None]
+        mass = jnp.sum(jnp.where(own, p[..., None], 0.0), axis=2)
+        return Value((*kept, choices), self.context.stop(mass))
 
     def of_attend(self, call):
         q, k, v = (self.value(each) for each in call.values[:3])
@@ -799,7 +827,7 @@ class Evaluation:
             visible = visible & ((j + 1) % int(arithmetic(call.named["every"], self.numbers)) == 0)
         visible = visible.reshape(1, t, t, *[1] * len(heads))
         if "among" in call.named:
-            chosen = self.value(call.named["among"])
+            chosen = among = self.value(call.named["among"])
             *lists, choices = chosen.dims
             if not set(lists) <= set(heads):
                 (group,), (head,) = lists, heads
@@ -825,7 +853,11 @@ class Evaluation:
         if sink is not None:
             s = jnp.concatenate([s, jnp.broadcast_to(sink, (*s.shape[:2], 1, *s.shape[3:]))], axis=2)
         p = jax.nn.softmax(s, axis=2)[:, :, :t] * sees  # a row that sees nothing is zero
-        return Value((*heads, own), jnp.sum(p[..., None] * values[:, None], axis=2))
+        result = Value((*heads, own), jnp.sum(p[..., None] * values[:, None], axis=2))
+        if "among" in call.named:
+            # Without the sink, if there is one.
+            result.weights = (p / jnp.maximum(jnp.sum(p, axis=2, keepdims=True), 1e-300), heads, among)
+        return result
 
     def repeated(self, value, group, head, times):
         axis = self.axes + value.dims.index(group)

@@ -466,6 +466,23 @@ CASES |= {
             d = attend(q, k, v, among = choose(k, k, 2, block = 3, first = 1, softmax, over heads))
             return linear(a + 0.5 * d + e, [hidden]) + linear(b, [hidden]) + 0.1 * linear(running(sum(c, over few), block = 4), [hidden])
         """),
+    "define_followed": zoo("define-followed", ["own: {mixer: {heads: 2}}", sequence()], ['"own > sa"', '"own"']) + define(
+        "mixer", "{heads: 2, size: 4, few: 3}", """
+            q = rope(linear(x, [heads, two: 2, size]), 100)
+            k = rope(linear(x, [heads, size]), 100)
+            v = linear(x, [heads, wide: 3])
+            t = stop(x)
+            c = choose(linear(t, [heads, three: 3, size]), linear(t, [heads, size]), few, relu, near = 1, weights = linear(t, [heads, three]), over three)
+            a = attend(q, k, v, among = c, sink, scale = 0.8)
+            s = scores(c)
+            l = s - stop(maximum(s, over few))
+            p = mass(a) / 2
+            loss 0.7 * sum(p * (log(max(p, 1e-20)) - l + log(sum(exp(l), over few))), over heads few)
+            b = choose(q, running(k, block = 2) / 2, 2, block = 2, near = 1, over two)
+            m = mass(attend(q, k, v, among = b, window = 5))
+            loss 0.1 * sum(sum(m, over choices) * square(linear(x, [heads])), over heads)
+            return linear(a + attend(q, k, v, among = b, window = 5), [hidden])
+        """),
     "define_elements": zoo("define-elements", ["own: {mixer: {heads: 2}}", sequence()], ['"sa > own"']) + define(
         "mixer", "{heads: 2, size: 4}", """
             a = linear(x, [heads, size], bias)
