@@ -202,6 +202,20 @@ const FUNCTIONS: &[(&str, &str)] = &[
          return linear(a, [hidden]) + 0.01 * linear(best, [hidden])",
     ),
     (
+        "a choice that follows attention",
+        "q = linear(x, [four: 2 * heads, size])
+         k = linear(x, [heads, size])
+         v = linear(x, [heads, wide: 3])
+         t = stop(x)
+         best = choose(linear(t, [heads, two: 2, size]), linear(t, [heads, size]), 4, near = 1, weights = linear(t, [heads, two]), over two)
+         y = attend(q, k, v, among = best, sink, window = 9, dropout = 0.2)
+         s = scores(best) - stop(maximum(scores(best), over choices))
+         loss 0.5 * sum(mass(y) * (log(sum(exp(s), over choices)) - s), over heads choices)
+         m = mass(attend(q, k, v, among = choose(q, running(k, block = 3), 2, block = 3, over four)))
+         loss 0.1 * sum(m * m, over choices)
+         return linear(y, [hidden])",
+    ),
+    (
         "compressed, chosen and near keys",
         "q = linear(x, [heads, two: 2, size])
          k = linear(x, [heads, size])

@@ -243,9 +243,9 @@ pub enum Function {
     /// Attention over the tokens up to this one: queries, keys, values, and what its score and its
     /// mask read.
     Attend(Box<Attend>),
-    /// The weights by which its operand, an attention, reads each block that was chosen, summed over
-    /// the heads of a choice; its sink and its dropout are none of them. No gradient passes, and
-    /// losses alone depend on them.
+    /// The weights by which its operand, an attention, reads each block that was chosen, summed
+    /// over the heads of a choice; its sink and its dropout leave them as they are. No gradient
+    /// passes, and losses alone depend on them.
     Mass,
     /// Statements once a token over a state; operands are the values that they read. It has no
     /// value itself, see [`Function::Emitted`].

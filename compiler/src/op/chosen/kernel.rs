@@ -1,4 +1,4 @@
-//! What losses read of keys that were chosen.
+//! Chosen keys as losses read them.
 
 use super::ABSENT;
 use crate::CompileError;

@@ -1,5 +1,5 @@
-//! What losses read of keys that were chosen: how much attention reads of each, and the scores by
-//! which they were chosen.
+//! Chosen keys as losses read them: how much attention reads of each, and the scores of their
+//! choice.
 //!
 //! *Promise*: memory and work are in proportion to the keys of a list, not to all keys.
 
@@ -12,10 +12,10 @@ use std::sync::LazyLock;
 /// The score of a token that no list has: its exponential is zero.
 pub use dreamc_dsl::define::graph::ABSENT;
 
-/// `(q[b, t, H, d], k[b, s, G, d], lse[b, t, H], mask operands) -> mass[b, t, C, n]`: the weights by
-/// which the heads of a list read each of its blocks, `Σ_h Σ_j e^(scale · q_h · k_j - lse_h)` over
-/// the keys `j` of the block that the query sees; zero of a number that is no block. `lse` is that
-/// of the attention, whose `among` there is; it has no program, soft-cap or dropout.
+/// `(q[b, t, H, d], k[b, s, G, d], lse[b, t, H], mask operands) -> mass[b, t, C, n]`: the weights
+/// by which the heads of a list read each of its blocks, `Σ_h Σ_j e^(scale · q_h · k_j - lse_h)`
+/// over the keys `j` of the block that the query sees; zero of a number that is no block. `lse` is
+/// that of the attention, whose `among` there is; it has no program, soft-cap or dropout.
 ///
 /// No gradient passes: it is what a loss compares with.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -392,8 +392,8 @@ impl<'a> Elaborator<'a> {
         self.graph.losses.push(id);
     }
 
-    /// Refuses values for losses that anything else depends on: means over tokens are made of tokens
-    /// to come, and a generation keeps nothing of which scores and weights of keys are made.
+    /// Refuses values for losses that anything else depends on: means over tokens are made of
+    /// tokens to come, and a generation makes neither scores nor weights of keys.
     fn values_of_losses(&mut self, kept: &[ValueId]) {
         let nodes = &self.graph.region.nodes;
         let mut needed = vec![false; nodes.len()];

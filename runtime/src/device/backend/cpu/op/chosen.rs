@@ -1,4 +1,4 @@
-//! What losses read of keys that were chosen.
+//! Chosen keys as losses read them.
 //!
 //! A task takes some queries of a sequence, and widens the keys of a head once for all of them.
 //! *Promise*: work is in proportion to the keys of lists, and no choice of threads changes a bit:
@@ -201,7 +201,7 @@ impl Run for KeyScoresGrad {
         let (size, scale, parts) = (of.size, scores.seen.scale as f32, of.parts());
         let each = of.heads / of.kv_heads;
         cx.count(|| 3 * of.pairs(args) * scores.shape.size);
-        // What each part of the queries adds to the keys of a head.
+        // Sums of what each part of the queries adds to the keys of a head.
         let sums: Vec<OnceLock<Vec<f32>>> =
             (0..of.batch * of.kv_heads * parts).map(|_| OnceLock::new()).collect();
         cx.parallel(sums.len(), |task, _| {
