@@ -3,11 +3,11 @@
 use crate::failure::Failure;
 use crate::ranks;
 use clap::{Args, ValueEnum};
-use dreamc_runtime::device::Device;
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
-use dreamc_runtime::device::cuda::CudaDevice;
-use dreamc_runtime::device::poison::Poisoned;
-use dreamc_runtime::device::ptx::{Options, PtxDevice, Schedule};
+use dreamc_device::Device;
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
+use dreamc_device::cuda::CudaDevice;
+use dreamc_device::poison::Poisoned;
+use dreamc_device::ptx::{Options, PtxDevice, Schedule};
 use std::fmt;
 use std::str::FromStr;
 
@@ -58,9 +58,9 @@ impl Kind {
             Kind::Cpu => Box::new(CpuDevice::new(CpuOptions { threads })),
             Kind::Cuda(number) => Box::new(CudaDevice::new(number)?),
             #[cfg(feature = "rocm")]
-            Kind::Rocm(number) => Box::new(dreamc_runtime::device::rocm::RocmDevice::new(number)?),
+            Kind::Rocm(number) => Box::new(dreamc_device::rocm::RocmDevice::new(number)?),
             #[cfg(feature = "metal")]
-            Kind::Metal(number) => Box::new(dreamc_runtime::device::metal::MetalDevice::new(number)?),
+            Kind::Metal(number) => Box::new(dreamc_device::metal::MetalDevice::new(number)?),
             Kind::Ptx => Box::new(PtxDevice::checked()?),
         })
     }

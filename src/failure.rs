@@ -6,9 +6,9 @@ use std::fmt;
 use std::io;
 
 use crate::output::{Stream, complain};
+use dreamc_data::DataError;
+use dreamc_hf::HfError;
 use dreamc_runtime::checkpoint::CheckpointError;
-use dreamc_runtime::data::DataError;
-use dreamc_runtime::hf::HfError;
 use dreamc_runtime::train::TrainError;
 use dreamc_runtime::train::folder::FolderError;
 
@@ -159,14 +159,14 @@ errors! {
     dreamc_runtime::analysis::probe::ProbeError,
     dreamc_runtime::bench::BenchError,
     dreamc_runtime::checkpoint::CheckpointError,
-    dreamc_runtime::data::DataError,
-    dreamc_runtime::device::DeviceError,
-    dreamc_runtime::device::gpu::TableError,
-    dreamc_runtime::device::gpu::proof::ProofError,
+    dreamc_data::DataError,
+    dreamc_device::DeviceError,
+    dreamc_device::gpu::TableError,
+    dreamc_device::gpu::proof::ProofError,
     dreamc_runtime::evaluate::EvaluateError,
-    dreamc_runtime::group::GroupError,
-    dreamc_runtime::hf::HfError,
+    dreamc_device::group::GroupError,
+    dreamc_hf::HfError,
     dreamc_runtime::model::ModelError,
-    dreamc_runtime::verify::VerifyError,
+    dreamc_verify::VerifyError,
     dreamc_runtime::train::folder::FolderError,
 }

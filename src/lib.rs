@@ -117,7 +117,7 @@ enum Command {
 /// `dreamc --help` documents.
 pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
     dreamc_runtime::train::signal::ignore_limits();
-    dreamc_runtime::notice::listen(|line| output::complain(&format!("{line}\n")));
+    dreamc_device::notice::listen(|line| output::complain(&format!("{line}\n")));
     command::doctor::prove_plans();
     let line: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let arguments = match Arguments::try_parse_from(&line) {

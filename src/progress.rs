@@ -9,7 +9,7 @@
 use crate::note;
 use crate::output::{self, Stream};
 use crate::show::{bytes, duration, short};
-use dreamc_runtime::data::Notice;
+use dreamc_data::Notice;
 use dreamc_runtime::train::event::{Event, Watcher};
 use std::time::{Duration, Instant};
 

@@ -7,9 +7,9 @@
 use crate::failure::{Done, Failure};
 use crate::output;
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_runtime::data::Dataset;
-use dreamc_runtime::group::place::Place;
-use dreamc_runtime::group::{Group, GroupError, mpi, patience, tcp};
+use dreamc_data::Dataset;
+use dreamc_device::group::place::Place;
+use dreamc_device::group::{Group, GroupError, mpi, patience, tcp};
 use std::thread::available_parallelism;
 
 /// This process among the ranks; nothing where it is on its own, or where the variables are bad,

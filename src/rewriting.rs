@@ -3,8 +3,8 @@
 use crate::failure::Failure;
 use clap::Args;
 use dreamc_compiler::rewrite::{Rewriting, Rules, Target};
-use dreamc_runtime::device::Device;
-use dreamc_runtime::files;
+use dreamc_data::files;
+use dreamc_device::Device;
 use dreamc_runtime::train::folder::RunFolder;
 use dreamc_runtime::train::ledger::Ledger;
 

@@ -5,11 +5,11 @@ use crate::output;
 use crate::progress::Progress;
 use clap::Args;
 use dreamc_compiler::transfer;
+use dreamc_data::files::cache_folder;
+use dreamc_data::{Dataset, Settings};
 use dreamc_dsl::spec::{self, Source, Spec, Tokenizer};
 use dreamc_dsl::{Diagnostics, Severity, SourceMap, Spelling};
 use dreamc_runtime::checkpoint::Checkpoints;
-use dreamc_runtime::data::{Dataset, Settings};
-use dreamc_runtime::files::cache_folder;
 use dreamc_runtime::train::prepare;
 use std::fs;
 use std::io::Read;
@@ -59,7 +59,7 @@ impl SpecArguments {
         let mut tokenizer = None;
         if let Some(begun) = self.begun() {
             let import = &*self.spec;
-            let full = import.canonicalize().map_err(|e| dreamc_runtime::files::about(import, e))?;
+            let full = import.canonicalize().map_err(|e| dreamc_data::files::about(import, e))?;
             let beside = full.join("tokenizer.json");
             if begun == Begun::Run && Checkpoints::new(full.join("checkpoints")).steps().is_empty() {
                 let run = import.display();

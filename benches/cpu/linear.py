@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Linear attention against what PyTorch has without a GPU, sides in turns:
 
-    python benches/cpu/linear.py --test target/debug/deps/dreamc_runtime-HASH --rounds 3
+    python benches/cpu/linear.py --test target/debug/deps/dreamc_device-HASH --rounds 3
 
 A gated delta rule is compared with `torch_chunk_gated_delta_rule` of transformers, a decay of each head (`state`) with the chunk scan of
 Mamba-2's paper (its "minimal" form, Dao and Gu 2405.21060, listing 1), eager and compiled, f32, two threads; and both with dreamc's own
-attention of as many heads and the same size. `--test` is the unit-test binary of `dreamc-runtime` (`cargo test -p dreamc-runtime --lib
+attention of as many heads and the same size. `--test` is the unit-test binary of `dreamc-device` (`cargo test -p dreamc-device --lib
 --no-run` names it), whose test `rates` prints the other side. Times are of a token, forward and backward together; the least of the rounds.
 
     python benches/cpu/linear.py --dreamc target/release/dreamc --rounds 3

@@ -186,7 +186,7 @@ def parts(a):
     yield 3, "all_train_alike", of_tests("all_examples_train_alike", "--ignored"), needs, a.each
     if not a.tests:
         cargo = ["cargo", "test", "--release", "-q"]
-        yield 3, "gpu_tests", cargo + ["-p", "dreamc-runtime", "cuda", "--"] + shown, ["cargo", "gpu"], a.each
+        yield 3, "gpu_tests", cargo + ["-p", "dreamc-device", "cuda", "--"] + shown, ["cargo", "gpu"], a.each
         yield 3, "kernels", of_tests("codegen"), ["cargo"], a.each
     yield 3, "torch_is_the_same_model", [sys.executable, str(PYTORCH / "test_model.py"), "--dreamc", dreamc], ["torch"], a.each
     # Last: it needs no GPU, and long.

@@ -10,19 +10,19 @@
 
 use dreamc_compiler::count::{self, count};
 use dreamc_compiler::{compile, ir};
+use dreamc_data::parquet::ParquetRows;
+use dreamc_data::rows::{Fields, Lines, Template, TextPieces};
+use dreamc_data::shard::{self, Format, Shard};
+use dreamc_data::sums::CHECKSUMS;
+use dreamc_data::{Dataset, Settings, Tokenizer};
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_dsl::spec::{BadRows, Spec};
 use dreamc_dsl::{Spelling, check, check_suite, edit, format, parse, show};
+use dreamc_hf::gguf::import::import;
+use dreamc_hf::{config::Config, hugging_face};
 use dreamc_ptx::{self as ptx, Arg, Launch, Memory, Module};
 use dreamc_runtime::checkpoint::safetensors::Tensors;
 use dreamc_runtime::checkpoint::{Checkpoint, Weights};
-use dreamc_runtime::data::parquet::ParquetRows;
-use dreamc_runtime::data::rows::{Fields, Lines, Template, TextPieces};
-use dreamc_runtime::data::shard::{self, Format, Shard};
-use dreamc_runtime::data::sums::CHECKSUMS;
-use dreamc_runtime::data::{Dataset, Settings, Tokenizer};
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
-use dreamc_runtime::gguf::import::import;
-use dreamc_runtime::hf::{config::Config, hugging_face};
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::ledger::Ledger;
 use dreamc_runtime::train::metrics::Metrics;

@@ -7,7 +7,7 @@ use dreamc::model::{beginning, stored};
 use dreamc::spec::{SpecArguments, open_data, resolved};
 use dreamc::transplant;
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_runtime::group::Group;
+use dreamc_device::group::Group;
 use dreamc_runtime::train::event::Event;
 use dreamc_runtime::train::folder::{Place, RunFolder};
 use dreamc_runtime::train::{Setup, Stop, prepare, run, signal};

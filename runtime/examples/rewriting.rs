@@ -11,7 +11,7 @@ use dreamc_compiler::ir::Extents;
 use dreamc_compiler::program::{KernelKind, Layout, Operand, Plan, Role, Space, Step};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, Compiled, Options, PREPARE, compile_with_report};
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::model::Model;
 use std::error::Error;
 use std::time::Duration;

@@ -15,12 +15,12 @@
 use dreamc_compiler::count::{self, count};
 use dreamc_compiler::program::Buffer;
 use dreamc_compiler::{Options, compile};
+use dreamc_data::rng::{Philox, Stream};
+use dreamc_device::Device;
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_dsl::Spelling;
-use dreamc_runtime::device::Device;
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::generate::{Cached, NextLogits, Writing, compile_cached};
 use dreamc_runtime::model::Model;
-use dreamc_runtime::rng::{Philox, Stream};
 use std::error::Error;
 use std::time::Instant;
 
@@ -200,11 +200,7 @@ fn beside(name: &str) -> &str {
     name.rsplit_once('.').map_or(name, |(before, _)| before)
 }
 
-fn put<T: dreamc_runtime::device::Element>(
-    model: &mut Model,
-    name: &str,
-    values: &[T],
-) -> Result<(), Box<dyn Error>> {
+fn put<T: dreamc_device::Element>(model: &mut Model, name: &str, values: &[T]) -> Result<(), Box<dyn Error>> {
     if let Some(id) = model.compiled().plan.find(name) {
         model.session().write_at(id, 0, 0, values)?;
     }

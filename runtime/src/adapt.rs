@@ -8,13 +8,13 @@
 
 use crate::checkpoint::safetensors::{Dtype, write_stored};
 use crate::checkpoint::{CheckpointError, Weights, folder};
-use crate::data::sums;
 use crate::train::prepare;
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::bind::{Adapted, Factor, Part};
 use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::lower::LEAST_NORM as LEAST;
 use dreamc_compiler::{CompileError, compile};
+use dreamc_data::sums;
 use dreamc_dsl::spec::Model;
 use dreamc_dsl::{Spec, Spelling};
 use std::io::{self, Write};

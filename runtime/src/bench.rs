@@ -12,12 +12,8 @@ mod blocks;
 
 pub use blocks::{Reading, readings};
 
-use crate::data::Batch;
-use crate::device::{Choice, Device, DeviceError, Group, Instrument, LaunchStats, Session};
 use crate::generate::{Cached, NextLogits, Writing, compile_cached};
-use crate::group::{local, patience};
 use crate::model::{Memory, Model, ModelError, Scale};
-use crate::rng::Philox;
 use crate::train::{prepare, schedule};
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::ir::DType;
@@ -28,6 +24,10 @@ use dreamc_compiler::program::{
 };
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Options, compile};
+use dreamc_data::Batch;
+use dreamc_data::rng::Philox;
+use dreamc_device::group::{local, patience};
+use dreamc_device::{Choice, Device, DeviceError, Group, Instrument, LaunchStats, Session};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Parallel, Precision};
 use indexmap::IndexMap;
@@ -595,7 +595,7 @@ fn describe(kernel: &Kernel) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::CpuDevice;
+    use dreamc_device::cpu::CpuDevice;
 
     /// A page that nobody wrote is read from a cache, however many of them there are.
     #[test]

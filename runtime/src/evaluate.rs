@@ -4,12 +4,12 @@
 //! the figures do not depend on the size of the batch; what is counted is stated with the type that
 //! holds it.
 
-use crate::data::examples::{self, Example};
-use crate::data::task::{Problems, Split};
-use crate::data::{Batch, Batches, DataError, Dataset, NO_LOSS, Tokenizer};
 use crate::generate::{NextLogits, Sampling, Why, generate};
-use crate::group::{Group, GroupError};
 use crate::model::{Model, ModelError};
+use dreamc_data::examples::{self, Example};
+use dreamc_data::task::{Problems, Split};
+use dreamc_data::{Batch, Batches, DataError, Dataset, NO_LOSS, Tokenizer};
+use dreamc_device::group::{Group, GroupError};
 use dreamc_dsl::spec::{Task, Train};
 use serde::Serialize;
 use thiserror::Error;

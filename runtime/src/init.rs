@@ -4,8 +4,8 @@
 //! tensor depends on nothing else, so neither the order of tensors, nor threads, nor the device
 //! change a bit; a model with one tensor more keeps the values of the others.
 
-use crate::rng::{Philox, unit_open};
 use dreamc_compiler::compiled::Init;
+use dreamc_data::rng::{Philox, unit_open};
 use std::f64::consts::TAU;
 
 /// Elements a thread draws at least; below it threads cost more than they save.

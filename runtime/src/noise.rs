@@ -5,7 +5,7 @@
 //! token) and so the same in whatever micro-batches a step is taken; otherwise of (seed, position),
 //! so that a token which is decoded has those that it has in its whole text.
 
-use crate::rng::{Philox, unit_open};
+use dreamc_data::rng::{Philox, unit_open};
 use std::f64::consts::TAU;
 
 /// Larger ones are drawn again.

@@ -9,13 +9,13 @@
 use crate::calibrate::{CalibrateError, Importance, feedback};
 use crate::checkpoint::safetensors::{Dtype, PACKED, Stored, write_stored};
 use crate::checkpoint::{CheckpointError, Weights, folder};
-use crate::data::sums;
 use crate::train::prepare;
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::bind::Part;
 use dreamc_compiler::compiled::{Tensor, TensorKind};
 use dreamc_compiler::format::Packed;
 use dreamc_compiler::{CompileError, compile};
+use dreamc_data::sums;
 use dreamc_dsl::{Spec, Spelling};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

@@ -9,7 +9,7 @@
 //! before the next step.
 
 use crate::metrics::Metrics;
-use dreamc_runtime::data::Tokenizer;
+use dreamc_data::Tokenizer;
 use dreamc_runtime::generate::{Next, NextLogits, Sampling, Why, Writer, likeliest};
 use dreamc_runtime::model::ModelError;
 use std::time::Instant;

@@ -14,7 +14,7 @@ mod http;
 mod metrics;
 mod wire;
 
-use dreamc_runtime::data::Tokenizer;
+use dreamc_data::Tokenizer;
 use dreamc_runtime::generate::NextLogits;
 use metrics::Metrics;
 use std::io;

@@ -6,7 +6,7 @@
 
 use crate::Shared;
 use crate::engine::{Answer, Ask, Scored};
-use dreamc_runtime::data::Tokenizer;
+use dreamc_data::Tokenizer;
 use dreamc_runtime::generate::{Sampling, Why};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};

@@ -8,9 +8,9 @@ use crate::show::{self, bytes, short, table};
 use crate::spec::SpecArguments;
 use clap::{Args, value_parser};
 use dreamc_compiler::format::Packed;
+use dreamc_device::{Device, machine};
 use dreamc_dsl::spec::Precision;
 use dreamc_runtime::bench::{self, Decoding, LaunchTime, Together, Training};
-use dreamc_runtime::device::{Device, machine};
 use dreamc_runtime::train::prepare;
 use serde::Serialize;
 
@@ -326,7 +326,7 @@ fn by_library(launches: &[LaunchTime]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dreamc_runtime::device::Choice;
+    use dreamc_device::Choice;
 
     #[test]
     fn products_of_the_library_have_their_share() {

@@ -10,10 +10,10 @@ use crate::failure::{Done, Failure};
 use crate::output::Stream;
 use crate::{output, say, show};
 use clap::Args;
+use dreamc_data::Tokenizer;
 use dreamc_dsl::spec::Tokenizer as Named;
 use dreamc_dsl::suite::{Suite, Variant};
 use dreamc_dsl::{Ast, Diagnostic, Diagnostics, FileKind, Severity, Spec};
-use dreamc_runtime::data::Tokenizer;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

@@ -8,8 +8,8 @@ use crate::{say, show};
 use clap::Args;
 use dreamc_dsl::diagnostic::{Diagnostic, Diagnostics};
 use dreamc_runtime::train::event::{Event, Watcher};
-use dreamc_runtime::verify::coordinates::{Axis, Line, Report, check};
-use dreamc_runtime::verify::{Compiler, Subject, shrink};
+use dreamc_verify::coordinates::{Axis, Line, Report, check};
+use dreamc_verify::{Compiler, Subject, shrink};
 
 /// Check that sizes of activations do not follow width and depth under the recipe's `transfer`
 #[derive(Args)]

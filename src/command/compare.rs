@@ -16,9 +16,9 @@ use crate::{note, say, transplant};
 use clap::Args;
 use dreamc_compiler::count::{figures, training_flops};
 use dreamc_compiler::transfer;
+use dreamc_data::files;
 use dreamc_dsl::suite::Suite;
 use dreamc_dsl::{FileKind, Spec, Spelling};
-use dreamc_runtime::files;
 use std::path::{Path, PathBuf};
 
 /// Train the arms of a suite alike, and report how they compare

@@ -6,9 +6,9 @@ use crate::report::draw::Loops;
 use crate::report::{draw, page};
 use crate::spec::SpecArguments;
 use clap::Args;
+use dreamc_data::files;
 use dreamc_dsl::spec::Model;
 use dreamc_dsl::{Diagnostics, SourceMap};
-use dreamc_runtime::files;
 use std::path::PathBuf;
 
 /// Draw the wiring of a specification as SVG

@@ -12,8 +12,8 @@ use crate::{note, say, show};
 use clap::{Args, value_parser};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::{CompileError, looks_ahead};
-use dreamc_runtime::data::{Dataset, Tokenizer, task};
-use dreamc_runtime::device::Device;
+use dreamc_data::{Dataset, Tokenizer, task};
+use dreamc_device::Device;
 use dreamc_runtime::evaluate::{self, Against, Answers, Difficulty, Loss};
 use dreamc_runtime::generate::NextLogits;
 use dreamc_runtime::model::Model;
@@ -369,7 +369,7 @@ fn rank(path: &Path, trained: &Trained, tokenizer: &Tokenizer, model: &mut Model
         choices: Vec<String>,
         answer: usize,
     }
-    let text = dreamc_runtime::files::read_text(path).map_err(|e| dreamc_runtime::files::about(path, e))?;
+    let text = dreamc_data::files::read_text(path).map_err(|e| dreamc_data::files::about(path, e))?;
     let mut ranked = Ranked::default();
     for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let refuse = |what: String| Failure::Usage(format!("{}:{}: {what}", path.display(), i + 1));

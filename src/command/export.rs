@@ -8,14 +8,14 @@ use crate::show::bytes;
 use crate::spec::{SpecArguments, is_specification};
 use clap::{Args, Subcommand, ValueEnum};
 use dreamc_compiler::rewrite::Rewriting;
+use dreamc_data::Tokenizer;
+use dreamc_data::files;
 use dreamc_dsl::Spelling;
+use dreamc_hf::export::{self, Model};
+use dreamc_hf::gguf;
+use dreamc_hf::peft;
 use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::checkpoint::safetensors::Dtype;
-use dreamc_runtime::data::Tokenizer;
-use dreamc_runtime::files;
-use dreamc_runtime::gguf;
-use dreamc_runtime::hf::export::{self, Model};
-use dreamc_runtime::hf::peft;
 use std::path::{Path, PathBuf};
 
 /// Export a model for other programs
@@ -329,7 +329,7 @@ fn model<'a>(trained: &'a Trained, tokenizer: Option<&'a Tokenizer>, from: &From
     beside.extend(base);
     // A run's ledger is some folders above its checkpoint.
     let above = trained.tensors.path().ancestors().skip(1).take(4).map(|p| p.join("ledger.json"));
-    let ledger = above.filter_map(|path| dreamc_runtime::files::read_text(&path).ok()).next();
+    let ledger = above.filter_map(|path| dreamc_data::files::read_text(&path).ok()).next();
     let dtype = from.dtype.map(Stored::dtype);
     Model { spec: &trained.spec, weights: &trained.tensors, tokenizer, beside, dtype, ledger }
 }

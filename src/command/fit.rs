@@ -4,9 +4,9 @@ use crate::failure::{Done, Failure};
 use crate::say;
 use crate::show::{self, short, table};
 use clap::{Args, ValueEnum, value_parser};
+use dreamc_data::files::open;
 use dreamc_fits::iso::{Frontier, frontier};
 use dreamc_fits::{Constant, Fit, Law, Options, Run, Speedup, Table, fit, speedup};
-use dreamc_runtime::files::open;
 use serde::Serialize;
 use std::path::PathBuf;
 

@@ -53,7 +53,7 @@ pub fn run(a: Arguments) -> Done {
             good = false;
             say!("{}: not formatted", path.display())?;
         } else {
-            dreamc_runtime::files::write_named(path, |out| out.write_all(text.as_bytes()))?;
+            dreamc_data::files::write_named(path, |out| out.write_all(text.as_bytes()))?;
             say!("{}: formatted", path.display())?;
         }
     }

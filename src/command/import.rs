@@ -8,8 +8,7 @@ use crate::say;
 use crate::show::bytes;
 use clap::{Args, Subcommand};
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_runtime::gguf;
-use dreamc_runtime::hf;
+use dreamc_hf::gguf;
 use std::path::{Path, PathBuf};
 
 /// Import a model of another program
@@ -111,7 +110,7 @@ pub fn run(a: Arguments) -> Done {
         Source::Hf(a) => {
             let name = name(a.out.as_deref().unwrap_or(&a.from))?;
             let out = a.out.unwrap_or_else(|| Path::new("imports").join(&name));
-            report(&hf::hugging_face(&a.from, &out, &name, a.force, &a.ignore)?, &name, &out)
+            report(&dreamc_hf::hugging_face(&a.from, &out, &name, a.force, &a.ignore)?, &name, &out)
         }
         Source::Gguf(a) => {
             let stem = a.from.with_extension("");
@@ -130,7 +129,7 @@ fn adapter(a: &Peft) -> Done {
     let kept = beside(&base)?;
     let mut spec = base.spec.clone();
     spec.model.name.clone_from(&name);
-    let moved = hf::peft::import(&a.from, (&spec, &base.tensors), &out, (&kept, a.force))?;
+    let moved = dreamc_hf::peft::import(&a.from, (&spec, &base.tensors), &out, (&kept, a.force))?;
     say!("{name}: adapters of {} matrices, {} numbers", moved.modules, grouped(moved.numbers.into()))?;
     let out = out.display();
     say!(
@@ -139,7 +138,7 @@ fn adapter(a: &Peft) -> Done {
     Ok(())
 }
 
-fn report(imported: &hf::Imported, name: &str, out: &Path) -> Done {
+fn report(imported: &dreamc_hf::Imported, name: &str, out: &Path) -> Done {
     let (parameters, size) = (grouped(imported.parameters.into()), bytes(imported.bytes));
     say!("{name}: {parameters} parameters, {size}")?;
     for note in &imported.notes {

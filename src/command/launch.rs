@@ -79,7 +79,7 @@ pub fn run(a: Arguments) -> Done {
     }
     let program = std::env::current_exe()?;
     if let Some(logs) = &a.logs {
-        std::fs::create_dir_all(logs).map_err(|e| dreamc_runtime::files::about(logs, e))?;
+        std::fs::create_dir_all(logs).map_err(|e| dreamc_data::files::about(logs, e))?;
     }
     // A port that is free now.
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -122,7 +122,7 @@ pub fn run(a: Arguments) -> Done {
 
 fn log(folder: &Path, rank: u64) -> Result<File, Failure> {
     let path = folder.join(format!("rank-{rank}.log"));
-    Ok(File::create(&path).map_err(|e| dreamc_runtime::files::about(&path, e))?)
+    Ok(File::create(&path).map_err(|e| dreamc_data::files::about(&path, e))?)
 }
 
 /// Waits for all ranks; gives the first that failed.

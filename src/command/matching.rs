@@ -9,8 +9,8 @@ use clap::{Args, value_parser};
 use dreamc_compiler::matching::{
     Candidate, Matched, Measure, Objective, Request, TOKENS, candidates, find, pair,
 };
+use dreamc_data::files;
 use dreamc_dsl::{Diagnostics, FileKind, Spec, Spelling};
-use dreamc_runtime::files;
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -8,7 +8,6 @@ use crate::failure::{Done, Failure};
 use crate::{command, say};
 use clap::{Args, Subcommand};
 use dreamc_dsl::Spelling;
-use dreamc_runtime::hf;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
@@ -107,7 +106,7 @@ fn further(from: &Path, name: Option<PathBuf>) -> Done {
         )));
     }
     let base = Path::new("imports").join(&target.name);
-    let imported = hf::hugging_face(from, &base, &target.name, false, &[])?;
+    let imported = dreamc_hf::hugging_face(from, &base, &target.name, false, &[])?;
     // The path of the base is relative to the folder of the specification.
     let folder = || target.path.parent().into_iter().flat_map(Path::components);
     let named = match folder().all(|c| matches!(c, Component::Normal(_))) {

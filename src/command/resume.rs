@@ -9,9 +9,9 @@ use crate::rewriting::RewriteArguments;
 use crate::{note, ranks, spec};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
+use dreamc_device::group::Group;
 use dreamc_dsl::Spec;
 use dreamc_runtime::checkpoint::Checkpoint;
-use dreamc_runtime::group::Group;
 use dreamc_runtime::train::folder::RunFolder;
 use dreamc_runtime::train::metrics::Metrics;
 use dreamc_runtime::train::schedule::learning_rate;
@@ -114,7 +114,7 @@ fn tell_of_changes(a: &Arguments, was: &str, spec: &Spec, from: &Checkpoint) -> 
 /// The specification that a run was trained with, and its newest good checkpoint.
 fn text(folder: &RunFolder, set: &[String]) -> Result<(String, Option<Checkpoint>), Failure> {
     let path = folder.spec();
-    let written = std::fs::read_to_string(&path).map_err(|e| dreamc_runtime::files::about(&path, e))?;
+    let written = std::fs::read_to_string(&path).map_err(|e| dreamc_data::files::about(&path, e))?;
     let steps = |from: &Checkpoint| {
         let text = from.model.metadata("spec").unwrap_or(&written);
         spec::parse("spec.yaml", text, set).ok().map(|spec| spec.train.steps)

@@ -5,7 +5,7 @@ use crate::failure::{Done, Failure};
 use crate::show::{self, duration, short, table};
 use crate::{note, say};
 use clap::Args;
-use dreamc_runtime::files;
+use dreamc_data::files;
 use dreamc_runtime::statistics::Summary;
 use dreamc_runtime::train::ledger::Ledger;
 use serde::Serialize;

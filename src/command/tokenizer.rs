@@ -4,9 +4,9 @@ use crate::failure::{Done, Failure};
 use crate::progress::Progress;
 use crate::say;
 use clap::{Args, Subcommand};
-use dreamc_runtime::data::rows::{Hashing, Lines, TextPieces};
-use dreamc_runtime::data::{DataError, Notice, Tokenizer, tokenizer};
-use dreamc_runtime::files::write_named;
+use dreamc_data::files::write_named;
+use dreamc_data::rows::{Hashing, Lines, TextPieces};
+use dreamc_data::{DataError, Notice, Tokenizer, tokenizer};
 use std::path::PathBuf;
 
 /// Learn a vocabulary from texts

@@ -8,9 +8,9 @@ use crate::spec::{SpecArguments, is_specification};
 use crate::{say, show};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_runtime::device::Device;
+use dreamc_device::Device;
 use dreamc_runtime::train::event::{Event, Watcher};
-use dreamc_runtime::verify::{self, Compiler, Task, shrink};
+use dreamc_verify::{Compiler, Task, VerifyError, shrink, verify};
 use indexmap::IndexMap;
 use std::path::PathBuf;
 
@@ -92,10 +92,10 @@ pub fn run(a: Arguments) -> Done {
         ranks: a.ranks,
     };
     let mut progress = Progress::new();
-    let report = verify::verify(&task, &mut |proof| progress.tell(&Event::Busy(proof)));
+    let report = verify(&task, &mut |proof| progress.tell(&Event::Busy(proof)));
     progress.clear();
     let report = report.map_err(|e| match e {
-        verify::VerifyError::NoProof { .. } => Failure::Usage(format!("--only: {e}")),
+        VerifyError::NoProof { .. } => Failure::Usage(format!("--only: {e}")),
         e => e.into(),
     })?;
     if a.json {

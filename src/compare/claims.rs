@@ -13,7 +13,7 @@
 
 use crate::failure::Failure;
 use crate::output::complain;
-use dreamc_runtime::files::{about, open};
+use dreamc_data::files::{about, open};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};

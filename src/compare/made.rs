@@ -10,8 +10,8 @@ use crate::failure::Failure;
 use crate::spec::{SpecArguments, make_absolute, resolved};
 use dreamc_compiler::count::{Figures, figures};
 use dreamc_compiler::matching::{Matched, Measure, pair};
+use dreamc_data::files;
 use dreamc_dsl::Spec;
-use dreamc_runtime::files;
 use std::fs;
 use std::path::{Path, PathBuf};
 

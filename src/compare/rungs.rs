@@ -14,11 +14,11 @@ use crate::report::plot::{Axis, Color, Mark, Plot, Series};
 use crate::show::{short, table};
 use crate::spec;
 use dreamc_compiler::count::{Options as Counting, count};
+use dreamc_data::files;
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Item;
 use dreamc_fits::iso::{Frontier, frontier};
 use dreamc_fits::{Constant, Fit, Law, Options, Run, Speedup, fit, speedup};
-use dreamc_runtime::files;
 use dreamc_runtime::statistics::{Summary, bonferroni, paired};
 use std::path::Path;
 

@@ -6,7 +6,7 @@
 //! comes from elsewhere is escaped.
 
 use super::plot::escape;
-use dreamc_runtime::files;
+use dreamc_data::files;
 use std::fmt::Write;
 use std::io;
 use std::path::Path;

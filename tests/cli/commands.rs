@@ -135,7 +135,7 @@ fn a_killed_run_goes_on_to_the_same_bits() {
     let wanted = std::env::var("DREAMC_KILLS").map_or(20, |n| n.parse().unwrap());
     let seed = std::env::var("DREAMC_SEED").map_or(1, |n| n.parse().unwrap());
     println!("DREAMC_KILLS={wanted} DREAMC_SEED={seed}");
-    let mut random = dreamc_runtime::rng::Philox::new(seed, "kills").stream(0);
+    let mut random = dreamc_data::rng::Philox::new(seed, "kills").stream(0);
     let mut killed = 0;
     while killed < wanted {
         let folder = sandbox.path("cut");

@@ -70,7 +70,7 @@ fn a_quantised_model_is_measured_beside_its_own_and_generates() {
 /// far as sums in another order do.
 #[test]
 fn packed_weights_are_measured_probed_and_served_on_a_gpu() {
-    let Some(_) = dreamc_skip::need(dreamc_runtime::nvrtc::Nvrtc::find()) else { return };
+    let Some(_) = dreamc_skip::need(dreamc_nvrtc::Nvrtc::find()) else { return };
     let sandbox = trained();
     let parts = "experts: mxfp4, head: q8_0";
     sandbox.good(&["quantize", "runs/small", "--format", "q4_0", "--parts", parts, "-o", "served"]);

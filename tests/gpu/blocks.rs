@@ -51,7 +51,7 @@ fn products_of_few_rows_agree_with_the_cpu() {
 /// The text that a GPU runs.
 fn text(case: &Case) -> String {
     let limits = dreamc_compiler::codegen::Limits::default();
-    let sources = dreamc_runtime::device::gpu::sources(&case.plan, "sm_80", limits).unwrap();
+    let sources = dreamc_device::gpu::sources(&case.plan, "sm_80", limits).unwrap();
     sources.iter().map(|source| source.text.as_str()).collect()
 }
 

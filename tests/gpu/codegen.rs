@@ -11,8 +11,8 @@ use dreamc_compiler::op::choose::Measure;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{AttentionShape, Kernel, KernelKind, Matrix, kernel};
 use dreamc_compiler::{Cache, CompileError, Options, compile};
-use dreamc_runtime::device::gpu::{distinct, sources};
-use dreamc_runtime::nvrtc::{self, Nvrtc};
+use dreamc_device::gpu::{distinct, sources};
+use dreamc_nvrtc::Nvrtc;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Mutex;
@@ -67,7 +67,8 @@ fn compile_all(nvrtc: &Nvrtc, sources: &[Source], architecture: &str) -> Vec<(St
         for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
             scope.spawn(|| {
                 while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let text = nvrtc::Source { name: "kernel.cu", text: &source.text, headers: HEADERS };
+                    let text =
+                        dreamc_nvrtc::Source { name: "kernel.cu", text: &source.text, headers: HEADERS };
                     let compiled = nvrtc.cubin(text, &[&option, "--ptxas-options=-v"]);
                     let compiled =
                         compiled.unwrap_or_else(|e| panic!("{}: {e}\n{}", source.name, source.text));

@@ -2,7 +2,7 @@
 //! (`driver/`).
 
 use crate::support::sandbox::{Sandbox, bits, metrics, texts};
-use dreamc_runtime::nvrtc::Nvrtc;
+use dreamc_nvrtc::Nvrtc;
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

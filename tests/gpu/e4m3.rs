@@ -9,11 +9,11 @@ use dreamc_compiler::program::{
     ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, Launch, Matrix, Operand, Plan, Space, Step, kernel,
 };
 use dreamc_compiler::{Compiled, compile};
+use dreamc_device::agree::compare;
+use dreamc_device::cpu::CpuDevice;
+use dreamc_device::ptx::{Checks, Options, PtxDevice, Schedule};
+use dreamc_device::{Device, DeviceError, Group, Session};
 use dreamc_dsl::spec::Precision;
-use dreamc_runtime::device::agree::compare;
-use dreamc_runtime::device::cpu::CpuDevice;
-use dreamc_runtime::device::ptx::{Checks, Options, PtxDevice, Schedule};
-use dreamc_runtime::device::{Device, DeviceError, Group, Session};
 use half::bf16;
 
 /// A matmul of layers: `y`, `dx` or `dW`, by what its operands are.
@@ -210,7 +210,7 @@ fn tiles_of_codes_are_right_and_clean() {
         ((128, 144, 2560), SIDES[2], (F32, F32), true, "product_slice_e4m3"),
     ] {
         let case = Case::new(size, sides, types, add);
-        let sources = dreamc_runtime::device::gpu::sources(&case.plan, "sm_90a", small).unwrap();
+        let sources = dreamc_device::gpu::sources(&case.plan, "sm_90a", small).unwrap();
         assert!(sources.iter().any(|s| s.text.contains(text)), "{}: {text}", case.what);
         let mut bits: Option<Vec<u8>> = None;
         for schedule in SCHEDULES {
@@ -260,7 +260,7 @@ fn a_step_of_codes_is_one_of_rounded_numbers() {
     if dreamc_skip::need(PtxDevice::new(fast)).is_none() {
         return;
     }
-    let text = include_str!("../../runtime/src/device/backend/gpu/proof/models/codes.dream");
+    let text = include_str!("../../device/src/backend/gpu/proof/models/codes.dream");
     let ast = dreamc_dsl::parse("codes", text, dreamc_dsl::Spelling::Dream).unwrap();
     let (spec, _) = dreamc_dsl::check(&ast, &[]).unwrap();
     let of = |narrow| compile(&spec, &dreamc_compiler::Options { narrow, ..options(2, 64) }).unwrap();

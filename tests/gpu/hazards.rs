@@ -3,7 +3,7 @@
 //!
 //! Results need not show any of them: hardware may read the new value, or the old one.
 
-use dreamc_runtime::device::ptx::PtxDevice;
+use dreamc_device::ptx::PtxDevice;
 
 /// A hazard, the lines that avoid it with what stands there instead, and words of the finding.
 type Hazard = (&'static str, &'static [(&'static str, &'static str)], &'static [&'static str]);

@@ -10,9 +10,9 @@ use dreamc_compiler::ir::{Attention, Mask, interpret};
 use dreamc_compiler::op::attention::Among;
 use dreamc_compiler::op::choose::Measure;
 use dreamc_compiler::program::{AttentionShape, BufferId, Kernel, Plan, kernel};
-use dreamc_runtime::device::gpu::sources;
-use dreamc_runtime::device::ptx::{Checks, Options, PtxDevice};
-use dreamc_runtime::device::{Device, DeviceError, Group, Session};
+use dreamc_device::gpu::sources;
+use dreamc_device::ptx::{Checks, Options, PtxDevice};
+use dreamc_device::{Device, DeviceError, Group, Session};
 
 /// An attention, whether its values are its keys, and whether its gradient is computed, too.
 struct Case {

@@ -7,9 +7,9 @@ use dreamc_compiler::op::linear_attention::Part;
 use dreamc_compiler::op::linear_attention::kernel::LinearShape;
 use dreamc_compiler::op::{Delta, Tokens};
 use dreamc_compiler::program::{BufferId, Kernel, Plan, kernel};
-use dreamc_runtime::device::gpu::sources;
-use dreamc_runtime::device::ptx::{Checks, Options, PtxDevice};
-use dreamc_runtime::device::{DeviceError, Session};
+use dreamc_device::gpu::sources;
+use dreamc_device::ptx::{Checks, Options, PtxDevice};
+use dreamc_device::{DeviceError, Session};
 
 /// A form, its sizes, and whether pairs of heads share queries and keys.
 struct Case {

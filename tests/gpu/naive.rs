@@ -12,12 +12,12 @@ use dreamc_compiler::program::{
 use dreamc_compiler::schedule::{Bind, LocalOperand, Place, schedule};
 use dreamc_compiler::statement::run::{self, Grid, Memory};
 use dreamc_compiler::statement::{Unit, print};
+use dreamc_device::check::check;
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
+use dreamc_device::ptx::{Checks, Options, PtxDevice};
+use dreamc_device::statements::StatementDevice;
+use dreamc_device::{Device, DeviceError, Group, Session};
 use dreamc_dsl::spec::{BalanceLaw, BalanceTarget};
-use dreamc_runtime::device::check::check;
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
-use dreamc_runtime::device::ptx::{Checks, Options, PtxDevice};
-use dreamc_runtime::device::statements::StatementDevice;
-use dreamc_runtime::device::{Device, DeviceError, Group, Session};
 use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -14,13 +14,13 @@ use dreamc_compiler::program::{
     Program, RowInput, RowKernel, RowOp, RowOutput, RowStore, Space, Step, kernel,
 };
 use dreamc_compiler::{Cache, Compiled, Options, PREPARE, compile};
+use dreamc_device::agree::{Agreement, apart, compare};
+use dreamc_device::cpu::CpuDevice;
+use dreamc_device::cuda::CudaDevice;
+use dreamc_device::ptx::{self, Checks, PtxDevice, Schedule};
+use dreamc_device::statements::StatementDevice;
+use dreamc_device::{Device, DeviceError, Element, Group, Instrument, Session};
 use dreamc_dsl::spec::Stream;
-use dreamc_runtime::device::agree::{Agreement, apart, compare};
-use dreamc_runtime::device::cpu::CpuDevice;
-use dreamc_runtime::device::cuda::CudaDevice;
-use dreamc_runtime::device::ptx::{self, Checks, PtxDevice, Schedule};
-use dreamc_runtime::device::statements::StatementDevice;
-use dreamc_runtime::device::{Device, DeviceError, Element, Group, Instrument, Session};
 use dreamc_skip::skip;
 
 /// The device, or a skipped test.
@@ -584,7 +584,7 @@ fn bf16_with_wide_copies_is_right_and_clean() {
             return;
         };
         let compiled = compile(&spec, &bf16(b, n)).unwrap();
-        let texts = dreamc_runtime::device::gpu::sources(&compiled.plan, "sm_80", Limits::default()).unwrap();
+        let texts = dreamc_device::gpu::sources(&compiled.plan, "sm_80", Limits::default()).unwrap();
         assert!(
             texts.iter().filter(|t| t.text.contains("Matrices<") && t.text.contains(", true>")).count() > 5
         );
@@ -689,7 +689,7 @@ fn rows_of_any_length() {
             let found = compare(&plan, "run", &CpuDevice::default(), device.as_ref(), &fill).unwrap();
             assert!(found[0].difference < 1e-5, "{}: {found:?}", device.name());
         }
-        let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_80", Limits::default()).unwrap();
+        let texts = dreamc_device::gpu::sources(&plan, "sm_80", Limits::default()).unwrap();
         assert_eq!(texts[0].passes.len(), passes, "{}", texts[0].text);
     }
 }
@@ -852,7 +852,7 @@ fn adjacent_elements_are_those_of_one_at_a_time() {
                     );
                 }
             }
-            let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_80", Limits::default()).unwrap();
+            let texts = dreamc_device::gpu::sources(&plan, "sm_80", Limits::default()).unwrap();
             for text in texts {
                 let kind =
                     if text.text.contains("floats8") { 2 } else { text.text.contains("floats4") as usize };
@@ -995,7 +995,7 @@ fn tokens_that_skip_do_no_work() {
     let ast = dreamc_dsl::parse("test", &text, dreamc_dsl::Spelling::Yaml).unwrap_or_else(|e| panic!("{e}"));
     let spec = dreamc_dsl::check(&ast, &[]).unwrap_or_else(|e| panic!("{e}")).0;
     let compiled = compile(&spec, &options(batch, tokens)).unwrap();
-    let some = dreamc_runtime::device::gpu::sources(&compiled.plan, "sm_80", Limits::default()).unwrap();
+    let some = dreamc_device::gpu::sources(&compiled.plan, "sm_80", Limits::default()).unwrap();
     let some: Vec<_> = some.into_iter().filter(|s| s.text.contains("places")).collect();
     for kind in ["product_tiles", "rows", "depth_attention_tokens"] {
         assert!(some.iter().any(|s| s.passes[0].entry == kind), "no {kind} takes places");
@@ -1037,7 +1037,7 @@ fn tokens_that_skip_do_no_work() {
                 session.write_at(t.weight, t.instance, 0, &[value]).unwrap();
             }
             let stats = session.run("evaluate").unwrap_or_else(|e| panic!("{e}"));
-            let wrapped = |l: &&dreamc_runtime::device::LaunchStats| l.origin.contains("layer1");
+            let wrapped = |l: &&dreamc_device::LaunchStats| l.origin.contains("layer1");
             let logits = session.read_all::<f32>(compiled.plan.find("logits").unwrap()).unwrap();
             let instructions: u64 = stats.by_launch.iter().filter(wrapped).map(|l| l.instructions).sum();
             let counts: Vec<u64> = stats.by_launch.iter().map(|l| l.multiply_adds).collect();
@@ -1600,7 +1600,7 @@ where
     F: Fn(&mut dyn Session) -> Result<(), DeviceError>,
 {
     let floor = device(fast())?;
-    let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", Limits::default()).unwrap();
+    let texts = dreamc_device::gpu::sources(&plan, "sm_90a", Limits::default()).unwrap();
     assert!(texts.iter().all(|t| t.text.contains("Warpgroups<")), "the floor's tiles are used");
     let results = |device: &dyn Device| results(&plan, &fill, device);
     let expected = results(&floor);
@@ -1628,7 +1628,7 @@ pub(crate) const SCHEDULES: [(Schedule, usize); 3] =
 #[test]
 fn products_of_warpgroups_are_right_and_clean() {
     let Some(plan) = warpgroups(large_products(true), &[(Schedule::Random(5), 2)]) else { return };
-    let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", Limits::default()).unwrap();
+    let texts = dreamc_device::gpu::sources(&plan, "sm_90a", Limits::default()).unwrap();
     insta::assert_snapshot!(texts.iter().map(|t| t.text.as_str()).collect::<Vec<_>>().join("\n"));
 }
 
@@ -1675,7 +1675,7 @@ fn a_tile_of_one_row_looks_at_no_other() {
 #[test]
 fn attention_of_warpgroups_is_right_and_clean() {
     let Some(plan) = warpgroups(large_attention(true), &[(Schedule::Random(5), 2)]) else { return };
-    let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", Limits::default()).unwrap();
+    let texts = dreamc_device::gpu::sources(&plan, "sm_90a", Limits::default()).unwrap();
     insta::assert_snapshot!(texts.iter().map(|t| t.text.as_str()).collect::<Vec<_>>().join("\n"));
 }
 
@@ -1749,7 +1749,7 @@ fn wide_tiles_follow_one_another() {
     };
     // Two blocks fill it, and have three tiles each.
     let small = Limits { processors: 2, ..Limits::default() };
-    let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", small).unwrap();
+    let texts = dreamc_device::gpu::sources(&plan, "sm_90a", small).unwrap();
     assert!(texts.iter().all(|t| t.text.contains("Warpgroups<256")), "{texts:?}");
     let expected = results(&plan, &fill, &floor);
     let device = PtxDevice::hopper(ptx::Options::default()).unwrap().with_limits(small);
@@ -1795,7 +1795,7 @@ fn wide_tiles_come_in_clusters() {
     };
     // Two clusters fill it, and have two tiles of each block.
     let small = Limits { processors: 5, ..Limits::default() };
-    let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", small).unwrap();
+    let texts = dreamc_device::gpu::sources(&plan, "sm_90a", small).unwrap();
     assert!(texts.iter().all(|t| t.text.contains("__cluster_dims__(2, 1, 1)")), "{texts:?}");
     assert!(texts.iter().all(|t| t.passes[0].grid == 4), "{texts:?}");
     let expected = results(&plan, &fill, &floor);
@@ -1916,7 +1916,7 @@ fn documents_are_apart_in_every_tile() {
     let (plan, fill) = attention_of(cases.clone(), DType::Bf16);
     // Two blocks fill it.
     let small = Limits { processors: 2, ..Limits::default() };
-    let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", small).unwrap();
+    let texts = dreamc_device::gpu::sources(&plan, "sm_90a", small).unwrap();
     assert!(texts.iter().all(|t| t.text.contains("FlashWarpgroups<")), "{texts:?}");
     let (exact, fill_exact) = attention_of(cases, DType::F32);
     let expected = results(&exact, &fill_exact, &ordinary);
@@ -2016,7 +2016,7 @@ fn gradients_of_heads_of_256_are_those_of_their_meaning() {
     let small = Limits { processors: 2, ..Limits::default() };
     for (shape, attention) in cases {
         let (plan, fill) = attention_of(vec![(shape, attention.clone())], DType::Bf16);
-        let texts = dreamc_runtime::device::gpu::sources(&plan, "sm_90a", small).unwrap();
+        let texts = dreamc_device::gpu::sources(&plan, "sm_90a", small).unwrap();
         assert!(texts.iter().all(|t| t.text.contains("FlashWarpgroups<")), "{texts:?}");
         assert!(
             texts.iter().any(|t| t.text.contains("flash_grad_keys<FlashWarpgroups<S, 64, ")),

@@ -6,7 +6,7 @@ use crate::support::sandbox::{Sandbox, texts};
 use dreamc_compiler::codegen::{HEADERS, Variant, generate};
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::{Spelling, check, parse};
-use dreamc_runtime::nvrtc::{Nvrtc, Source};
+use dreamc_nvrtc::{Nvrtc, Source};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;

@@ -25,7 +25,7 @@ use dreamc_compiler::program::{
 };
 use dreamc_compiler::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
 use dreamc_compiler::{Options, compile};
-use dreamc_runtime::device::gpu::sources;
+use dreamc_device::gpu::sources;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 

@@ -7,9 +7,9 @@ use crate::support::error;
 use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_compiler::lower::Shape;
 use dreamc_compiler::oracle::{Batch, Oracle};
+use dreamc_data::rng::Philox;
 use dreamc_dsl::{Spec, Spelling, check, parse};
-use dreamc_runtime::rng::Philox;
-use dreamc_runtime::verify::{Compiler, Task, verify};
+use dreamc_verify::{Compiler, Task, verify};
 use indexmap::IndexMap;
 
 const HIDDEN: usize = 8;

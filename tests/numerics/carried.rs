@@ -4,8 +4,8 @@
 use dreamc_dsl::Spec;
 use dreamc_dsl::define::library::LIBRARY;
 use dreamc_dsl::spec::Kind;
-use dreamc_runtime::verify::coordinates::{Axis, Line, Report, check};
-use dreamc_runtime::verify::{Compiler, Subject, shrink};
+use dreamc_verify::coordinates::{Axis, Line, Report, check};
+use dreamc_verify::{Compiler, Subject, shrink};
 
 /// A subject: components, body and stream, and what it stands for.
 struct Case {

@@ -10,7 +10,6 @@ use dreamc_compiler::oracle::{Batch, Oracle};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{BufferId, Space};
 use dreamc_compiler::{Cache, Compiled, Options, PREPARE, compile, compile_together};
-use dreamc_runtime::data;
 use dreamc_runtime::generate::{Cached, NextLogits};
 use dreamc_runtime::model::{Model, Scale};
 use dreamc_runtime::train::schedule;
@@ -340,14 +339,14 @@ fn uses_of_one_set_of_weights_are_as_models_of_their_own() {
         let ids = |rows: usize| {
             let ids: Vec<i32> = (0..rows * n).map(|i| (i * 5 % spec.model.vocab as usize) as i32).collect();
             let positions = (0..rows * n).map(|i| (i % n) as i32).collect();
-            data::Batch {
+            dreamc_data::Batch {
                 sequence: n,
                 targets: ids.clone(),
                 ids,
                 positions,
                 segments: vec![0; rows * n],
                 bytes: vec![0; rows * n],
-                ..data::Batch::default()
+                ..dreamc_data::Batch::default()
             }
         };
         for step in 0..2 {

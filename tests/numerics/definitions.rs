@@ -6,12 +6,12 @@ use dreamc_compiler::compiled::{Init, Per};
 use dreamc_compiler::count::{self, count};
 use dreamc_compiler::program::Step;
 use dreamc_compiler::{Options, compile};
+use dreamc_data::Batch;
+use dreamc_data::rng::Philox;
 use dreamc_dsl::{Spec, Spelling, check, parse};
-use dreamc_runtime::data::Batch;
 use dreamc_runtime::generate::{Cached, Next, NextLogits, Slots, Writing, compile_cached};
 use dreamc_runtime::model::Model;
-use dreamc_runtime::rng::Philox;
-use dreamc_runtime::verify::{Compiler, Task, verify};
+use dreamc_verify::{Compiler, Task, verify};
 
 /// Where a definition named `own` is applied.
 const MODEL: &str = "

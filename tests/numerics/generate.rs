@@ -9,15 +9,15 @@ use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{BufferId, Plan, Space};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Options, compile};
+use dreamc_data::rng::Philox;
+use dreamc_device::poison::Poisoned;
+use dreamc_device::{Device, DeviceError, Group, Instrument, RunStats, Session};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Precision;
-use dreamc_runtime::device::poison::Poisoned;
-use dreamc_runtime::device::{Device, DeviceError, Group, Instrument, RunStats, Session};
 use dreamc_runtime::generate::{
     Cached, Next, NextLogits, Sampling, Slots, Uncached, Writing, compile_cached, likeliest,
 };
 use dreamc_runtime::model::{Model, ModelError};
-use dreamc_runtime::rng::Philox;
 
 /// Longer than a prompt's chunk, so that prompts are read in pieces.
 const CONTEXT: u64 = 80;

@@ -3,10 +3,10 @@
 
 use crate::support::{cpu, error, read, root};
 use dreamc_compiler::{Options, compile};
+use dreamc_data::Batch;
 use dreamc_dsl::{Spec, Spelling};
+use dreamc_hf::hugging_face;
 use dreamc_runtime::checkpoint::{Weights, open_model, safetensors::Tensors};
-use dreamc_runtime::data::Batch;
-use dreamc_runtime::hf::hugging_face;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
 use std::fs;

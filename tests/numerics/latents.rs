@@ -4,8 +4,8 @@
 use crate::support::{cpu, error, read};
 use dreamc_compiler::compiled::Init;
 use dreamc_compiler::{Options, compile};
+use dreamc_data::Batch;
 use dreamc_dsl::{Spec, Spelling, check, parse};
-use dreamc_runtime::data::Batch;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare::forward;
 use dreamc_transplant::{Read, Same, Side, TransplantError, Vocabulary, plan, values};

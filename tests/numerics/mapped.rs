@@ -8,12 +8,12 @@ use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{Kernel, Launch, Operand, Plan, Space, Step};
 use dreamc_compiler::rewrite::{RULES, Rewriting};
 use dreamc_compiler::{Compiled, Options, compile};
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
+use dreamc_device::ptx::PtxDevice;
+use dreamc_device::{Device, DeviceError};
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::checkpoint::Weights;
 use dreamc_runtime::checkpoint::safetensors::{Dtype, write_stored};
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
-use dreamc_runtime::device::ptx::PtxDevice;
-use dreamc_runtime::device::{Device, DeviceError};
 use dreamc_runtime::generate::{Cached, NextLogits, Writing, compile_cached, likeliest};
 use dreamc_runtime::model::{Model, ModelError, Scale};
 use dreamc_runtime::quantise::{Choice, quantise};
@@ -252,7 +252,7 @@ fn gradients_go_through_weights_in_their_file() {
     let (mut spec, weights) = blocks(folder.path());
     spec.train.sequence = Some(8);
     let batch = {
-        let mut batch = dreamc_runtime::data::Batch::new(8);
+        let mut batch = dreamc_data::Batch::new(8);
         batch.ids = (0..8).map(|i| (7 * i + 2) % 96).collect();
         batch.targets = (0..8).map(|i| (5 * i + 1) % 96).collect();
         batch.positions = (0..8).collect();
@@ -395,7 +395,7 @@ fn losses_of(device: &dyn Device, spec: &Spec, compiled: Compiled, weights: &Wei
     let sequence = spec.train.sequence.unwrap();
     let mut model = Model::load(device, compiled).unwrap();
     model.restore(weights).unwrap();
-    let mut batch = dreamc_runtime::data::Batch::new(sequence as usize);
+    let mut batch = dreamc_data::Batch::new(sequence as usize);
     let all = model.batch() * sequence as usize;
     let vocab = spec.model.vocab as usize;
     batch.ids = (0..all).map(|i| ((7 * i + 2) % vocab) as i32).collect();

@@ -5,13 +5,13 @@ use crate::export::{Expected, python, real, write};
 use crate::support::cpu;
 use dreamc_compiler::program::{Kernel, Plan};
 use dreamc_compiler::{Options, compile};
+use dreamc_data::Batch;
+use dreamc_data::rng::Philox;
 use dreamc_dsl::define::library::LIBRARY;
 use dreamc_dsl::{Spec, Spelling, check, parse};
 use dreamc_runtime::checkpoint::safetensors::Dtype;
-use dreamc_runtime::data::Batch;
 use dreamc_runtime::generate::{Cached, Next, NextLogits, Writing, compile_cached};
 use dreamc_runtime::model::{Model, Scale};
-use dreamc_runtime::rng::Philox;
 use std::path::Path;
 
 const ROWS: usize = 2;

@@ -3,9 +3,9 @@
 use dreamc_compiler::count::executed::executed;
 use dreamc_compiler::ir::Extents;
 use dreamc_compiler::{Cache, Options, compile};
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
+use dreamc_device::{Device, Group, Instrument};
 use dreamc_dsl::Spec;
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
-use dreamc_runtime::device::{Device, Group, Instrument};
 
 const TINY: [&str; 7] = [
     "tiny-la",

@@ -2,11 +2,11 @@
 
 use crate::support::cpu;
 use dreamc_compiler::{Options, compile, compile_together};
+use dreamc_data::{Dataset, Settings};
+use dreamc_device::Device;
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::analysis::observe;
 use dreamc_runtime::analysis::skips::{ablate, decisions, held_out};
-use dreamc_runtime::data::{Dataset, Settings};
-use dreamc_runtime::device::Device;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
 use std::path::Path;

@@ -4,11 +4,11 @@
 use crate::support::{cpu, distance, load, read};
 use dreamc_compiler::program::Space;
 use dreamc_compiler::{Options, compile};
+use dreamc_device::{Device, Group};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Matrices, OptimizerKind, Precision};
-use dreamc_runtime::device::{Device, Group};
 use dreamc_runtime::train::schedule;
-use dreamc_runtime::verify::{Compiler, Task, verify};
+use dreamc_verify::{Compiler, Task, verify};
 
 fn ten_steps(name: &str, optimizer: OptimizerKind) {
     steps_within(name, optimizer, Precision::F32, 2e-4);

@@ -11,12 +11,12 @@ use dreamc_compiler::probe::{Probe, points};
 use dreamc_compiler::program::{Affine, BufferId, Operand, Plan, Step};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Compiled, Options, Pass, compile, compile_watched};
+use dreamc_data::Batch;
 use dreamc_dsl::{Spec, Spelling};
 use dreamc_runtime::analysis::probe::{
     LENS, Part, ProbeError, Probing, heads, lens, without_experts, without_heads,
 };
 use dreamc_runtime::checkpoint::safetensors::Tensors;
-use dreamc_runtime::data::Batch;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
 use std::path::Path;

@@ -4,8 +4,8 @@
 use crate::support::{cpu, load, read};
 use dreamc_compiler::compiled::Init;
 use dreamc_compiler::{Options, compile};
+use dreamc_data::Batch;
 use dreamc_dsl::Spec;
-use dreamc_runtime::data::Batch;
 use dreamc_runtime::model::{Model, Scale};
 use dreamc_runtime::train::prepare::forward;
 use dreamc_runtime::train::schedule;

@@ -5,8 +5,8 @@ use crate::support::cpu;
 use dreamc_compiler::program::{Buffer, Space};
 use dreamc_compiler::rewrite::{Report, Rewriting, Rules, Target};
 use dreamc_compiler::{Compiled, Options, compile, compile_with_report};
+use dreamc_data::Batch;
 use dreamc_dsl::Spec;
-use dreamc_runtime::data::Batch;
 use dreamc_runtime::generate::{Cached, NextLogits, Writing, compile_cached};
 use dreamc_runtime::model::{Model, Scale};
 

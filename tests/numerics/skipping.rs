@@ -12,14 +12,14 @@ use dreamc_compiler::oracle::{self, Oracle};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
+use dreamc_data::{Batch, Dataset, Settings};
+use dreamc_device::{Device, Group, Instrument, Session};
 use dreamc_dsl::{Spec, Spelling};
-use dreamc_runtime::data::{Batch, Dataset, Settings};
-use dreamc_runtime::device::{Device, Group, Instrument, Session};
 use dreamc_runtime::generate::{Cached, Growing, Next, NextLogits, Sampling, Writing, compile_cached};
 use dreamc_runtime::model::{Model, ModelError, Scale};
 use dreamc_runtime::train::health::Health;
 use dreamc_runtime::train::prepare::health_observer;
-use dreamc_runtime::verify::{Compiler, Task, verify};
+use dreamc_verify::{Compiler, Task, verify};
 use indexmap::IndexMap;
 
 const BATCH: usize = 2;

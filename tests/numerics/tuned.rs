@@ -3,10 +3,10 @@
 use crate::export::{Expected, Found, drawn, real, tensors, write};
 use crate::import::{CASES, folder, good};
 use dreamc_dsl::Spelling;
+use dreamc_hf::config::Config;
+use dreamc_hf::family::FAMILIES;
+use dreamc_hf::hugging_face;
 use dreamc_runtime::checkpoint::safetensors::Dtype;
-use dreamc_runtime::hf::config::Config;
-use dreamc_runtime::hf::family::FAMILIES;
-use dreamc_runtime::hf::hugging_face;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

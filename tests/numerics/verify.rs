@@ -4,11 +4,11 @@
 use crate::support::minimise::minimise;
 use crate::support::{load, models, root, specs};
 use dreamc_compiler::random;
+use dreamc_device::Device;
+use dreamc_device::ptx::{Options, PtxDevice, Schedule};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Component, Matrices, OptimizerKind, Transfer, TransferRule};
-use dreamc_runtime::device::Device;
-use dreamc_runtime::device::ptx::{Options, PtxDevice, Schedule};
-use dreamc_runtime::verify::{Compiler, Proved, Report, Task, Verdict, verify};
+use dreamc_verify::{Compiler, Proved, Report, Task, Verdict, verify};
 use indexmap::IndexMap;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

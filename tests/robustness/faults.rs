@@ -46,11 +46,11 @@ use dreamc_compiler::program::{
 };
 use dreamc_compiler::rewrite::{Rewriting, Rules};
 use dreamc_compiler::{CompileError, Compiled, LAST, Options, Pass, compile_watched};
+use dreamc_device::group::{Collective, Group, GroupError, Transport};
 use dreamc_dsl::spec::{Activation, Component, Expr, Group as Rates, Item, Model, OptimizerKind, SkipRule};
 use dreamc_dsl::{Spec, Spelling};
-use dreamc_runtime::group::{Collective, Group, GroupError, Transport};
 use dreamc_runtime::train::run::FIGURES;
-use dreamc_runtime::verify::{Pipeline, Report, Task, Verdict, verify};
+use dreamc_verify::{Pipeline, Report, Task, Verdict, verify};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::HashSet;
 use std::fs;

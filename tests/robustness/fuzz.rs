@@ -13,7 +13,7 @@ mod targets;
 mod bounds;
 mod mutate;
 
-use dreamc_runtime::rng::Philox;
+use dreamc_data::rng::Philox;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::panic::{self, AssertUnwindSafe};

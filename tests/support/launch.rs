@@ -6,9 +6,9 @@ use dreamc_compiler::program::{
     ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, KernelKind, Launch, Layout, Matrix, Operand, Plan,
     Space, Step, Storage, kernel,
 };
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
-use dreamc_runtime::device::ptx::{Checks, Options, PtxDevice};
-use dreamc_runtime::device::{Device, Group};
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
+use dreamc_device::ptx::{Checks, Options, PtxDevice};
+use dreamc_device::{Device, Group};
 use half::bf16;
 
 /// A launch of one kernel, and what its operands hold.

@@ -4,11 +4,11 @@ use dreamc_compiler::Options;
 use dreamc_compiler::precision::Narrow;
 use dreamc_dsl::Spec;
 
-use dreamc_runtime::data::Batch;
-use dreamc_runtime::device::Device;
+use dreamc_data::Batch;
+use dreamc_device::Device;
 use dreamc_runtime::model::{Model, ModelError, Scale};
 use dreamc_runtime::train::schedule;
-use dreamc_runtime::verify::{Compiler, Subject, shrink};
+use dreamc_verify::{Compiler, Subject, shrink};
 
 /// Trains an example, made small as `dreamc verify` makes it, for `steps` steps on two devices,
 /// each in its precision. Weights and tokens are drawn so that no decision is close at first; four

@@ -3,7 +3,7 @@
 use super::Golden;
 use dreamc_compiler::program::BufferId;
 use dreamc_compiler::{Compiled, Options, compile};
-use dreamc_runtime::device::{Device, Element, Group, RunStats, Session};
+use dreamc_device::{Device, Element, Group, RunStats, Session};
 use indexmap::IndexMap;
 
 /// Training `b` sequences of `n` tokens, with logits.

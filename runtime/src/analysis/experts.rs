@@ -6,8 +6,8 @@
 //! every depth, so that neither needs another weight.
 
 use super::Router;
-use crate::rng::Philox;
 use crate::statistics::{entropy, gini};
+use dreamc_data::rng::Philox;
 use serde::Serialize;
 
 /// Share of an expert's choices that its depths are counted by.

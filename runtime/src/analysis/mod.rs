@@ -14,7 +14,6 @@ pub mod skips;
 pub mod streams;
 pub mod tokens;
 
-use crate::data::{Batch, Batches};
 use crate::evaluate::EvaluateError;
 use crate::model::{Model, ModelError};
 use crate::train::health::{Pass, Passes};
@@ -22,6 +21,7 @@ use dreamc_compiler::Compiled;
 use dreamc_compiler::architecture::components;
 use dreamc_compiler::bind::Part;
 use dreamc_compiler::compiled::{Application, Entry, Observation, Observed};
+use dreamc_data::{Batch, Batches};
 use dreamc_dsl::spec::{Component, Spec};
 use serde::Serialize;
 

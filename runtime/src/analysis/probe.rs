@@ -5,10 +5,10 @@
 //! by name, and tables of them. *Promise*: every figure is of the program that evaluates the model;
 //! nothing is computed a second way. A patch that does not fit changes nothing.
 
-use crate::data::Batch;
 use crate::model::{Model, ModelError};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::probe::{Probed, nearest};
+use dreamc_data::Batch;
 use serde::Serialize;
 use thiserror::Error;
 

@@ -8,10 +8,10 @@
 //! because it skips what is around it, does not count there.
 
 use crate::evaluate::Loss;
-use crate::rng::Philox;
 use crate::statistics::{
     Correlation, Logistic, Summary, TTest, binomial, bonferroni, paired, pearson, spearman, welch,
 };
+use dreamc_data::rng::Philox;
 use serde::Serialize;
 use std::ops::RangeInclusive;
 

@@ -7,13 +7,13 @@
 
 use super::real;
 use super::routing::{Ablated, Decisions, Part, class};
-use crate::data::{Batches, Dataset, Tokenizer};
 use crate::evaluate::{self, EvaluateError, Loss};
 use crate::model::{Model, ModelError};
 use dreamc_compiler::CompileError;
 use dreamc_compiler::architecture::{Architecture, Work, for_each_application, names, skips};
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::Observation;
+use dreamc_data::{Batches, Dataset, Tokenizer};
 use dreamc_dsl::spec::{self, Expr, SkipRule};
 use std::collections::BTreeMap;
 use thiserror::Error;

@@ -8,11 +8,11 @@
 
 use super::skips::wrapped;
 use super::{Form, candidates};
-use crate::data::{Batch, NO_LOSS, Tokenizer};
-use crate::device::Element;
 use crate::model::{Model, ModelError};
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::{Application, Observation, Observed};
+use dreamc_data::{Batch, NO_LOSS, Tokenizer};
+use dreamc_device::Element;
 use dreamc_dsl::spec::Spec;
 use serde::Serialize;
 

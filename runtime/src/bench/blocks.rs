@@ -4,8 +4,6 @@
 //! session, and [`Reading`]s. Numbers are random ones, packed; the same rows come again and again.
 
 use super::{BenchError, once};
-use crate::device::{Device, DeviceError, Group, Session};
-use crate::mapped::{Mapped, MappedFile};
 use crate::model::Model;
 use dreamc_compiler::Compiled;
 use dreamc_compiler::bind::Part;
@@ -14,6 +12,8 @@ use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{
     Affine, Buffer, BufferId, Kernel, KernelId, Launch, Matrix, Operand, Plan, Program, Space, Step, kernel,
 };
+use dreamc_device::mapped::{Mapped, MappedFile};
+use dreamc_device::{Device, DeviceError, Group, Session};
 use serde::Serialize;
 use std::fs::File;
 use std::io::Write;
@@ -187,7 +187,7 @@ fn product(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::CpuDevice;
+    use dreamc_device::cpu::CpuDevice;
 
     #[test]
     fn every_format_has_a_speed() {

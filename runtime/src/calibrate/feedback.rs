@@ -13,8 +13,8 @@
 //! has.
 
 use super::fitted;
-use crate::device::cpu::CpuDevice;
 use dreamc_compiler::format::{NV, NV_HEAD, Packed, Unpackable};
+use dreamc_device::cpu::CpuDevice;
 use std::ops::Range;
 
 /// Most columns of a window: errors go no further.
@@ -206,8 +206,8 @@ fn fail(own: &[f32], first: usize, bad: Unpackable) -> Unpackable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::CpuOptions;
-    use crate::rng::Philox;
+    use dreamc_data::rng::Philox;
+    use dreamc_device::cpu::CpuOptions;
 
     const WIDE: usize = 512;
 

@@ -17,13 +17,13 @@ pub mod feedback;
 
 use self::feedback::{Factor, Moments};
 use crate::checkpoint::Weights;
-use crate::data::{Batches, DataError, NO_LOSS};
-use crate::device::cpu::{CpuDevice, CpuOptions};
 use crate::model::{Model, ModelError, Scale};
 use crate::train::prepare;
 use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::format::{NV, NV_HEAD, Packed, Unpackable};
 use dreamc_compiler::{Options, compile};
+use dreamc_data::{Batches, DataError, NO_LOSS};
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{OptimizerKind, Precision};
 use std::collections::HashMap;
@@ -224,7 +224,7 @@ fn fit_nvfp4((own, of_tensor): (&[f32], f32), weights: &[f32]) -> Result<Vec<u8>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::Philox;
+    use dreamc_data::rng::Philox;
 
     /// In every format the weighted error is at most that of rounding to nearest, and less in most.
     #[test]

@@ -8,7 +8,7 @@
 
 use super::safetensors::{Counted, Dtype};
 use super::{CheckpointError, folder};
-use crate::data::sums::Fill;
+use dreamc_data::sums::Fill;
 use flate2::Crc;
 use std::cell::RefCell;
 use std::io::{self, Write};

@@ -1,12 +1,12 @@
 //! The folder of a model: weights, specification, tokenizer, checksums.
 //!
-//! *In*: files to be written. *Out*: a sealed folder ([`sums`](crate::data::sums)). *Promise*: it
+//! *In*: files to be written. *Out*: a sealed folder ([`sums`](dreamc_data::sums)). *Promise*: it
 //! appears whole or not at all, and replaces nothing but a model's folder, and that only where it
 //! is asked to.
 
 use super::CheckpointError;
-use crate::data::sums::{CHECKSUMS, Fill, Sums, fill};
-use crate::files;
+use dreamc_data::files;
+use dreamc_data::sums::{CHECKSUMS, Fill, Sums, fill};
 use std::fs;
 use std::io;
 use std::path::Path;

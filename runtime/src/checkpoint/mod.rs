@@ -20,10 +20,10 @@ mod weights;
 
 pub use weights::{Binding, Weights};
 
-use crate::data::Cursor;
-use crate::data::sums::{CHECKSUMS, Sums, SumsError, put, seal};
-use crate::files;
 use crate::train::guard::Guard;
+use dreamc_data::Cursor;
+use dreamc_data::files;
+use dreamc_data::sums::{CHECKSUMS, Sums, SumsError, put, seal};
 use parts::{Filed, Kind, Manifest, PARTS};
 use safetensors::Tensors;
 use serde::{Deserialize, Serialize};

@@ -11,8 +11,8 @@
 
 use super::CheckpointError;
 use super::safetensors::{self, Entry, Stored, Tensors};
-use crate::data::sums::{Fill, Sums, put};
-use crate::files;
+use dreamc_data::files;
+use dreamc_data::sums::{Fill, Sums, put};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -142,7 +142,7 @@ impl Share<'_> {
         });
         let sum = put(self.folder, file, content)?;
         let path = self.folder.join(file);
-        let (found, bytes) = crate::data::sums::hash(&fs::File::open(&path)?)?;
+        let (found, bytes) = dreamc_data::sums::hash(&fs::File::open(&path)?)?;
         if found != sum {
             let problem = format!("{}: was read back with other bytes than were written", path.display());
             return Err(io::Error::other(problem));

@@ -3,7 +3,7 @@
 //! *In*: named tensors, one at a time. *Out*: a file any framework reads; or such a file, read at
 //! places. *Promise*: writing and reading take the memory of one tensor, the bytes are a function
 //! of the content, and reading never trusts a length or an offset. A tensor can be had as a range
-//! of the file, [mapped](crate::mapped).
+//! of the file, [mapped](dreamc_device::mapped).
 //!
 //! Packed tensors ([`Packed`]) are bytes there, a row of blocks in the place of a row of numbers,
 //! and the metadata `packed` says which they are: `{"layers.0.mlp.up.weight": "q4_0", …}`. Whoever
@@ -14,12 +14,12 @@
 
 use super::CheckpointError;
 use super::parts::{Parts, Piece};
-use crate::files;
-use crate::mapped::{Mapped, MappedFile};
 pub use ::safetensors::Dtype;
 use ::safetensors::tensor::Metadata;
 use dreamc_compiler::format::{Format, Packed, Stored as Storage};
+use dreamc_data::files;
 use dreamc_data::sums;
+use dreamc_device::mapped::{Mapped, MappedFile};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
@@ -254,7 +254,7 @@ pub fn write_stored(
 }
 
 /// Numbers as they stand in a file, rounded where their type is shorter.
-pub(crate) fn encoded(values: &[f32], to: Dtype) -> io::Result<Vec<u8>> {
+pub fn encoded(values: &[f32], to: Dtype) -> io::Result<Vec<u8>> {
     Ok(match to {
         Dtype::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         Dtype::BF16 => values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
@@ -264,9 +264,11 @@ pub(crate) fn encoded(values: &[f32], to: Dtype) -> io::Result<Vec<u8>> {
 }
 
 /// Counts what goes through.
-pub(crate) struct Counted<'a> {
-    pub(crate) inner: &'a mut dyn Write,
-    pub(crate) bytes: u64,
+pub struct Counted<'a> {
+    /// Where it goes to.
+    pub inner: &'a mut dyn Write,
+    /// Bytes so far.
+    pub bytes: u64,
 }
 
 impl Write for Counted<'_> {

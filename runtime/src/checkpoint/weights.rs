@@ -5,9 +5,9 @@
 
 use super::safetensors::{Stored, Tensors, View};
 use super::{CheckpointError, open_model};
-use crate::device::Device;
-use crate::mapped::Mapped;
 use dreamc_compiler::format::{Format, Formats, Stored as Storage};
+use dreamc_device::Device;
+use dreamc_device::mapped::Mapped;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub struct Binding {
 
 impl Binding {
     /// Entries of the metadata of a checkpoint.
-    pub(crate) fn metadata(&self) -> [(&str, &str); 2] {
+    pub fn metadata(&self) -> [(&str, &str); 2] {
         [("base", &self.path), ("base_hash", &self.hash)]
     }
 

@@ -7,7 +7,6 @@
 //! application, of the tokens that it processed, side by side.
 
 use super::{Held, Next, NextLogits};
-use crate::device::Device;
 use crate::model::{Model, ModelError};
 use dreamc_compiler::bind::Input;
 use dreamc_compiler::compiled::{Entry, Per, SequenceState};
@@ -16,6 +15,7 @@ use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::BufferId;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
+use dreamc_device::Device;
 use dreamc_dsl::Spec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -178,8 +178,8 @@ struct Span {
     entries: Vec<(usize, usize)>,
 }
 
-/// The states of some tokens of a text.
-pub(crate) struct Saved {
+/// The states of some tokens of a text: [`Cached::save`] makes it, [`Cached::load_saved`] takes it.
+pub struct Saved {
     span: Span,
     /// States per token, one after the other, instance after instance.
     bytes: Vec<u8>,
@@ -442,7 +442,7 @@ impl Cached {
     }
 
     /// Reads from the caches what they hold of the tokens of a row from `from` to `to`.
-    pub(crate) fn save(&self, row: usize, from: usize, to: usize) -> Result<Saved, ModelError> {
+    pub fn save(&self, row: usize, from: usize, to: usize) -> Result<Saved, ModelError> {
         let span = self.span(row, from, to)?;
         let session = self.model.session();
         let mut bytes = vec![];
@@ -458,7 +458,7 @@ impl Cached {
     }
 
     /// Writes what was saved, of a use of the same plan, into a row that has the tokens before.
-    pub(crate) fn load_saved(&mut self, row: usize, saved: &Saved) -> Result<(), ModelError> {
+    pub fn load_saved(&mut self, row: usize, saved: &Saved) -> Result<(), ModelError> {
         let mut session = self.model.session();
         for (&(buffer, each), held) in self.processed.iter().zip(&saved.span.marks) {
             for (instance, (first, positions)) in (0..).zip(held) {
@@ -503,7 +503,7 @@ impl Cached {
     }
 
     /// Takes a row, whatever it held, as one with a text of `length` tokens.
-    pub(crate) fn take(&mut self, row: usize, length: usize) {
+    pub fn take(&mut self, row: usize, length: usize) {
         self.lengths[row] = Some(length);
         // How much its caches of processed tokens hold is not known.
         self.room = 0;

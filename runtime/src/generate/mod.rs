@@ -19,14 +19,14 @@ mod prefixes;
 mod slots;
 mod writer;
 
-pub use cached::{Cached, Growing, Writing, compile_cached};
+pub use cached::{Cached, Growing, Saved, Writing, compile_cached};
 pub use slots::Slots;
 pub use writer::Writer;
 
-use crate::data::{Batch, NO_LOSS, Tokenizer};
 use crate::evaluate::argmax;
 use crate::model::{Model, ModelError};
-use crate::rng::Stream;
+use dreamc_data::rng::Stream;
+use dreamc_data::{Batch, NO_LOSS, Tokenizer};
 
 /// Tokens that a row reads next.
 #[derive(Clone, Copy, Debug)]
@@ -339,7 +339,7 @@ pub fn generate(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::Philox;
+    use dreamc_data::rng::Philox;
 
     /// Says the bytes of a script, whatever it is given; rows begin at different places of it.
     struct Script(&'static [u8], [usize; 2]);

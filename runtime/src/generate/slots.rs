@@ -21,10 +21,10 @@
 use super::prefixes::Prefixes;
 use super::{Cached, Held, Next, NextLogits, Writing};
 use crate::checkpoint::Weights;
-use crate::device::Device;
 use crate::model::{Memory, ModelError};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, CompileError, Options, compile_together};
+use dreamc_device::Device;
 use dreamc_dsl::Spec;
 
 /// Names of the uses that write, and their rows where more are wanted.

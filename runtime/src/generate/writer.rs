@@ -4,8 +4,8 @@
 //! certain. *Promise*: nothing of a stop string is ever heard, and no part of a character.
 
 use super::{Sampling, Why, Written};
-use crate::data::Tokenizer;
-use crate::rng::{Philox, Stream};
+use dreamc_data::Tokenizer;
+use dreamc_data::rng::{Philox, Stream};
 
 /// Tokens of the prompt that generated ones are decoded after: only so is it known whether they
 /// begin with a space.

@@ -2,11 +2,11 @@
 
 use super::folder::FolderError;
 use crate::checkpoint::CheckpointError;
-use crate::data::DataError;
 use crate::evaluate::EvaluateError;
 use crate::model::ModelError;
 use dreamc_compiler::CompileError;
 use dreamc_compiler::count::CountError;
+use dreamc_data::DataError;
 use dreamc_dsl::Diagnostics;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -70,7 +70,7 @@ pub enum TrainError {
     },
     /// Another rank of the group, or the way to it.
     #[error(transparent)]
-    Group(#[from] crate::group::GroupError),
+    Group(#[from] dreamc_device::group::GroupError),
     /// A field of the specification asks for what cannot be done.
     #[error(transparent)]
     Refused(Box<Diagnostics>),

@@ -21,9 +21,9 @@
 
 use super::ledger::Ledger;
 use crate::checkpoint::Checkpoints;
-use crate::data::Tokenizer;
-use crate::files;
 use dreamc_compiler::rewrite::Rewriting;
+use dreamc_data::Tokenizer;
+use dreamc_data::files;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;

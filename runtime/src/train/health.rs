@@ -9,7 +9,6 @@
 
 use crate::analysis::skips::{Wrapped, wrapped};
 use crate::analysis::{candidates, real};
-use crate::data::{Batch, Batches, NO_LOSS, Tokenizer};
 use crate::evaluate::EvaluateError;
 use crate::generate::{NextLogits, Sampling, generate};
 use crate::model::{Model, ModelError};
@@ -19,6 +18,7 @@ use dreamc_compiler::compiled::Observation;
 use dreamc_compiler::count::{PerToken, Shares, flops_at};
 use dreamc_compiler::matching::TOKENS as TOKENS_OF_MEAN;
 use dreamc_compiler::program::BufferId;
+use dreamc_data::{Batch, Batches, NO_LOSS, Tokenizer};
 use dreamc_dsl::spec::{Component, Model as Spec, SkipRule};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -188,9 +188,9 @@ impl Metrics {
     /// Reads a file that a run may still be writing; an unfinished last line is left for later. A
     /// run that was stopped before its first step has no file, and has measured nothing.
     pub fn read(path: &Path) -> io::Result<Self> {
-        let text = match crate::files::read_text(path) {
+        let text = match dreamc_data::files::read_text(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
-            text => text.map_err(|e| crate::files::about(path, e))?,
+            text => text.map_err(|e| dreamc_data::files::about(path, e))?,
         };
         let mut metrics = Metrics::default();
         for (i, line) in text.split_inclusive('\n').enumerate().filter(|(_, l)| l.ends_with('\n')) {

@@ -1,7 +1,6 @@
 //! Preparation before the first step: programs and memory.
 
 use super::error::TrainError;
-use crate::device::{Device, Group};
 use crate::generate::Writing;
 use crate::model::{Memory, parameters};
 use crate::train::{health, sample, teacher};
@@ -14,6 +13,7 @@ use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{
     CompileError, Compiled, Options, compile, compile_together, compile_within, looks_ahead,
 };
+use dreamc_device::{Device, Group};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Shard, Source};
 

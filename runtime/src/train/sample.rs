@@ -1,9 +1,9 @@
 //! Text that the model writes at evaluations, for people to look at.
 
 use super::error::TrainError;
-use crate::data::Dataset;
-use crate::data::task::{Problems, Split};
 use crate::generate::{NextLogits, Sampling, generate};
+use dreamc_data::Dataset;
+use dreamc_data::task::{Problems, Split};
 use dreamc_dsl::Spec;
 use serde::Serialize;
 

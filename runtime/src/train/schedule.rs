@@ -1,7 +1,7 @@
 //! The learning rate and the depth of each step, and when a checkpoint is due by the clock.
 
-use crate::rng::{Philox, Stream, unit_open};
 use dreamc_compiler::bind::Input;
+use dreamc_data::rng::{Philox, Stream, unit_open};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{DepthLaw, Depths, Item, Schedule, Train};
 use std::time::Duration;

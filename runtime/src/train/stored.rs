@@ -4,8 +4,8 @@
 //! is read as missing; no more bytes are kept than the recipe says.
 
 use super::error::TrainError;
-use crate::data::Batch;
-use crate::files;
+use dreamc_data::Batch;
+use dreamc_data::files;
 use std::io;
 use std::path::PathBuf;
 

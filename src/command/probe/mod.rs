@@ -14,12 +14,12 @@ use dreamc_compiler::format::Formats;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Options, compile};
+use dreamc_data::Batch;
+use dreamc_data::files::write_named;
+use dreamc_device::Device;
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Precision;
 use dreamc_runtime::checkpoint::safetensors::{self, Entry};
-use dreamc_runtime::data::Batch;
-use dreamc_runtime::device::Device;
-use dreamc_runtime::files::write_named;
 use dreamc_runtime::model::{Model, Scale};
 use dreamc_runtime::train::prepare;
 use std::path::{Path, PathBuf};
@@ -288,7 +288,7 @@ fn write(a: &Arguments, out: &Path, model: &Model, batch: &Batch, found: &Found,
 /// The rows of a file of ids as inputs and targets.
 fn read_ids(path: &Path, spec: &Spec) -> Result<Batch, Failure> {
     let refuse = |what: String| Failure::Usage(format!("{}: {what}", path.display()));
-    let text = dreamc_runtime::files::read_text(path).map_err(|e| dreamc_runtime::files::about(path, e))?;
+    let text = dreamc_data::files::read_text(path).map_err(|e| dreamc_data::files::about(path, e))?;
     let rows: Vec<Vec<u64>> = serde_json::from_str(&text)
         .map_err(|e| refuse(format!("not a JSON list of lists of ids, as [[1, 2, 3], [4, 5, 6]]: {e}")))?;
     batch_of(&rows, spec).map_err(refuse)

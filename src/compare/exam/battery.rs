@@ -4,9 +4,9 @@
 //! 128 tokens of the byte level and one that is asked beyond at most 256, so that a model of that
 //! context sits the whole exam.
 
+use dreamc_data::DataError;
+use dreamc_data::task::{Problems, Split};
 use dreamc_dsl::spec::{Task, TaskKind};
-use dreamc_runtime::data::DataError;
-use dreamc_runtime::data::task::{Problems, Split};
 
 /// Those that an exam has where none are named: recall, copying, lookup, counting, and states that
 /// a sum does not hold.

@@ -7,11 +7,11 @@
 use dreamc_compiler::format::{Formats, Packed};
 use dreamc_compiler::program::{Kernel, kernel};
 use dreamc_compiler::{Compiled, Options, compile};
+use dreamc_data::Batch;
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_dsl::{Spec, Spelling, check, parse, show};
 use dreamc_runtime::checkpoint::Weights;
 use dreamc_runtime::checkpoint::safetensors::{Dtype, write_stored};
-use dreamc_runtime::data::Batch;
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::model::{Model, Scale};
 use dreamc_runtime::quantise::{Choice, quantise};
 use libtest_mimic::Failed;

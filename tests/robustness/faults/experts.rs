@@ -5,7 +5,7 @@ use super::{Fault, Stage, launches, wrong};
 use dreamc_compiler::Compiled;
 use dreamc_compiler::program::kernel::Pooled;
 use dreamc_compiler::program::{Kernel, Launch, Operand, Plan, Step};
-use dreamc_runtime::group::{Collective, Group};
+use dreamc_device::group::{Collective, Group};
 
 /// Networks in layers with weights of their own, and projections of an attention that recurs.
 pub const MIXTURES: &str = "

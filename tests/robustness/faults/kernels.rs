@@ -8,7 +8,7 @@
 use crate::support::launch::{Case, devices, floats, product};
 use dreamc_compiler::format::Packed;
 use dreamc_compiler::program::kernel;
-use dreamc_runtime::device::ptx::{Options, PtxDevice};
+use dreamc_device::ptx::{Options, PtxDevice};
 use libtest_mimic::Failed;
 use std::fs;
 use std::process::Command;

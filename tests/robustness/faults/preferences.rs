@@ -4,10 +4,10 @@
 use super::{bypass, nodes};
 use dreamc_compiler::ir::{Binary, Binding, Function, Module, Op, Unary, Value};
 use dreamc_compiler::{Options, Pass, compile_watched};
+use dreamc_data::{Batch, NO_LOSS};
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_dsl::spec::Dpo;
 use dreamc_dsl::{Spec, Spelling, check, parse};
-use dreamc_runtime::data::{Batch, NO_LOSS};
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::model::{Model, Scale};
 use libtest_mimic::Failed;
 

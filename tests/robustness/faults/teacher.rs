@@ -4,11 +4,11 @@
 use dreamc_compiler::probe::Probe;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, compile};
+use dreamc_data::{Batch, Tokenizer};
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_dsl::{Spec, Spelling, check, parse, show};
 use dreamc_runtime::analysis::probe::Probing;
 use dreamc_runtime::checkpoint::safetensors::write;
-use dreamc_runtime::data::{Batch, Tokenizer};
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::model::{Model, Scale};
 use dreamc_runtime::train::prepare::forward;
 use dreamc_runtime::train::teacher::{Plan, Teacher, own_loss};

@@ -8,12 +8,12 @@
 use crate::support::sandbox::Sandbox;
 use dreamc_compiler::transfer::{findings, table};
 use dreamc_compiler::{Options, compile};
+use dreamc_data::Batch;
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_dsl::spec::{Component, OptimizerKind, Stream, TransferRule};
 use dreamc_dsl::{Spec, Spelling, check, parse};
+use dreamc_hf::hugging_face;
 use dreamc_runtime::checkpoint::Weights;
-use dreamc_runtime::data::Batch;
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
-use dreamc_runtime::hf::hugging_face;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare::forward;
 use libtest_mimic::Failed;

@@ -2,9 +2,9 @@
 
 use dreamc_compiler::compiled::Init;
 use dreamc_compiler::{Options, compile};
+use dreamc_data::Batch;
+use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_dsl::{Spec, Spelling, check, parse};
-use dreamc_runtime::data::Batch;
-use dreamc_runtime::device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::init;
 use dreamc_runtime::model::Model;
 use dreamc_transplant::{

@@ -1,7 +1,7 @@
 //! From inputs that are good to inputs that are almost good.
 
 use super::targets;
-use dreamc_runtime::rng::Stream;
+use dreamc_data::rng::Stream;
 
 /// Longest input that is made.
 const LONGEST: usize = 1 << 17;
