@@ -1,33 +1,18 @@
-//! The command line of dreamc, and what other front ends share with it.
+//! The command line of dreamc.
 //!
-//! One file a command, under [`command`]; each reads its arguments, calls the library and prints.
-//! Shared modules: [`spec`] reads specifications, [`device`] picks a device, [`failure`] is how a
-//! command fails and with which exit code, [`output`] writes all that is said, [`show`] prints
-//! tables and numbers, [`number`] those that are compared to the last digit, [`progress`] is the
-//! live line, [`rewriting`] picks rules, [`ranks`] finds the other ranks of a training, [`compare`]
-//! is the way of a suite, [`unknown`] answers options that a command lacks, [`report`] what reports
-//! are made of, [`transplant`] carries weights into another
-//! architecture, [`lsp`] the server of editors, [`studio`] what the studio's page asks.
+//! One file a command, under [`command`]; each reads its arguments, calls the library
+//! (`dreamc-study` for all that a front end shares with others) and prints. [`arguments`] has those
+//! of several commands, [`unknown`] answers options that a command lacks, [`lsp`] is the server of
+//! editors, [`studio`] what the studio's page asks.
 
+mod arguments;
 mod command;
-mod compare;
-pub mod device;
-pub mod failure;
 mod lsp;
-pub mod model;
-mod number;
-mod output;
-mod progress;
-mod ranks;
-mod report;
-mod rewriting;
-mod show;
-pub mod spec;
 mod studio;
-pub mod transplant;
 mod unknown;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use dreamc_study::{failure, output};
 use std::ffi::OsString;
 
 /// A declarative architecture compiler for attention mixtures.
@@ -51,7 +36,7 @@ Exit codes:
   143  stopped by SIGTERM, in the same way")]
 struct Arguments {
     #[command(flatten)]
-    terminal: output::Terminal,
+    terminal: arguments::TerminalArguments,
 
     #[command(subcommand)]
     command: Option<Command>,
@@ -129,7 +114,7 @@ pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> 
             return error.exit_code() as u8;
         }
     };
-    output::speak(arguments.terminal);
+    output::speak(*arguments.terminal);
     let Some(command) = arguments.command else {
         return match output::write(BEGIN.as_bytes()).and_then(|()| output::flush()) {
             Ok(()) => 0,

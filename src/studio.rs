@@ -1,16 +1,16 @@
 //! Answers to the studio's page: the language server, drawings, counts, matching, and runs.
 
 use crate::command::matching::with_values;
-use crate::compare::arms::TOLERANCE;
-use crate::compare::study::{self, Holds, Manifest, ended, ledger, walk};
 use crate::lsp::Session;
-use crate::report::{draw, page};
 use dreamc_compiler::count::device::{DEVICES, Device};
 use dreamc_compiler::count::{Options, count};
 use dreamc_compiler::matching::{Measure, Request, TOKENS, find, pair};
 use dreamc_dsl::{Diagnostics, FileKind, Spec, Spelling};
 use dreamc_runtime::train::folder::process;
 use dreamc_studio::{Exam, Folder, Job, Loops, Match, Question, Said, Tools, View};
+use dreamc_study::compare::arms::TOLERANCE;
+use dreamc_study::compare::study::{self, Holds, Manifest, ended, ledger, walk};
+use dreamc_study::report::{draw, page};
 use indexmap::IndexMap;
 use serde_json::{Value, json};
 use std::fs::File;

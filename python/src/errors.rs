@@ -1,8 +1,8 @@
 //! Failures as exceptions: `DreamcError`, and `SpecError` with `file`, `line`, `column` of the
 //! first diagnostic and all `diagnostics`.
 
-use dreamc::failure::Failure;
 use dreamc_dsl::Diagnostics;
+use dreamc_study::failure::Failure;
 use pyo3::exceptions::{PyException, PyKeyboardInterrupt};
 use pyo3::prelude::*;
 

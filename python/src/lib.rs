@@ -9,18 +9,13 @@ mod errors;
 mod model;
 mod training;
 
-use dreamc::spec::SpecArguments;
 use dreamc_compiler::count;
 use dreamc_compiler::matching::{self, Request};
 use dreamc_dsl::Spelling;
+use dreamc_study::spec::Named;
 use errors::{IntoPython, SpecError};
 use pyo3::prelude::*;
 use std::path::PathBuf;
-
-/// The specification of a file with changed fields, checked.
-fn specification(spec: PathBuf, set: Vec<String>) -> SpecArguments {
-    SpecArguments { spec, set }
-}
 
 /// Runs a command line, without the program's name; gives its exit code.
 #[pyfunction]
@@ -39,12 +34,12 @@ fn check(py: Python<'_>, spec: PathBuf, set: Vec<String>) -> PyResult<(String, S
 /// Counts a specification: the JSON of `dreamc count --json`.
 #[pyfunction]
 fn count_spec(py: Python<'_>, spec: PathBuf, set: Vec<String>, tokens: Option<u64>) -> PyResult<String> {
-    let arguments = specification(spec, set);
+    let named = Named { spec, set };
     py.detach(|| {
-        let spec = arguments.load()?;
+        let spec = named.load()?;
         let tokens = tokens.unwrap_or(matching::TOKENS.min(spec.model.context));
         let counts = count::count(&spec, &count::Options { tokens, device: None })?;
-        Ok::<_, dreamc::failure::Failure>(serde_json::to_string(&counts)?)
+        Ok::<_, dreamc_study::failure::Failure>(serde_json::to_string(&counts)?)
     })
     .python(py)
 }
@@ -53,14 +48,14 @@ fn count_spec(py: Python<'_>, spec: PathBuf, set: Vec<String>, tokens: Option<u6
 /// `dreamc match --json`.
 #[pyfunction]
 fn match_spec(py: Python<'_>, spec: PathBuf, set: Vec<String>) -> PyResult<String> {
-    let arguments = specification(spec, set);
+    let named = Named { spec, set };
     py.detach(|| {
-        let spec = arguments.load()?;
+        let spec = named.load()?;
         let Some(section) = &spec.matching else {
             let what = "the specification has no `match` section, which names its baseline";
-            return Err(dreamc::failure::Failure::Usage(what.into()));
+            return Err(dreamc_study::failure::Failure::Usage(what.into()));
         };
-        let baseline = specification(arguments.base().join(&section.baseline), vec![]).load()?;
+        let baseline = Named { spec: named.base().join(&section.baseline), set: vec![] }.load()?;
         let mut request = Request::from(section);
         request.tokens = matching::TOKENS.min(spec.model.context).min(baseline.model.context);
         Ok(serde_json::to_string(&matching::find(&spec, &baseline, &request)?)?)

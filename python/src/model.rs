@@ -1,10 +1,6 @@
 //! A model of a run, a checkpoint, an import or a specification, as arrays.
 
 use crate::errors::{DreamcError, IntoPython};
-use dreamc::device::Kind;
-use dreamc::failure::Failure;
-use dreamc::model::{BaseArguments, PassArguments, Texts, Trained};
-use dreamc::spec::{SpecArguments, is_specification, resolved};
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::probe::{self, Probe};
 use dreamc_compiler::rewrite::Rewriting;
@@ -16,6 +12,10 @@ use dreamc_runtime::analysis::probe::Probing;
 use dreamc_runtime::generate::{Sampling, generate};
 use dreamc_runtime::model::{self, Scale};
 use dreamc_runtime::train::prepare;
+use dreamc_study::device::Kind;
+use dreamc_study::failure::Failure;
+use dreamc_study::model::{Passes, Texts, Trained};
+use dreamc_study::spec::{Named, is_specification, resolved};
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -209,10 +209,9 @@ impl Model {
         py.detach(|| {
             let device = self::device(device, threads)?;
             let (spec, trained) = if is_specification(&path) {
-                (SpecArguments { spec: path, set }.load()?, None)
+                (Named { spec: path, set }.load()?, None)
             } else {
-                let base = BaseArguments { base: None };
-                let trained = Trained::open(&path, &base, &set, Rewriting::default())?;
+                let trained = Trained::open(&path, None, &set, Rewriting::default())?;
                 (trained.spec.clone(), Some(trained))
             };
             Ok::<_, Failure>(Model(Mutex::new(Inner {
@@ -435,7 +434,7 @@ impl Model {
             let tokenizer = trained.tokenizer()?;
             let ids = prompts.iter().map(|p| trained.prompt(&tokenizer, p)).collect::<Result<Vec<_>, _>>()?;
             let texts = Texts::after(&ids, max_tokens, TEXTS);
-            let passes = PassArguments { depth: inner.depth, exit: None };
+            let passes = Passes { depth: inner.depth, exit: None };
             let mut decoder = trained.decoder(inner.device.as_ref(), texts, passes, cache)?;
             let sampling = Sampling { temperature, top_k, top_p, seed, max_tokens, stop };
             let written = generate(decoder.as_mut(), &tokenizer, &ids, &sampling, &mut |_, _| {})?;

@@ -2,15 +2,15 @@
 
 use crate::errors::IntoPython;
 use crate::model::device;
-use dreamc::failure::Failure;
-use dreamc::model::{beginning, stored};
-use dreamc::spec::{SpecArguments, open_data, resolved};
-use dreamc::transplant;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_device::group::Group;
 use dreamc_runtime::train::event::Event;
 use dreamc_runtime::train::folder::{Place, RunFolder};
 use dreamc_runtime::train::{Setup, Stop, prepare, run, signal};
+use dreamc_study::failure::Failure;
+use dreamc_study::model::{beginning, stored};
+use dreamc_study::spec::{Named, open_data, resolved};
+use dreamc_study::transplant;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ pub fn train(
     let heard = &mut raised;
     signal::forget();
     let result = py.detach(move || {
-        let spec = SpecArguments { spec, set }.load_to_train(data.as_deref())?;
+        let spec = Named { spec, set }.load_to_train(data.as_deref())?;
         let Some(section) = &spec.data else {
             return Err(Failure::Usage("the specification has no data; name a file with `data`".into()));
         };

@@ -4,16 +4,7 @@ pub mod rank;
 mod routing;
 mod tokens;
 
-use crate::device::DeviceArguments;
-use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
-use crate::progress::Progress;
-use crate::report::analysis::{Analysis, AtDepth, Rank};
-use crate::report::{draw, page::Page};
-use crate::rewriting::RewriteArguments;
-use crate::show::table;
-use crate::spec::{measure_on, open_data};
-use crate::{say, show};
+use crate::arguments::{BaseArguments, DeviceArguments, RewriteArguments};
 use clap::{Args, Subcommand, value_parser};
 use dreamc_compiler::probe::{Probe, matches, points};
 use dreamc_compiler::{Options, compile, looks_ahead};
@@ -26,6 +17,14 @@ use dreamc_runtime::analysis::{experts::ExpertUse, observe};
 use dreamc_runtime::evaluate;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare::{self, forward};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::Trained;
+use dreamc_study::progress::Progress;
+use dreamc_study::report::analysis::{Analysis, AtDepth, Rank};
+use dreamc_study::report::{draw, page::Page};
+use dreamc_study::show::table;
+use dreamc_study::spec::{measure_on, open_data};
+use dreamc_study::{say, show};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -121,7 +120,7 @@ struct Opened {
 impl Common {
     fn open(&self, path: &Path) -> Result<Opened, Failure> {
         let device = self.device.open()?;
-        let mut trained = Trained::open(path, &self.base, &[], self.rewriting.on(device.as_ref())?)?;
+        let mut trained = Trained::open(path, self.base.moved(), &[], self.rewriting.on(device.as_ref())?)?;
         if let Some(file) = &self.data {
             let beside = trained.tokenizer_file();
             measure_on(&mut trained.spec, file, beside.as_deref())?;

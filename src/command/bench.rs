@@ -1,17 +1,15 @@
 //! `dreamc bench`: how fast a specification trains and writes here.
 
-use crate::device::DeviceArguments;
-use crate::failure::{Done, Failure};
-use crate::rewriting::RewriteArguments;
-use crate::say;
-use crate::show::{self, bytes, short, table};
-use crate::spec::SpecArguments;
+use crate::arguments::{DeviceArguments, RewriteArguments, SpecArguments};
 use clap::{Args, value_parser};
 use dreamc_compiler::format::Packed;
 use dreamc_device::{Device, machine};
 use dreamc_dsl::spec::Precision;
 use dreamc_runtime::bench::{self, Decoding, LaunchTime, Together, Training};
 use dreamc_runtime::train::prepare;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::say;
+use dreamc_study::show::{self, bytes, short, table};
 use serde::Serialize;
 
 /// Measure how fast a specification trains and writes on this machine

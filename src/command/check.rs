@@ -5,15 +5,15 @@
 //! tokenizer that has more tokens than the vocabulary is an error. Of a suite, its specifications
 //! are checked too, with the changes that it makes in them.
 
-use crate::compare::arms::no_fields;
-use crate::failure::{Done, Failure};
-use crate::output::Stream;
-use crate::{output, say, show};
 use clap::Args;
 use dreamc_data::Tokenizer;
 use dreamc_dsl::spec::Tokenizer as Named;
 use dreamc_dsl::suite::{Suite, Variant};
 use dreamc_dsl::{Ast, Diagnostic, Diagnostics, FileKind, Severity, Spec};
+use dreamc_study::compare::arms::no_fields;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::output::Stream;
+use dreamc_study::{output, say, show};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

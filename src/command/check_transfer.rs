@@ -1,13 +1,13 @@
 //! `dreamc check-transfer`: sizes of activations against the size of the model.
 
-use crate::failure::{Done, Failure};
-use crate::progress::Progress;
-use crate::show::table;
-use crate::spec::SpecArguments;
-use crate::{say, show};
+use crate::arguments::SpecArguments;
 use clap::Args;
 use dreamc_dsl::diagnostic::{Diagnostic, Diagnostics};
 use dreamc_runtime::train::event::{Event, Watcher};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::progress::Progress;
+use dreamc_study::show::table;
+use dreamc_study::{say, show};
 use dreamc_verify::coordinates::{Axis, Line, Report, check};
 use dreamc_verify::{Compiler, Subject, shrink};
 

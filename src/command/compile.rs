@@ -1,10 +1,6 @@
 //! `dreamc compile`: see what the compiler makes of a specification.
 
-use crate::device::Arithmetic;
-use crate::failure::{Done, Failure};
-use crate::rewriting::RewriteArguments;
-use crate::spec::SpecArguments;
-use crate::{output, say};
+use crate::arguments::{Arithmetic, RewriteArguments, SpecArguments};
 use clap::{Args, ValueEnum, value_parser};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::codegen::{Limits, Source};
@@ -18,6 +14,8 @@ use dreamc_device::gpu::{Table, Target, codes, distinct, narrow, registers, sour
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Parallel;
 use dreamc_runtime::train::prepare;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::{output, say};
 use std::collections::HashMap;
 use std::time::Duration;
 

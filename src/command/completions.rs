@@ -1,9 +1,9 @@
 //! `dreamc completions`: completion scripts for shells, and manual pages.
 
-use crate::failure::{Done, Failure};
-use crate::output;
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::output;
 use std::path::{Path, PathBuf};
 
 /// Print a completion script for a shell, or write manual pages

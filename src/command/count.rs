@@ -1,10 +1,7 @@
 //! `dreamc count`: parameters, FLOPs, bytes and predicted time of a spec.
 
+use crate::arguments::SpecArguments;
 use crate::command::compile::{Step, step_kernels};
-use crate::failure::{Done, Failure};
-use crate::number::{decimal_bytes, decimals, grouped, instant};
-use crate::spec::{SpecArguments, make_absolute};
-use crate::{note, output, show, transplant};
 use clap::{Args, value_parser};
 use dreamc_compiler::count::device::{Device, Predicted, Roofline};
 use dreamc_compiler::count::executed::executed;
@@ -17,6 +14,10 @@ use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_compiler::{CompileError, compile, compile_within};
 use dreamc_dsl::Spec;
 use dreamc_runtime::checkpoint::Weights;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::number::{decimal_bytes, decimals, grouped, instant};
+use dreamc_study::spec::make_absolute;
+use dreamc_study::{note, output, show, transplant};
 use indexmap::IndexMap;
 use serde::Serialize;
 use std::fmt::Write;

@@ -1,16 +1,17 @@
 //! `dreamc data`: look at what a model would be trained on.
 
-use crate::failure::{Done, Failure};
-use crate::number::many;
-use crate::progress::Progress;
-use crate::spec::SpecArguments;
-use crate::{output, say, show};
+use crate::arguments::SpecArguments;
 use clap::{Args, Subcommand};
 use dreamc_data::files::cache_folder;
 use dreamc_data::task::{self, Problem, Problems, Split};
 use dreamc_data::{Batch, Cursor, Dataset, Settings, Tokenizer};
 use dreamc_dsl::spec::{Source, Task, TaskKind};
 use dreamc_runtime::train::prepare;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::number::many;
+use dreamc_study::progress::Progress;
+use dreamc_study::spec::Named;
+use dreamc_study::{output, say, show};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -138,7 +139,7 @@ fn tasks(of: &str) -> Result<(Vec<Task>, u64), Failure> {
         let names: Vec<&str> = TaskKind::ALL.iter().map(|kind| kind.facts().name).collect();
         return Err(Failure::Usage(format!("{of} is no task and no file; tasks are {}", names.join(", "))));
     }
-    let spec = SpecArguments { spec: of.into(), set: vec![] }.load()?;
+    let spec = Named { spec: of.into(), set: vec![] }.load()?;
     let sources = spec.data.iter().flat_map(|data| &data.sources);
     let found: Vec<Task> = sources
         .filter_map(|(source, _)| match source {

@@ -1,11 +1,11 @@
 //! `dreamc diff`: how two specifications, or two runs, differ.
 
-use crate::compare::study::ledger;
-use crate::failure::Done;
-use crate::say;
-use crate::show::{self, table};
-use crate::spec::SpecArguments;
 use clap::Args;
+use dreamc_study::compare::study::ledger;
+use dreamc_study::failure::Done;
+use dreamc_study::say;
+use dreamc_study::show::{self, table};
+use dreamc_study::spec::Named;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -61,8 +61,8 @@ pub fn run(a: Arguments) -> Done {
 }
 
 /// Fields of a specification by path, and of a run what its ledger holds under `run`.
-fn fields(path: &Path) -> Result<BTreeMap<String, String>, crate::failure::Failure> {
-    let spec = SpecArguments { spec: path.to_path_buf(), set: vec![] }.load()?;
+fn fields(path: &Path) -> Result<BTreeMap<String, String>, dreamc_study::failure::Failure> {
+    let spec = Named { spec: path.to_path_buf(), set: vec![] }.load()?;
     let mut all = BTreeMap::new();
     flatten("", &serde_json::to_value(&spec)?, &mut all);
     if let Some(ledger) = ledger(path)? {

@@ -6,14 +6,14 @@
 
 mod gpu;
 
-use crate::failure::Done;
-use crate::{output, say, show};
 use clap::Args;
 use dreamc_data::files::cache_folder;
 use dreamc_device::cpu::CpuDevice;
 use dreamc_device::cuda::CudaDevice;
 use dreamc_device::{Device, machine};
 use dreamc_nvrtc::Nvrtc;
+use dreamc_study::failure::Done;
+use dreamc_study::{output, say, show};
 use serde_json::{Map, Value, json};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;

@@ -1,14 +1,14 @@
 //! `dreamc draw`: the wiring of a specification as a picture.
 
-use crate::failure::{Done, Failure};
-use crate::output;
-use crate::report::draw::Loops;
-use crate::report::{draw, page};
-use crate::spec::SpecArguments;
+use crate::arguments::SpecArguments;
 use clap::Args;
 use dreamc_data::files;
 use dreamc_dsl::spec::Model;
 use dreamc_dsl::{Diagnostics, SourceMap};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::output;
+use dreamc_study::report::draw::Loops;
+use dreamc_study::report::{draw, page};
 use std::path::PathBuf;
 
 /// Draw the wiring of a specification as SVG

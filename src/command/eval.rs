@@ -1,14 +1,6 @@
 //! `dreamc eval`: what a model is worth.
 
-use crate::compare::study;
-use crate::device::DeviceArguments;
-use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, PassArguments, Texts, Trained};
-use crate::number::{grouped, many};
-use crate::rewriting::RewriteArguments;
-use crate::show::table;
-use crate::spec::{measure_on, open_data};
-use crate::{note, say, show};
+use crate::arguments::{BaseArguments, DeviceArguments, RewriteArguments};
 use clap::{Args, value_parser};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::{CompileError, looks_ahead};
@@ -19,6 +11,14 @@ use dreamc_runtime::generate::NextLogits;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::health::{self, Health};
 use dreamc_runtime::train::prepare;
+use dreamc_study::compare::study;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::Passes;
+use dreamc_study::model::{Texts, Trained};
+use dreamc_study::number::{grouped, many};
+use dreamc_study::show::table;
+use dreamc_study::spec::{measure_on, open_data};
+use dreamc_study::{note, say, show};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -160,7 +160,7 @@ fn one(
     device: &dyn Device,
     reports: &mut Vec<Report>,
 ) -> Done {
-    let mut trained = Trained::open(path, &a.base, &[], a.rewriting.on(device)?)?;
+    let mut trained = Trained::open(path, a.base.moved(), &[], a.rewriting.on(device)?)?;
     let tokenizer = trained.tokenizer()?;
     if let Some(file) = &a.data {
         let beside = trained.tokenizer_file();
@@ -296,7 +296,7 @@ impl Measure<'_> {
                 let rows = asked.len().min(ROWS) as u64;
                 let prompt = asked.iter().map(|e| e.learn as u64 + 1).max();
                 let texts = Texts { rows, prompt, context: None };
-                let passes = PassArguments { depth: self.depth, exit: None };
+                let passes = Passes { depth: self.depth, exit: None };
                 let mut decoder = trained.decoder(self.device, texts, passes, true)?;
                 report.answers = Some(evaluate::answers(decoder.as_mut(), tokenizer, &asked, most)?);
             }
@@ -311,7 +311,7 @@ impl Measure<'_> {
     fn against(&self, dataset: &Dataset) -> Result<Option<Against>, Failure> {
         let Measure { a, trained, device, depth, .. } = *self;
         let Some(path) = &a.against else { return Ok(None) };
-        let mut other = Trained::open(path, &BaseArguments { base: None }, &[], trained.rewriting.clone())?;
+        let mut other = Trained::open(path, None, &[], trained.rewriting.clone())?;
         let (vocab, theirs) = (trained.spec.model.vocab, other.spec.model.vocab);
         if vocab != theirs {
             let path = path.display();
@@ -351,7 +351,7 @@ impl Measure<'_> {
         {
             let context = Some(prepare::sequence(spec));
             let texts = Texts { rows: health::TEXTS, prompt: None, context };
-            let passes = PassArguments { depth: self.depth, exit: None };
+            let passes = Passes { depth: self.depth, exit: None };
             let mut decoder = self.trained.decoder(self.device, texts, passes, true)?;
             let sampling = Health::sampling(spec);
             let writing: (&mut dyn NextLogits, &Tokenizer) = (decoder.as_mut(), &dataset.tokenizer);

@@ -1,14 +1,13 @@
 //! `dreamc exam`: what architectures can do, by generated tasks.
 
+use crate::arguments::{DeviceArguments, RewriteArguments};
 use crate::command::compare::jobs;
-use crate::compare::exam;
-use crate::compare::exam::cost;
-use crate::device::DeviceArguments;
-use crate::failure::{Done, Failure};
-use crate::rewriting::RewriteArguments;
 use clap::{Args, value_parser};
 use dreamc_dsl::spec::TaskKind;
-use std::path::{Path, PathBuf};
+use dreamc_study::compare::exam;
+use dreamc_study::compare::exam::cost;
+use dreamc_study::failure::Done;
+use std::path::PathBuf;
 
 /// Train specifications on a battery of generated tasks, and report what each can do
 #[derive(Args)]
@@ -33,23 +32,23 @@ pub struct Arguments {
 
     /// Time of all runs together, as measured on this machine: `90s`, `10m`, `1.5h`
     #[arg(long, value_name = "TIME", value_parser = cost::seconds, default_value = "10m")]
-    pub budget: f64,
+    budget: f64,
 
     /// Steps of every run, in place of those that the time allows
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(cost::FEWEST..=1_000_000_000), conflicts_with = "budget")]
-    pub steps: Option<u64>,
+    steps: Option<u64>,
 
     /// Train every arm with the seeds 0 to N - 1
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u64).range(1..=1024))]
-    pub seeds: u64,
+    seeds: u64,
 
     /// The tasks, as `data: {task: …}` names them; six that differ in what they ask by default
     #[arg(long, value_name = "TASK,…", value_delimiter = ',', value_parser = task)]
-    pub tasks: Vec<TaskKind>,
+    tasks: Vec<TaskKind>,
 
     /// The learning rates that every arm tries, least first; with one, all train at that
     #[arg(long, value_name = "RATE,…", value_delimiter = ',', value_parser = rate)]
-    pub rates: Vec<f64>,
+    rates: Vec<f64>,
 
     /// Folder of the exam and its report; `runs/exam-NAMES` by default
     #[arg(short, long, value_name = "FOLDER")]
@@ -57,39 +56,22 @@ pub struct Arguments {
 
     /// Runs trained at once; they share the threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = jobs)]
-    pub jobs: usize,
+    jobs: usize,
 
     /// Do not match the arms, and train them though they do not agree; they are marked in every
     /// table
     #[arg(long)]
-    pub allow_unequal: bool,
+    allow_unequal: bool,
 
     /// Match, check, measure and say how long all takes; train nothing
     #[arg(long)]
-    pub dry_run: bool,
+    dry_run: bool,
 
     #[command(flatten)]
-    pub device: DeviceArguments,
+    device: DeviceArguments,
 
     #[command(flatten)]
-    pub rewriting: RewriteArguments,
-}
-
-impl Arguments {
-    /// The specifications, the baseline first, wherever the suites stand that name them.
-    pub fn arms(&self) -> Result<Vec<PathBuf>, Failure> {
-        let all = self.baseline.iter().chain(&self.specs);
-        Ok(all.map(std::path::absolute).collect::<Result<_, _>>()?)
-    }
-
-    /// The folder of an exam of these specifications.
-    pub fn folder(&self, specs: &[PathBuf]) -> PathBuf {
-        let stem = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let name: String = specs.iter().map(|path| format!("-{}", stem(path))).collect();
-        let right = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-        let name: String = name.chars().map(right).take(120).collect();
-        self.out.clone().unwrap_or_else(|| Path::new("runs").join(format!("exam{name}")))
-    }
+    rewriting: RewriteArguments,
 }
 
 fn task(text: &str) -> Result<TaskKind, String> {
@@ -105,15 +87,19 @@ fn rate(text: &str) -> Result<f64, String> {
     found.ok_or_else(|| "write a rate above 0, as 4e-3".into())
 }
 
-pub fn run(mut a: Arguments) -> Done {
-    let mut seen = vec![];
-    for kind in &a.tasks {
-        if seen.contains(kind) {
-            return Err(Failure::Usage(format!("--tasks names {} twice", kind.facts().name)));
-        }
-        seen.push(*kind);
-    }
-    a.rates.sort_by(f64::total_cmp);
-    a.rates.dedup();
-    exam::run(&a)
+pub fn run(a: Arguments) -> Done {
+    exam::run(exam::Asked {
+        specs: a.baseline.into_iter().chain(a.specs).collect(),
+        budget: a.budget,
+        steps: a.steps,
+        seeds: a.seeds,
+        tasks: a.tasks,
+        rates: a.rates,
+        out: a.out,
+        jobs: a.jobs,
+        allow_unequal: a.allow_unequal,
+        dry_run: a.dry_run,
+        device: a.device.clone(),
+        rewriting: a.rewriting.clone(),
+    })
 }

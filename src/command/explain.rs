@@ -1,13 +1,12 @@
 //! `dreamc explain`: what rewriting does to a specification, and why.
 
-use crate::failure::Done;
-use crate::rewriting::RewriteArguments;
-use crate::say;
-use crate::spec::SpecArguments;
+use crate::arguments::{RewriteArguments, SpecArguments};
 use clap::{Args, value_parser};
 use dreamc_compiler::{Options, compile_with_report};
 use dreamc_runtime::generate::Writing;
 use dreamc_runtime::train::prepare;
+use dreamc_study::failure::Done;
+use dreamc_study::say;
 
 /// Explain which rewriting rules fire where, what each saves, and why rewriting stopped
 #[derive(Args)]

@@ -1,11 +1,6 @@
 //! `dreamc export`: models for other programs.
 
-use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
-use crate::number::grouped;
-use crate::say;
-use crate::show::bytes;
-use crate::spec::{SpecArguments, is_specification};
+use crate::arguments::BaseArguments;
 use clap::{Args, Subcommand, ValueEnum};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_data::Tokenizer;
@@ -16,6 +11,13 @@ use dreamc_hf::gguf;
 use dreamc_hf::peft;
 use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::checkpoint::safetensors::Dtype;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::Trained;
+use dreamc_study::number::grouped;
+use dreamc_study::say;
+use dreamc_study::show::bytes;
+use dreamc_study::spec::Named;
+use dreamc_study::spec::is_specification;
 use std::path::{Path, PathBuf};
 
 /// Export a model for other programs
@@ -259,7 +261,7 @@ fn torch(a: &Torch) -> Done {
     let trained = if is_specification(&a.from.model) { None } else { Some(open(&a.from)?) };
     let spec = match &trained {
         Some(trained) => trained.spec.clone(),
-        None => SpecArguments { spec: a.from.model.clone(), set: vec![] }.load()?,
+        None => Named { spec: a.from.model.clone(), set: vec![] }.load()?,
     };
     let segments = spec.data.as_ref().is_some_and(|d| d.document_mask);
     let options = dreamc_torch::Options { segments, z_loss: spec.train.z_loss };
@@ -308,7 +310,7 @@ fn distributed(a: &Distributed) -> Done {
 }
 
 fn open(from: &From) -> Result<Trained, Failure> {
-    Trained::open(&from.model, &from.base, &[], Rewriting::off())
+    Trained::open(&from.model, from.base.moved(), &[], Rewriting::off())
 }
 
 /// The tokenizer; weights without a tokenizer next to them are exported without one.
@@ -324,7 +326,7 @@ fn model<'a>(trained: &'a Trained, tokenizer: Option<&'a Tokenizer>, from: &From
     let mut beside = vec![];
     beside.extend(parent(trained.tensors.path()));
     beside.extend(file.as_deref().and_then(parent));
-    beside.extend(from.base.base.clone());
+    beside.extend(from.base.moved().map(Path::to_path_buf));
     beside.extend(trained.tensors.base().and_then(parent));
     beside.extend(base);
     // A run's ledger is some folders above its checkpoint.

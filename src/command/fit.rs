@@ -1,12 +1,12 @@
 //! `dreamc fit`: scaling laws from a table of runs.
 
-use crate::failure::{Done, Failure};
-use crate::say;
-use crate::show::{self, short, table};
 use clap::{Args, ValueEnum, value_parser};
 use dreamc_data::files::open;
 use dreamc_fits::iso::{Frontier, frontier};
 use dreamc_fits::{Constant, Fit, Law, Options, Run, Speedup, Table, fit, speedup};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::say;
+use dreamc_study::show::{self, short, table};
 use serde::Serialize;
 use std::path::PathBuf;
 

@@ -1,9 +1,9 @@
 //! `dreamc fmt`: one way to write a file, in either spelling.
 
-use crate::failure::{Done, Failure};
-use crate::{output, say};
 use clap::{Args, ValueEnum};
 use dreamc_dsl::Spelling;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::{output, say};
 use std::path::PathBuf;
 
 /// Format specifications, or convert them between YAML and .dream without loss

@@ -6,16 +6,15 @@
 
 mod interactive;
 
-use crate::device::{Arithmetic, DeviceArguments};
-use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, PassArguments, Texts, Trained};
-use crate::rewriting::RewriteArguments;
-use crate::{note, output, say};
+use crate::arguments::{Arithmetic, BaseArguments, DeviceArguments, PassArguments, RewriteArguments};
 use clap::Args;
 use dreamc_data::files;
 use dreamc_data::task::{Problems, Split};
 use dreamc_dsl::spec::{Precision, Source};
 use dreamc_runtime::generate::{Sampling, Why, Written, generate};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::{Texts, Trained};
+use dreamc_study::{note, output, say};
 use serde::Serialize;
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -133,7 +132,7 @@ pub fn run(a: Arguments) -> Done {
         return usage("--top-k and --max-tokens must be at least 1");
     }
     let device = a.device.open()?;
-    let mut trained = Trained::open(&a.model, &a.base, &[], a.rewriting.on(device.as_ref())?)?;
+    let mut trained = Trained::open(&a.model, a.base.moved(), &[], a.rewriting.on(device.as_ref())?)?;
     match a.precision {
         Some(Arithmetic::F32) => trained.spec.train.precision = Precision::F32,
         Some(Arithmetic::Bf16) => trained.spec.train.precision = Precision::Bf16,
@@ -154,7 +153,7 @@ pub fn run(a: Arguments) -> Done {
             trained: &trained,
             device: device.as_ref(),
             tokenizer: &tokenizer,
-            passes: a.passes,
+            passes: *a.passes,
             cache: !a.no_cache,
             sampling,
         };
@@ -171,7 +170,7 @@ pub fn run(a: Arguments) -> Done {
         remarks(&trained, prompt, ids.len());
     }
     let texts = Texts::after(&ids, a.max_tokens, ROWS);
-    let mut decoder = trained.decoder(device.as_ref(), texts, a.passes, !a.no_cache)?;
+    let mut decoder = trained.decoder(device.as_ref(), texts, *a.passes, !a.no_cache)?;
     // A single prompt is heard as it is written; several would be mixed up.
     let live = !a.json && prompts.len() == 1;
     let mut broken = if live { say_now(&prompts[0]).err() } else { None };

@@ -1,14 +1,14 @@
 //! `dreamc import`: models of other programs.
 
 use crate::command::quantize::beside;
-use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
-use crate::number::grouped;
-use crate::say;
-use crate::show::bytes;
 use clap::{Args, Subcommand};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_hf::gguf;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::Trained;
+use dreamc_study::number::grouped;
+use dreamc_study::say;
+use dreamc_study::show::bytes;
 use std::path::{Path, PathBuf};
 
 /// Import a model of another program
@@ -125,7 +125,7 @@ pub fn run(a: Arguments) -> Done {
 fn adapter(a: &Peft) -> Done {
     let name = name(a.out.as_deref().unwrap_or(&a.from))?;
     let out = a.out.clone().unwrap_or_else(|| Path::new("imports").join(&name));
-    let base = Trained::open(&a.base, &BaseArguments { base: None }, &[], Rewriting::off())?;
+    let base = Trained::open(&a.base, None, &[], Rewriting::off())?;
     let kept = beside(&base)?;
     let mut spec = base.spec.clone();
     spec.model.name.clone_from(&name);

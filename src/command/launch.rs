@@ -1,9 +1,9 @@
 //! `dreamc launch`: several ranks on this machine.
 
-use crate::failure::{Done, Failure};
-use crate::note;
 use clap::{Args, value_parser};
 use dreamc_runtime::train::signal;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::note;
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;

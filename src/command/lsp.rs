@@ -1,8 +1,8 @@
 //! `dreamc lsp`: the language server, which editors start.
 
-use crate::failure::{Done, Failure};
 use crate::lsp;
 use clap::Args;
+use dreamc_study::failure::{Done, Failure};
 
 /// Serve editors: errors as one types, completion, hover, renaming (Language Server Protocol)
 #[derive(Args)]

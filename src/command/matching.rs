@@ -1,16 +1,17 @@
 //! `dreamc match`: fields of a spec moved until it costs what a baseline costs.
 
-use crate::compare::arms::{self, Matching, Place, TOLERANCE};
-use crate::failure::{Done, Failure};
-use crate::number::{decimal_bytes, decimals, grouped};
-use crate::spec::SpecArguments;
-use crate::{say, show};
+use crate::arguments::SpecArguments;
 use clap::{Args, value_parser};
 use dreamc_compiler::matching::{
     Candidate, Matched, Measure, Objective, Request, TOKENS, candidates, find, pair,
 };
 use dreamc_data::files;
 use dreamc_dsl::{Diagnostics, FileKind, Spec, Spelling};
+use dreamc_study::compare::arms::{self, Matching, Place, TOLERANCE};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::number::{decimal_bytes, decimals, grouped};
+use dreamc_study::spec::Named;
+use dreamc_study::{say, show};
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -117,7 +118,7 @@ pub fn run(a: Arguments) -> Done {
 }
 
 fn load(path: &Path, set: &[String]) -> Result<Spec, Failure> {
-    SpecArguments { spec: path.into(), set: set.into() }.load()
+    Named { spec: path.into(), set: set.into() }.load()
 }
 
 fn one(a: &Arguments) -> Done {

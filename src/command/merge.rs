@@ -1,14 +1,15 @@
 //! `dreamc merge`: adapters and their base as one model.
 
+use crate::arguments::BaseArguments;
 use crate::command::import::name;
 use crate::command::quantize::beside;
-use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
-use crate::say;
-use crate::show::bytes;
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_runtime::adapt::merge;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::Trained;
+use dreamc_study::say;
+use dreamc_study::show::bytes;
 use std::path::{Path, PathBuf};
 
 /// Make one model of adapters and their base
@@ -38,7 +39,7 @@ pub struct Arguments {
 }
 
 pub fn run(a: Arguments) -> Done {
-    let trained = Trained::open(&a.model, &a.base, &[], Rewriting::off())?;
+    let trained = Trained::open(&a.model, a.base.moved(), &[], Rewriting::off())?;
     let out = match &a.out {
         Some(out) => out.clone(),
         None => Path::new("imports").join(format!("{}-merged", name(&a.model)?)),

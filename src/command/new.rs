@@ -4,10 +4,11 @@
 //! Face, the folder of its import. *Promise*: nothing is asked, nothing is overwritten, and what is
 //! written passes `dreamc check` without a warning.
 
-use crate::failure::{Done, Failure};
-use crate::{command, say};
+use crate::command;
 use clap::{Args, Subcommand};
 use dreamc_dsl::Spelling;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::say;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
@@ -120,7 +121,11 @@ fn further(from: &Path, name: Option<PathBuf>) -> Done {
             .replace("BASE", &base.to_string_lossy())
             .replace("SEQUENCE", &sequence.to_string()),
     )?;
-    say!("{}: {} parameters, imported", base.display(), crate::number::grouped(imported.parameters.into()))?;
+    say!(
+        "{}: {} parameters, imported",
+        base.display(),
+        dreamc_study::number::grouped(imported.parameters.into())
+    )?;
     target.next(&format!("dreamc train {}", target.path.display()))
 }
 

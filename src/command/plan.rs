@@ -1,10 +1,6 @@
 //! `dreamc plan`: memory, bytes, time and cost of a training by many ranks, before it begins.
 
-use crate::failure::{Done, Failure};
-use crate::number::{decimal_bytes, grouped, instant, many};
-use crate::show::{self, duration, short, table};
-use crate::spec::{SpecArguments, make_absolute};
-use crate::{note, output};
+use crate::arguments::SpecArguments;
 use clap::{Args, value_parser};
 use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::format::Formats;
@@ -23,6 +19,11 @@ use dreamc_plan::timeline::Prices;
 use dreamc_plan::{Bytes, Machine, Memory, Mesh, Work, forward, timeline};
 use dreamc_runtime::train::teacher::Plan as Taught;
 use dreamc_runtime::train::{Prepared, TrainError, prepare};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::number::{decimal_bytes, grouped, instant, many};
+use dreamc_study::show::{self, duration, short, table};
+use dreamc_study::spec::make_absolute;
+use dreamc_study::{note, output};
 use serde::Serialize;
 use std::fmt::Write;
 

@@ -1,12 +1,7 @@
 //! `dreamc quantize`: models in fewer bits.
 
+use crate::arguments::BaseArguments;
 use crate::command::import::name;
-use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
-use crate::number::grouped;
-use crate::say;
-use crate::show::bytes;
-use crate::spec::{measure_on, open_data};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_data::files;
@@ -14,6 +9,12 @@ use dreamc_runtime::calibrate::{self, CalibrateError, Importance};
 use dreamc_runtime::checkpoint::folder;
 use dreamc_runtime::quantise::{self, Choice, quantise};
 use dreamc_runtime::train::prepare;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::Trained;
+use dreamc_study::number::grouped;
+use dreamc_study::say;
+use dreamc_study::show::bytes;
+use dreamc_study::spec::{measure_on, open_data};
 use std::path::{Path, PathBuf};
 
 /// Store the matrices of a model in fewer bits
@@ -62,7 +63,7 @@ pub struct Arguments {
 
 pub fn run(a: Arguments) -> Done {
     let mut choice = Choice::new(&a.format, a.parts.as_deref()).map_err(|e| Failure::Usage(e.to_string()))?;
-    let trained = Trained::open(&a.model, &a.base, &[], Rewriting::off())?;
+    let trained = Trained::open(&a.model, a.base.moved(), &[], Rewriting::off())?;
     let out = match &a.out {
         Some(out) => out.clone(),
         None => Path::new("imports").join(format!("{}-{}", name(&a.model)?, a.format)),

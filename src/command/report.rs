@@ -1,12 +1,12 @@
 //! `dreamc report`: the report of a comparison or an exam, made anew from what its runs left.
 
-use crate::compare::ladder::Manifest;
-use crate::compare::study::Study;
-use crate::compare::{exam, page, rungs};
-use crate::failure::Done;
-use crate::report::page::Page;
-use crate::say;
 use clap::Args;
+use dreamc_study::compare::ladder::Manifest;
+use dreamc_study::compare::study::Study;
+use dreamc_study::compare::{exam, page, rungs};
+use dreamc_study::failure::Done;
+use dreamc_study::report::page::Page;
+use dreamc_study::say;
 use std::path::PathBuf;
 
 /// Make the report of a comparison anew, from the ledgers and metrics of its runs

@@ -1,20 +1,17 @@
 //! `dreamc resume`: go on with a run.
 
+use crate::arguments::{DeviceArguments, RewriteArguments};
 use crate::command::train::Job;
-use crate::device::DeviceArguments;
-use crate::failure::{Done, Failure};
-use crate::model::stored;
-use crate::number::many;
-use crate::rewriting::RewriteArguments;
-use crate::{note, ranks, spec};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_device::group::Group;
 use dreamc_dsl::Spec;
 use dreamc_runtime::checkpoint::Checkpoint;
 use dreamc_runtime::train::folder::RunFolder;
-use dreamc_runtime::train::metrics::Metrics;
 use dreamc_runtime::train::schedule::learning_rate;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::{latest, stored};
+use dreamc_study::{note, ranks, spec};
 use std::path::PathBuf;
 
 /// Go on with a run, from its last good checkpoint, to the same bits
@@ -132,52 +129,4 @@ fn text(folder: &RunFolder, set: &[String]) -> Result<(String, Option<Checkpoint
         None => written,
     };
     Ok((text, from))
-}
-
-/// The newest good checkpoint of a run; `None` where the run was stopped before its first. Says
-/// what was found; `steps` are all those that a run takes which goes on from it.
-pub fn latest(
-    folder: &RunFolder,
-    steps_from: &dyn Fn(&Checkpoint) -> Option<u64>,
-) -> Result<Option<Checkpoint>, Failure> {
-    let checkpoints = folder.checkpoints();
-    let metrics = Metrics::read(&folder.metrics())?;
-    let came = metrics.steps.last().map_or(0, |s| s.step).max(metrics.skipped.last().map_or(0, |s| s.step));
-    let steps = checkpoints.steps();
-    if steps.is_empty() {
-        let run = folder.path().display();
-        if came > 0 {
-            note!(
-                "{run}: stopped after step {came}, before its first checkpoint (there is one every ten minutes, \
-                 `train.checkpoint.minutes`): it begins anew"
-            );
-        } else {
-            note!("{run}: stopped before its first step: it begins anew");
-        }
-        return Ok(None);
-    }
-    let (checkpoint, refused) = checkpoints.latest()?;
-    for error in refused {
-        note!("warning: {error}");
-    }
-    let step = checkpoint.state.step;
-    let again = match came.saturating_sub(step) {
-        0 => String::new(),
-        1 => ", and takes one step again".into(),
-        n => format!(", and takes {n} steps again"),
-    };
-    let of: Vec<String> = steps.iter().map(u64::to_string).collect();
-    let found = match &of[..] {
-        [one] => format!("found the checkpoint of step {one}"),
-        several => format!("found checkpoints of steps {}", several.join(", ")),
-    };
-    match steps_from(&checkpoint) {
-        Some(all) if step >= all => note!(
-            "{found}: the run is at its end, after {}; `dreamc resume {} --set train.steps=N` trains it longer",
-            many(step.into(), "step"),
-            folder.path().display()
-        ),
-        _ => note!("{found}: going on after step {step}{again}"),
-    }
-    Ok(Some(checkpoint))
 }

@@ -1,13 +1,13 @@
 //! `dreamc runs`: the runs below a folder, a line each.
 
-use crate::compare::study::{self, Holds, ledger};
-use crate::failure::{Done, Failure};
-use crate::show::{self, duration, short, table};
-use crate::{note, say};
 use clap::Args;
 use dreamc_data::files;
 use dreamc_runtime::statistics::Summary;
 use dreamc_runtime::train::ledger::Ledger;
+use dreamc_study::compare::study::{self, Holds, ledger};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::show::{self, duration, short, table};
+use dreamc_study::{note, say};
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};

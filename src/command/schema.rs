@@ -1,9 +1,9 @@
 //! `dreamc schema`: the JSON Schema of specifications, for editors.
 
-use crate::failure::Done;
-use crate::show;
 use clap::Args;
 use dreamc_dsl::FileKind;
+use dreamc_study::failure::Done;
+use dreamc_study::show;
 
 /// Print the JSON Schema of specifications, for completion and checking in editors
 #[derive(Args)]

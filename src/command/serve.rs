@@ -5,15 +5,15 @@
 //! written. How tokens are drawn is the specification's `eval.temperature` and `eval.top_p` where a
 //! request does not say.
 
-use crate::device::{Arithmetic, DeviceArguments};
-use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, PassArguments, Trained};
-use crate::{note, say, show};
+use crate::arguments::{Arithmetic, BaseArguments, DeviceArguments, PassArguments};
 use clap::{Args, value_parser};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::spec::Precision;
 use dreamc_runtime::train::signal;
 use dreamc_serve::{Limits, Options, serve};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::Trained;
+use dreamc_study::{note, say, show};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 
@@ -91,7 +91,7 @@ pub fn run(a: Arguments) -> Done {
         return Err(Failure::Usage("--api-key must be letters, digits and signs, without spaces".into()));
     }
     let device = a.device.open()?;
-    let mut trained = Trained::open(&a.model, &a.base, &[], Rewriting::off())?;
+    let mut trained = Trained::open(&a.model, a.base.moved(), &[], Rewriting::off())?;
     match a.precision {
         Some(Arithmetic::F32) => trained.spec.train.precision = Precision::F32,
         Some(Arithmetic::Bf16) => trained.spec.train.precision = Precision::Bf16,
@@ -107,7 +107,7 @@ pub fn run(a: Arguments) -> Done {
         TcpListener::bind(address).map_err(|e| Failure::Usage(format!("cannot listen at {address}: {e}")))?;
     let context = a.context.unwrap_or(trained.spec.model.context);
     let keep = a.keep.unwrap_or(context.saturating_mul(4)) as usize;
-    let (decoder, memory) = trained.slots(device.as_ref(), a.rows, a.context, keep, a.passes)?;
+    let (decoder, memory) = trained.slots(device.as_ref(), a.rows, a.context, keep, *a.passes)?;
     let folder =
         a.model.canonicalize().ok().and_then(|p| Some(p.file_stem()?.to_string_lossy().into_owned()));
     let model = a.name.or(folder).unwrap_or_else(|| trained.spec.model.name.clone());
@@ -124,7 +124,7 @@ pub fn run(a: Arguments) -> Done {
         device.name(),
         show::bytes(memory.total)
     )?;
-    crate::output::flush()?;
+    dreamc_study::output::flush()?;
     let options = Options {
         model,
         api_key,

@@ -1,13 +1,13 @@
 //! `dreamc show`: a specification with every default filled in, or the factors of its weights.
 
-use crate::failure::{Done, Failure};
-use crate::show::table;
-use crate::spec::SpecArguments;
-use crate::{output, say, show};
+use crate::arguments::SpecArguments;
 use clap::{Args, ValueEnum};
 use dreamc_compiler::transfer;
 use dreamc_dsl::Spelling;
 use dreamc_dsl::define::library::LIBRARY;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::show::table;
+use dreamc_study::{output, say, show};
 
 /// Print a specification with every default filled in
 #[derive(Args)]

@@ -1,10 +1,10 @@
 //! `dreamc studio`: specifications are written and seen on a page.
 
-use crate::failure::{Done, Failure};
-use crate::{output, say};
 use clap::Args;
 use dreamc_runtime::train::signal;
 use dreamc_studio::{Folder, serve};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::{output, say};
 use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};

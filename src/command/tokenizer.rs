@@ -1,12 +1,12 @@
 //! `dreamc tokenizer`: learn a vocabulary.
 
-use crate::failure::{Done, Failure};
-use crate::progress::Progress;
-use crate::say;
 use clap::{Args, Subcommand};
 use dreamc_data::files::write_named;
 use dreamc_data::rows::{Hashing, Lines, TextPieces};
 use dreamc_data::{DataError, Notice, Tokenizer, tokenizer};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::progress::Progress;
+use dreamc_study::say;
 use std::path::PathBuf;
 
 /// Learn a vocabulary from texts

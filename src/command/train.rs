@@ -1,18 +1,7 @@
 //! `dreamc train`: from a specification to a trained model in a folder.
 
-use crate::command::{resume, runs};
-use crate::compare::study;
-use crate::device::DeviceArguments;
-use crate::failure::{Done, Failure};
-use crate::model::{beginning, stored};
-use crate::number::{grouped, many};
-use crate::output::{self, Stream};
-use crate::progress::Progress;
-use crate::ranks;
-use crate::rewriting::RewriteArguments;
-use crate::show::{bytes, duration, short, table, times};
-use crate::spec::{SpecArguments, open_data, resolved};
-use crate::{note, say, show, transplant};
+use crate::arguments::{DeviceArguments, RewriteArguments, SpecArguments};
+use crate::command::runs;
 use clap::{Args, value_parser};
 use dreamc_compiler::format::Formats;
 use dreamc_compiler::looks_ahead;
@@ -31,6 +20,16 @@ use dreamc_runtime::train::folder::{Place, RunFolder};
 use dreamc_runtime::train::preferences::Preferred;
 use dreamc_runtime::train::teacher::{Plan, words};
 use dreamc_runtime::train::{self, Outcome, Prepared, Setup, Stop, prepare};
+use dreamc_study::compare::study;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::{beginning, latest, stored};
+use dreamc_study::number::{grouped, many};
+use dreamc_study::output::{self, Stream};
+use dreamc_study::progress::Progress;
+use dreamc_study::ranks;
+use dreamc_study::show::{bytes, duration, short, table, times};
+use dreamc_study::spec::{open_data, resolved};
+use dreamc_study::{note, say, show, transplant};
 use std::path::{Path, PathBuf};
 
 /// Train a model; leaves a folder with checkpoints, metrics and a ledger
@@ -180,7 +179,7 @@ fn train(a: &Arguments, spec: Spec, out: Option<&Path>, group: &Group) -> Done {
     })?;
     let rewriting: Rewriting = serde_json::from_str(&rewriting)?;
     let from = match &begun {
-        Some(folder) if group.leads() => resume::latest(folder, &|_| Some(spec.train.steps))?,
+        Some(folder) if group.leads() => latest(folder, &|_| Some(spec.train.steps))?,
         _ => None,
     };
     let formats = stored(&spec, from.as_ref(), device.as_ref(), group);

@@ -1,15 +1,8 @@
 //! `dreamc transplant`: first weights from a model of another architecture.
 
+use crate::arguments::{BaseArguments, DeviceArguments, SpecArguments};
 use crate::command::analyze::rank::kept;
 use crate::command::import::name;
-use crate::device::DeviceArguments;
-use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
-use crate::number::grouped;
-use crate::show::bytes;
-use crate::spec::{SpecArguments, open_data};
-use crate::transplant::{Proof, Transplantation};
-use crate::{note, say, show, transplant};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_device::Device;
@@ -19,6 +12,13 @@ use dreamc_runtime::analysis::observe;
 use dreamc_runtime::checkpoint::folder;
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::Trained;
+use dreamc_study::number::grouped;
+use dreamc_study::show::bytes;
+use dreamc_study::spec::open_data;
+use dreamc_study::transplant::{Proof, Transplantation};
+use dreamc_study::{note, say, show, transplant};
 use dreamc_transplant::{Claim, Move, Same, Side, Source, Step};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -99,7 +99,7 @@ fn positive_share(text: &str) -> Result<f64, String> {
 
 pub fn run(a: Arguments) -> Done {
     let mut spec = a.spec.load()?;
-    crate::spec::make_absolute(&mut spec, &a.spec.base());
+    dreamc_study::spec::make_absolute(&mut spec, &a.spec.base());
     let written = spec.transplant.as_ref().and_then(|transplant| transplant.from.as_ref());
     let path = match (&a.from, written) {
         (Some(from), _) => from.clone(),
@@ -109,7 +109,7 @@ pub fn run(a: Arguments) -> Done {
             return Err(Failure::Usage(format!("{} names no donor: {help}", a.spec.spec.display())));
         }
     };
-    let donor = match Trained::open(&path, &a.base, &[], Rewriting::off()) {
+    let donor = match Trained::open(&path, a.base.moved(), &[], Rewriting::off()) {
         Ok(donor) => donor,
         Err(failure) if a.from.is_none() => return Err(transplant::missing(&spec, &failure)),
         Err(failure) => return Err(failure),

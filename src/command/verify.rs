@@ -1,15 +1,16 @@
 //! `dreamc verify`: proofs about a specification.
 
-use crate::device::DeviceArguments;
-use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
-use crate::progress::Progress;
-use crate::spec::{SpecArguments, is_specification};
-use crate::{say, show};
+use crate::arguments::{BaseArguments, DeviceArguments};
 use clap::Args;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_device::Device;
 use dreamc_runtime::train::event::{Event, Watcher};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::Trained;
+use dreamc_study::progress::Progress;
+use dreamc_study::spec::Named;
+use dreamc_study::spec::is_specification;
+use dreamc_study::{say, show};
 use dreamc_verify::{Compiler, Task, VerifyError, shrink, verify};
 use indexmap::IndexMap;
 use std::path::PathBuf;
@@ -62,9 +63,9 @@ pub struct Arguments {
 pub fn run(a: Arguments) -> Done {
     let specification = is_specification(&a.model);
     let (spec, tensors) = if specification {
-        (SpecArguments { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
+        (Named { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
     } else {
-        let trained = Trained::open(&a.model, &a.base, &a.set, Rewriting::default())?;
+        let trained = Trained::open(&a.model, a.base.moved(), &a.set, Rewriting::default())?;
         (trained.spec, Some(trained.tensors))
     };
     let weights = match &tensors {

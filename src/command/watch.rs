@@ -4,11 +4,6 @@
 //! watch a run of another process, or one that is over. Without a terminal it writes its picture
 //! once, as plain text.
 
-use crate::compare::study::{Listed, ended, ledger, runs};
-use crate::failure::{Done, Failure};
-use crate::output::Stream;
-use crate::show::{bytes, duration, short, table};
-use crate::{say, spec};
 use clap::Args;
 use dreamc_data::files;
 use dreamc_dsl::Spec;
@@ -16,6 +11,11 @@ use dreamc_runtime::train::folder::resident;
 use dreamc_runtime::train::ledger::Ledger;
 use dreamc_runtime::train::metrics::{EvaluationLine, Metrics};
 use dreamc_runtime::train::signal;
+use dreamc_study::compare::study::{Listed, ended, ledger, runs};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::output::Stream;
+use dreamc_study::show::{bytes, duration, short, table};
+use dreamc_study::{say, spec};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;

@@ -16,12 +16,12 @@ mod text;
 mod wire;
 
 use crate::command::check;
-use crate::output;
 use dreamc_dsl::component::DEFINED;
 use dreamc_dsl::define::library::LIBRARY;
 use dreamc_dsl::define::{Definition, functions, names};
 use dreamc_dsl::keys::{self, Section, Type};
 use dreamc_dsl::{Ast, Diagnostics, FileKind, Severity, Span, Spec, Spelling};
+use dreamc_study::output;
 use lsp_types::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

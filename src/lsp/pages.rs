@@ -1,6 +1,5 @@
 //! Pages for people: a key, a group of keys, a component with its counts. Markdown.
 
-use crate::number::{decimals, grouped};
 use dreamc_compiler::count::{Counts, Options, count};
 use dreamc_compiler::matching::TOKENS;
 use dreamc_dsl::Spec;
@@ -8,6 +7,7 @@ use dreamc_dsl::define::Definition;
 use dreamc_dsl::define::functions::Entry;
 use dreamc_dsl::define::syntax::Setting;
 use dreamc_dsl::keys::{Fallback, Key, Section, Type};
+use dreamc_study::number::{decimals, grouped};
 use std::fmt::Write;
 
 /// A key: its values, its default, its meaning, its words.

@@ -1,8 +1,8 @@
 //! Ranks of the matrices of a model, by their singular values.
 
-use crate::failure::Failure;
-use crate::model::Trained;
-use crate::report::analysis::Rank;
+use dreamc_study::failure::Failure;
+use dreamc_study::model::Trained;
+use dreamc_study::report::analysis::Rank;
 use dreamc_transplant::decompose;
 
 /// Columns or rows of a matrix whose singular values are computed, at most: they take the cube.

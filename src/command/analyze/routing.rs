@@ -1,9 +1,6 @@
 //! `dreamc analyze routing`: what tokens skip, and what that goes with.
 
 use super::{Common, Opened, described};
-use crate::failure::{Done, Failure};
-use crate::progress::Progress;
-use crate::report::routing::{Routing, summary};
 use clap::{Args, value_parser};
 use dreamc_compiler::bind::Owner;
 use dreamc_data::files;
@@ -11,6 +8,9 @@ use dreamc_runtime::analysis::routing::ablation;
 use dreamc_runtime::analysis::skips::{ablate, decisions, held_out};
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::progress::Progress;
+use dreamc_study::report::routing::{Routing, summary};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 

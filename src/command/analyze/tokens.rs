@@ -1,16 +1,15 @@
 //! `dreamc analyze tokens`: a text as a model reads it.
 
-use crate::device::DeviceArguments;
-use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
-use crate::rewriting::RewriteArguments;
-use crate::say;
-use crate::show::{self, table};
+use crate::arguments::{BaseArguments, DeviceArguments, RewriteArguments};
 use clap::{Args, value_parser};
 use dreamc_compiler::{CompileError, Options, compile, looks_ahead};
 use dreamc_runtime::analysis::tokens::{Reading, Token, read};
 use dreamc_runtime::model::Model;
 use dreamc_runtime::train::prepare;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::Trained;
+use dreamc_study::say;
+use dreamc_study::show::{self, table};
 use std::path::PathBuf;
 
 /// Tokens of a text at most: each has a table of its own for every router and depth.
@@ -55,7 +54,7 @@ pub struct Arguments {
 
 pub fn run(a: &Arguments) -> Done {
     let device = a.device.open()?;
-    let trained = Trained::open(&a.model, &a.base, &[], a.rewriting.on(device.as_ref())?)?;
+    let trained = Trained::open(&a.model, a.base.moved(), &[], a.rewriting.on(device.as_ref())?)?;
     let (spec, tokenizer) = (&trained.spec, trained.tokenizer()?);
     if looks_ahead(&spec.model) {
         return Err(CompileError::LooksAhead.into());

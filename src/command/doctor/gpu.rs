@@ -5,15 +5,15 @@
 //! that it reaches. *Promise*: code on the GPU that faults or does not end costs that line alone;
 //! exit code 1 where a line is not right.
 
-use crate::failure::{Done, Failure};
-use crate::progress::Progress;
-use crate::{say, show};
 use clap::Args;
 use dreamc_device::cuda::CudaDevice;
 use dreamc_device::gpu::proof::cases::{CASES, Case};
 use dreamc_device::gpu::proof::{Outcome, Prover, Rung, Trial, Verdict, prove_by, watch};
 use dreamc_device::{Device, DeviceError};
 use dreamc_runtime::train::event::{Event, Watcher};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::progress::Progress;
+use dreamc_study::{say, show};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};

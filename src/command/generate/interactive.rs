@@ -5,12 +5,14 @@
 //! keys and history.
 
 use super::{remarks, say_now};
-use crate::failure::{Done, Failure};
-use crate::model::{PassArguments, Texts, Trained, share};
-use crate::{note, output};
+use crate::arguments::share;
 use dreamc_data::Tokenizer;
 use dreamc_device::Device;
 use dreamc_runtime::generate::{NextLogits, Sampling, generate};
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::Passes;
+use dreamc_study::model::{Texts, Trained};
+use dreamc_study::{note, output};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use std::io::{self, BufRead, IsTerminal};
@@ -29,7 +31,7 @@ pub struct Session<'a> {
     pub trained: &'a Trained,
     pub device: &'a dyn Device,
     pub tokenizer: &'a Tokenizer,
-    pub passes: PassArguments,
+    pub passes: Passes,
     pub cache: bool,
     pub sampling: Sampling,
 }

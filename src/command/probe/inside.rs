@@ -5,9 +5,6 @@
 //! the file is written.
 
 use super::{Arguments, Subject};
-use crate::failure::{Done, Failure};
-use crate::say;
-use crate::show::table;
 use clap::{Args, ValueEnum};
 use dreamc_compiler::Options;
 use dreamc_compiler::probe::{Point, Probe, matches, points};
@@ -18,6 +15,9 @@ use dreamc_dsl::spec::Stream;
 use dreamc_runtime::analysis::probe::{self, LENS, Part, ProbeError, Probing, Without, largest};
 use dreamc_runtime::checkpoint::safetensors::{self, Entry, Tensors};
 use dreamc_runtime::train::prepare;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::say;
+use dreamc_study::show::table;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 

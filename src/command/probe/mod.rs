@@ -3,11 +3,7 @@
 
 mod inside;
 
-use crate::device::{Arithmetic, DeviceArguments};
-use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
-use crate::rewriting::RewriteArguments;
-use crate::spec::{SpecArguments, is_specification};
+use crate::arguments::{Arithmetic, BaseArguments, DeviceArguments, RewriteArguments};
 use clap::{Args, value_parser};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::format::Formats;
@@ -22,6 +18,10 @@ use dreamc_dsl::spec::Precision;
 use dreamc_runtime::checkpoint::safetensors::{self, Entry};
 use dreamc_runtime::model::{Model, Scale};
 use dreamc_runtime::train::prepare;
+use dreamc_study::failure::{Done, Failure};
+use dreamc_study::model::Trained;
+use dreamc_study::spec::Named;
+use dreamc_study::spec::is_specification;
 use std::path::{Path, PathBuf};
 
 /// Write logits, loss and gradients for given tokens, or look into a model and change what it
@@ -118,9 +118,9 @@ impl Subject {
     fn open(a: &Arguments, device: &dyn Device) -> Result<Self, Failure> {
         let rewrite = a.rewriting.on(device)?;
         let (spec, trained) = if is_specification(&a.model) {
-            (SpecArguments { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
+            (Named { spec: a.model.clone(), set: a.set.clone() }.load()?, None)
         } else {
-            let trained = Trained::open(&a.model, &a.base, &a.set, rewrite.clone())?;
+            let trained = Trained::open(&a.model, a.base.moved(), &a.set, rewrite.clone())?;
             (trained.spec.clone(), Some(trained))
         };
         let narrow = device.narrow(match a.precision {
@@ -276,7 +276,7 @@ fn write(a: &Arguments, out: &Path, model: &Model, batch: &Batch, found: &Found,
     let also = found
         .evaluated
         .map_or(String::new(), |loss| format!(" by the rule of training, {loss:.6} by that of evaluation,"));
-    crate::say!(
+    dreamc_study::say!(
         "{}: {} tensors, loss {:.6}{also} in {precision}",
         out.display(),
         entries.len(),

@@ -4,9 +4,7 @@
 use super::agreement;
 use crate::failure::{Done, Failure};
 use crate::note;
-use crate::spec::{
-    SpecArguments, begins_elsewhere, make_absolute, make_data_absolute, parse, resolved, warn,
-};
+use crate::spec::{Named, begins_elsewhere, make_absolute, make_data_absolute, parse, resolved, warn};
 use dreamc_compiler::fields::field;
 use dreamc_compiler::matching::{MatchError, Matched, Measure, Objective, Request, TOKENS, find, remedies};
 use dreamc_dsl::suite::{Suite, Variant};
@@ -53,7 +51,7 @@ pub type Fields<'a> = dyn Fn(usize) -> Vec<(String, f64)> + 'a;
 /// Reads a suite and all it names, and matches its variants; `tell` hears of each arm when it is
 /// ready.
 pub fn load(
-    arguments: &SpecArguments,
+    arguments: &Named,
     matching: Matching,
     fields: &Fields,
     tell: &mut dyn FnMut(&Arm) -> Done,
@@ -106,7 +104,7 @@ pub fn load_tree(
         if !written.iter().any(|set| changes(set, "train.steps")) {
             set.extend(suite.train.iter().map(|train| format!("train.steps={}", train.steps)));
         }
-        let arguments = SpecArguments { spec: path.clone(), set };
+        let arguments = Named { spec: path.clone(), set };
         let mut spec = arguments.load()?;
         begins_elsewhere(&path, &spec)?;
         make_absolute(&mut spec, &arguments.base());

@@ -1,10 +1,10 @@
-//! Trained models on the command line.
+//! Trained models: opened, compiled and asked.
 
 use crate::failure::Failure;
 use crate::note;
+use crate::number::many;
 use crate::spec;
 use crate::transplant;
-use clap::{Args, value_parser};
 use dreamc_compiler::format::Formats;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::rewrite::Rewriting;
@@ -18,34 +18,19 @@ use dreamc_dsl::spec::Source;
 use dreamc_runtime::checkpoint::{Binding, Checkpoint, Weights};
 use dreamc_runtime::generate::{Cached, Growing, NextLogits, Slots, Uncached, Writing, compile_cached};
 use dreamc_runtime::model::{Memory, Model, ModelError};
+use dreamc_runtime::train::folder::RunFolder;
+use dreamc_runtime::train::metrics::Metrics;
 use dreamc_runtime::train::prepare::{self, Storing};
 use std::path::{Path, PathBuf};
 
-/// Where the base of a model is.
-#[derive(Args)]
-pub struct BaseArguments {
-    /// The base of a model that holds only what was trained, where it has moved since
-    #[arg(long, value_name = "RUN|CHECKPOINT")]
-    pub base: Option<PathBuf>,
-}
-
 /// How the passes of a recurrent model are run.
-#[derive(Args, Clone, Copy, Debug, Default)]
-pub struct PassArguments {
-    /// Run a recurrent model at this depth: the count of its outermost `recur`
-    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..1 << 20))]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Passes {
+    /// The count of its outermost `recur`, in place of the specification's.
     pub depth: Option<u64>,
-
     /// A token leaves a loop with `exit gate` after the first pass by which more than this share
-    /// of it has left, from 0 to below 1; all passes by default
-    #[arg(long, value_name = "Q", value_parser = share)]
+    /// of it has left, from 0 to below 1; all passes where none is named.
     pub exit: Option<f64>,
-}
-
-/// A share of a token that can be exceeded.
-pub fn share(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|share| (0.0..1.0).contains(share));
-    number.ok_or_else(|| "a share is a number from 0 to below 1".into())
 }
 
 /// The weights that a run begins from, unless it goes on from a checkpoint: those the specification
@@ -75,6 +60,54 @@ pub fn stored(spec: &Spec, from: Option<&Checkpoint>, device: &dyn Device, group
     // A base that does not open is refused where it is loaded.
     let weights = base.and_then(|base| Weights::open(Path::new(&base), None).ok());
     weights.map(|weights| weights.formats_on(device)).unwrap_or_default()
+}
+
+/// The newest good checkpoint of a run; `None` where the run was stopped before its first. Says
+/// what was found; `steps` are all those that a run takes which goes on from it.
+pub fn latest(
+    folder: &RunFolder,
+    steps_from: &dyn Fn(&Checkpoint) -> Option<u64>,
+) -> Result<Option<Checkpoint>, Failure> {
+    let checkpoints = folder.checkpoints();
+    let metrics = Metrics::read(&folder.metrics())?;
+    let came = metrics.steps.last().map_or(0, |s| s.step).max(metrics.skipped.last().map_or(0, |s| s.step));
+    let steps = checkpoints.steps();
+    if steps.is_empty() {
+        let run = folder.path().display();
+        if came > 0 {
+            note!(
+                "{run}: stopped after step {came}, before its first checkpoint (there is one every ten minutes, \
+                 `train.checkpoint.minutes`): it begins anew"
+            );
+        } else {
+            note!("{run}: stopped before its first step: it begins anew");
+        }
+        return Ok(None);
+    }
+    let (checkpoint, refused) = checkpoints.latest()?;
+    for error in refused {
+        note!("warning: {error}");
+    }
+    let step = checkpoint.state.step;
+    let again = match came.saturating_sub(step) {
+        0 => String::new(),
+        1 => ", and takes one step again".into(),
+        n => format!(", and takes {n} steps again"),
+    };
+    let of: Vec<String> = steps.iter().map(u64::to_string).collect();
+    let found = match &of[..] {
+        [one] => format!("found the checkpoint of step {one}"),
+        several => format!("found checkpoints of steps {}", several.join(", ")),
+    };
+    match steps_from(&checkpoint) {
+        Some(all) if step >= all => note!(
+            "{found}: the run is at its end, after {}; `dreamc resume {} --set train.steps=N` trains it longer",
+            many(step.into(), "step"),
+            folder.path().display()
+        ),
+        _ => note!("{found}: going on after step {step}{again}"),
+    }
+    Ok(Some(checkpoint))
 }
 
 /// A checkpoint with the specification it was trained from.
@@ -114,7 +147,7 @@ impl Trained {
     /// Opens a run folder, a checkpoint folder, or a safetensors file that dreamc wrote.
     pub fn open(
         path: &Path,
-        base: &BaseArguments,
+        base: Option<&Path>,
         set: &[String],
         rewriting: Rewriting,
     ) -> Result<Self, Failure> {
@@ -124,7 +157,7 @@ impl Trained {
                 "{path} is a specification, and a trained model is needed: `dreamc train {path}` makes one; name the folder of its run"
             )));
         }
-        let tensors = Weights::open(path, base.base.as_deref())?;
+        let tensors = Weights::open(path, base)?;
         let name = tensors.path().display().to_string();
         for error in &tensors.refused {
             note!("warning: {error}; {name} is read instead");
@@ -181,14 +214,14 @@ impl Trained {
         &'a self,
         device: &'a dyn Device,
         Texts { rows, prompt, context }: Texts,
-        passes: PassArguments,
+        passes: Passes,
         cache: bool,
     ) -> Result<Box<dyn NextLogits + 'a>, Failure> {
         if cache {
             let make = move |slack: f64| {
                 let narrow = device.writes(self.spec.train.precision);
                 let rewrite = self.rewriting.clone();
-                let PassArguments { depth, exit } = passes;
+                let Passes { depth, exit } = passes;
                 let (formats, every) = (self.formats(device), false);
                 let writing =
                     Writing { rows, context, prompt, depth, exit, rewrite, slack, narrow, formats, every };
@@ -216,10 +249,10 @@ impl Trained {
         rows: u64,
         context: Option<u64>,
         keep: usize,
-        passes: PassArguments,
+        passes: Passes,
     ) -> Result<(Box<dyn NextLogits + Send>, Memory), Failure> {
         let (rewrite, narrow) = (self.rewriting.clone(), device.writes(self.spec.train.precision));
-        let PassArguments { depth, exit } = passes;
+        let Passes { depth, exit } = passes;
         // A request may ask for the scores of its prompt.
         let (prompt, slack, every) = (None, f64::INFINITY, true);
         let formats = self.formats(device);
@@ -246,7 +279,7 @@ impl Trained {
     fn uncached(
         &self,
         device: &dyn Device,
-        PassArguments { depth, exit }: PassArguments,
+        Passes { depth, exit }: Passes,
         rows: u64,
         context: Option<u64>,
     ) -> Result<Model, Failure> {
@@ -300,7 +333,7 @@ impl Trained {
 
     /// Loaded to score whole rows by their logits.
     pub fn scoring(&self, device: &dyn Device, depth: Option<u64>) -> Result<Model, Failure> {
-        let compiled = self.scorer(device, PassArguments { depth, exit: None }, None)?;
+        let compiled = self.scorer(device, Passes { depth, exit: None }, None)?;
         let mut model = Model::load(device, compiled)?;
         model.restore(&self.tensors)?;
         Ok(model)
@@ -310,7 +343,7 @@ impl Trained {
     pub fn scorer(
         &self,
         device: &dyn Device,
-        PassArguments { depth, exit }: PassArguments,
+        Passes { depth, exit }: Passes,
         most: Option<u64>,
     ) -> Result<Compiled, Failure> {
         let storing = self.storing(device);

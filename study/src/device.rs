@@ -1,8 +1,7 @@
-//! Devices on the command line.
+//! Devices by their names.
 
 use crate::failure::Failure;
 use crate::ranks;
-use clap::{Args, ValueEnum};
 use dreamc_device::Device;
 use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_device::cuda::CudaDevice;
@@ -12,26 +11,12 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Where to run.
-#[derive(Args, Clone)]
-pub struct DeviceArguments {
-    /// Where to run: cpu, cuda (of several ranks each its own), cuda:1, …, rocm (a GPU of AMD's,
-    /// by naive kernels, tried on none yet), metal (Apple's, likewise), or ptx (the GPU's kernels,
-    /// interpreted and checked)
-    #[arg(long, default_value_t = Kind::Cpu)]
+#[derive(Clone, Debug)]
+pub struct Where {
+    /// The device.
     pub device: Kind,
-
-    /// Threads of the CPU; all by default, shared by the ranks of a machine
-    #[arg(long, value_name = "N", value_parser = threads)]
+    /// Threads of the CPU; all where none are named, shared by the ranks of a machine.
     pub threads: Option<usize>,
-}
-
-/// The arithmetic of products.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Arithmetic {
-    /// Everywhere
-    F32,
-    /// Products and storage; sums, statistics and weights in f32
-    Bf16,
 }
 
 /// The devices there are.
@@ -123,18 +108,10 @@ impl FromStr for Kind {
     }
 }
 
-/// Most threads: a machine has fewer, and of many more the system has no room for their stacks.
-const MOST_THREADS: usize = 1024;
-
-fn threads(text: &str) -> Result<usize, String> {
-    let threads = text.parse().ok().filter(|n| (1..=MOST_THREADS).contains(n));
-    threads.ok_or_else(|| format!("a number of threads from 1 to {MOST_THREADS}"))
-}
-
 /// A device and its name.
 pub type Named = (String, Box<dyn Device>);
 
-impl DeviceArguments {
+impl Where {
     /// Opens the device.
     pub fn open(&self) -> Result<Box<dyn Device>, Failure> {
         let device = self.device.open(self.threads.or_else(ranks::threads))?;

@@ -7,7 +7,7 @@
 use super::agreement::share_above;
 use super::arms::Matching;
 use crate::failure::Failure;
-use crate::spec::{SpecArguments, make_absolute, resolved};
+use crate::spec::{Named, make_absolute, resolved};
 use dreamc_compiler::count::{Figures, figures};
 use dreamc_compiler::matching::{Matched, Measure, pair};
 use dreamc_data::files;
@@ -119,7 +119,7 @@ impl Made {
 }
 
 fn read(path: &Path, before: &[Read]) -> Result<Read, Failure> {
-    let arguments = SpecArguments { spec: path.into(), set: vec![] };
+    let arguments = Named { spec: path.into(), set: vec![] };
     let mut spec = arguments.load()?;
     let file = if path.is_dir() { path.join("spec.yaml") } else { path.to_path_buf() };
     let ast = dreamc_dsl::parse_file(&file)?;

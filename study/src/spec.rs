@@ -1,9 +1,8 @@
-//! Specifications on the command line.
+//! Specifications that are named: read, checked, and made ready to train.
 
 use crate::failure::Failure;
 use crate::output;
 use crate::progress::Progress;
-use clap::Args;
 use dreamc_compiler::transfer;
 use dreamc_data::files::cache_folder;
 use dreamc_data::{Dataset, Settings};
@@ -16,19 +15,16 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// A specification and changes to it.
-#[derive(Args)]
-pub struct SpecArguments {
-    /// The specification, YAML or .dream; or the folder of a run or an imported model, for its
-    /// spec.yaml
-    #[arg(value_name = "SPEC")]
+#[derive(Clone, Debug)]
+pub struct Named {
+    /// The file, YAML or .dream, `-` for standard input; or the folder of a run or an imported
+    /// model, for its spec.yaml.
     pub spec: PathBuf,
-
-    /// Change a field: `--set ea.count=1024`, `--set train.steps=100`; may be given several times
-    #[arg(long, value_name = "FIELD=VALUE")]
+    /// Fields that are changed: `train.steps=100`.
     pub set: Vec<String>,
 }
 
-impl SpecArguments {
+impl Named {
     /// The checked specification; warnings are printed.
     pub fn load(&self) -> Result<Spec, Failure> {
         let (spec, warnings) = dreamc_dsl::load(self.file(), &self.set)?;

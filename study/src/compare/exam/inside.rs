@@ -5,10 +5,10 @@
 //! with one head's output zero or with fewer passes of its loop, and nothing else changed.
 
 use super::{Manifest, PROBLEMS, Sat};
-use crate::command::exam::Arguments;
+use crate::compare::exam::Asked;
 use crate::compare::study::{ended, ledger, run_folder};
 use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
+use crate::model::Trained;
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::probe::{Probe, matches, points};
 use dreamc_compiler::{Options, compile};
@@ -84,7 +84,7 @@ pub fn read(exam: &Path, task: &Sat) -> Result<Vec<Inside>, Failure> {
 
 /// Looks into the first seed of every arm of every task that has ended, where it was not done
 /// before.
-pub fn look(a: &Arguments, exam: &Path, manifest: &Manifest) -> Done {
+pub fn look(a: &Asked, exam: &Path, manifest: &Manifest) -> Done {
     let device = a.device.open()?;
     for task in manifest.tasks.iter().filter(|task| !file(exam, task).is_file()) {
         let Some(&seed) = manifest.seeds.first() else { continue };
@@ -95,7 +95,7 @@ pub fn look(a: &Arguments, exam: &Path, manifest: &Manifest) -> Done {
                 continue;
             }
             let rewriting = a.rewriting.on(device.as_ref())?;
-            let trained = Trained::open(&run, &BaseArguments { base: None }, &[], rewriting)?;
+            let trained = Trained::open(&run, None, &[], rewriting)?;
             found.extend(
                 Looked::of(&trained, device.as_ref())?.map(|looked| looked.inside(arm, seed)).transpose()?,
             );

@@ -6,38 +6,30 @@
 //! standard output is kept until the end of the command, which then fails with it. Faults of
 //! standard error have nowhere to go.
 
-use clap::{Args, ValueEnum};
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How dreamc speaks.
-#[derive(Args, Clone, Copy, Debug)]
-#[command(next_help_heading = "Terminal")]
+#[derive(Clone, Copy, Debug)]
 pub struct Terminal {
-    /// Colours and live lines: where a terminal shows them (heeds NO_COLOR, CLICOLOR,
-    /// CLICOLOR_FORCE and TERM=dumb), always, or never
-    #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN", hide_possible_values = true)]
-    color: Color,
-
-    /// Results and errors alone: no header, progress, notes or warnings
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
-    quiet: bool,
-
-    /// Every step and every checkpoint on a line of its own
-    #[arg(short, long, global = true)]
-    verbose: bool,
+    /// Colours and live lines.
+    pub color: Color,
+    /// Results and errors alone: no header, progress, notes or warnings.
+    pub quiet: bool,
+    /// Every step and every checkpoint on a line of its own.
+    pub verbose: bool,
 }
 
 /// When there are colours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Color {
-    /// On a terminal that has them
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Color {
+    /// On a terminal that has them (heeds NO_COLOR, CLICOLOR, CLICOLOR_FORCE and TERM=dumb).
     Auto,
-    /// Everywhere
+    /// Everywhere.
     Always,
-    /// Nowhere
+    /// Nowhere.
     Never,
 }
 

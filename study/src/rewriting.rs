@@ -1,32 +1,24 @@
-//! Which rewriting rules are used, from the command line.
+//! Which rewriting rules are used.
 
 use crate::failure::Failure;
-use clap::Args;
 use dreamc_compiler::rewrite::{Rewriting, Rules, Target};
 use dreamc_data::files;
 use dreamc_device::Device;
 use dreamc_runtime::train::folder::RunFolder;
 use dreamc_runtime::train::ledger::Ledger;
 
-/// Choice of rewriting rules.
-#[derive(Args, Clone)]
-#[command(next_help_heading = "Rewriting")]
-pub struct RewriteArguments {
-    /// Rewrite nothing
-    #[arg(long, conflicts_with = "only")]
-    no_rewrite: bool,
-
-    /// Use these rewriting rules alone; `dreamc explain` shows which there are
-    #[arg(long, value_name = "RULE,…", value_delimiter = ',')]
-    only: Vec<String>,
-
-    /// The device whose roofline chooses: cpu, or a GPU's name; by default the device that runs the
-    /// plan, and where none does, cpu
-    #[arg(long, value_name = "NAME")]
-    target: Option<String>,
+/// Choice of rewriting rules: all of them by default.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// Rewrite nothing.
+    pub no_rewrite: bool,
+    /// These rules alone, where any are named.
+    pub only: Vec<String>,
+    /// The device whose roofline chooses; that which runs the plan where none is named.
+    pub target: Option<String>,
 }
 
-impl RewriteArguments {
+impl Choice {
     /// The choice where nothing runs; an error where there is no such target. A rule that does not
     /// exist is refused by compilation.
     pub fn rewriting(&self) -> Result<Rewriting, Failure> {

@@ -5,7 +5,7 @@ pub mod pairs;
 
 use crate::compare::study::ledger;
 use crate::failure::{Done, Failure};
-use crate::model::{BaseArguments, Trained};
+use crate::model::Trained;
 use crate::spec::{make_absolute, resolved};
 use dreamc_compiler::count;
 use dreamc_compiler::rewrite::Rewriting;
@@ -237,7 +237,7 @@ fn teacher(spec: &Spec) -> Result<Option<Trained>, Failure> {
     let donor = spec.transplant.as_ref().and_then(|transplant| transplant.from.as_ref());
     let Some(heal) = &spec.heal else { return Ok(None) };
     let Some(path) = heal.teacher.as_ref().or(donor) else { return Ok(None) };
-    Trained::open(Path::new(path), &BaseArguments { base: None }, &[], Rewriting::off()).map(Some)
+    Trained::open(Path::new(path), None, &[], Rewriting::off()).map(Some)
 }
 
 /// FLOPs of the forward of a specification's teacher, a token of all its steps; 0 without one.
@@ -274,7 +274,7 @@ pub fn donor(spec: &Spec) -> Result<Option<Trained>, Failure> {
     let Some(from) = spec.transplant.as_ref().and_then(|transplant| transplant.from.as_ref()) else {
         return Ok(None);
     };
-    let opened = Trained::open(Path::new(from), &BaseArguments { base: None }, &[], Rewriting::off());
+    let opened = Trained::open(Path::new(from), None, &[], Rewriting::off());
     opened.map(Some).map_err(|failure| missing(spec, &failure))
 }
 

@@ -20,11 +20,11 @@ use super::agreement;
 use super::arms::{self, Arm, Matching};
 use super::study::{self, Listed, ledger, run_folder, spec_file};
 use super::{page, rungs, training};
-use crate::command::compare::{Arguments, before, disagreements, remedies};
+use crate::compare::suite::{Asked, before, disagreements, remedies};
 use crate::failure::{Done, Failure};
 use crate::number::{grouped, many};
 use crate::show::{duration, short, table};
-use crate::spec::{SpecArguments, resolved, warn};
+use crate::spec::{Named, resolved, warn};
 use crate::{note, say};
 use dreamc_compiler::architecture::Architecture;
 use dreamc_compiler::count::{Options, count};
@@ -249,7 +249,7 @@ struct Rung {
 type Chosen = Vec<Vec<(String, f64)>>;
 
 struct Way<'a> {
-    a: &'a Arguments,
+    a: &'a Asked,
     suite: Suite,
     folder: PathBuf,
     /// Steps of the cells by name: counted once.
@@ -299,7 +299,7 @@ impl Way<'_> {
         let sized = |arm: usize| -> Vec<(String, f64)> {
             size.iter().flat_map(|s| s.values.clone()).chain(own(arm)).collect()
         };
-        let arguments = |set| SpecArguments { spec: self.a.suite.clone(), set };
+        let arguments = |set| Named { spec: self.a.suite.clone(), set };
         let load =
             |set: Vec<String>| arms::load(&arguments(set), Matching::default(), &sized, &mut |_| Ok(()));
         if !self.known.contains_key(&name) {
@@ -500,7 +500,7 @@ pub fn climbs(suite: &Suite) -> bool {
 }
 
 /// Tunes and trains everything that is not trained yet, and writes the report.
-pub fn run(a: &Arguments, suite: Suite) -> Done {
+pub fn run(a: &Asked, suite: Suite) -> Done {
     let folder = a.out.clone().unwrap_or_else(|| Path::new("runs").join(&suite.name));
     if Manifest::of(&folder)?.is_none() && study::Manifest::of(&folder)?.is_some() {
         return Err(Failure::Usage(format!(
@@ -793,7 +793,7 @@ fn weights(manifest: &Manifest, folder: &Path) -> Vec<f64> {
 
 /// Trains the runs of a comparison; a run that fails is an error once all others are trained.
 fn train(
-    a: &Arguments,
+    a: &Asked,
     folder: &Path,
     arms: &[Arm],
     seeds: &[u64],
@@ -833,7 +833,7 @@ fn train(
 }
 
 /// Leaves the manifest of a comparison and the specifications of its arms.
-fn leave(a: &Arguments, folder: &Path, rung: &Rung) -> Done {
+fn leave(a: &Asked, folder: &Path, rung: &Rung) -> Done {
     fs::create_dir_all(folder).map_err(|e| files::about(folder, e))?;
     let names = rung.arms.iter().map(|arm| arm.name.clone()).collect();
     study::Manifest::new(&rung.suite, &a.suite, &rung.set, names)?.write(folder)?;
@@ -845,7 +845,7 @@ fn leave(a: &Arguments, folder: &Path, rung: &Rung) -> Done {
 }
 
 /// Refuses a cell whose arms do not agree.
-fn agree(a: &Arguments, rung: &Rung) -> Done {
+fn agree(a: &Asked, rung: &Rung) -> Done {
     let mut facts = vec![];
     for arm in &rung.arms {
         facts.push(before(arm, &rung.arms[0].spec, &rung.suite.seeds)?);

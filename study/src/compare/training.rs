@@ -8,13 +8,12 @@
 use super::arms::Arm;
 use super::claims::{Answer, Claims, beat};
 use super::study::{Manifest, ended, ledger, run_folder, spec_file};
-use crate::command::resume::latest;
-use crate::device::{DeviceArguments, Kind};
+use crate::device::{Kind, Where};
 use crate::failure::{Done, Failure};
-use crate::model::{beginning, stored};
+use crate::model::{beginning, latest, stored};
 use crate::output::{Stream, complain};
 use crate::progress::Progress;
-use crate::rewriting::RewriteArguments;
+use crate::rewriting::Choice;
 use crate::spec::{open_data, parse, resolved};
 use crate::transplant;
 use dreamc_device::group::Group;
@@ -35,9 +34,9 @@ pub struct Plan<'a> {
     /// Seeds.
     pub seeds: &'a [u64],
     /// Where.
-    pub device: &'a DeviceArguments,
+    pub device: &'a Where,
     /// Which rewriting rules are used; a run that goes on keeps its own.
-    pub rewriting: &'a RewriteArguments,
+    pub rewriting: &'a Choice,
     /// How many at once.
     pub jobs: usize,
     /// The devices of those trained at once, where each has its own.
@@ -252,8 +251,7 @@ fn one(
     let all = plan.device.threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
     let threads = Some((all / jobs).max(1));
     let device =
-        DeviceArguments { device: plan.devices.get(job).copied().unwrap_or(plan.device.device), threads }
-            .open()?;
+        Where { device: plan.devices.get(job).copied().unwrap_or(plan.device.device), threads }.open()?;
     let Some(data) = &spec.data else {
         return Err(Failure::Usage(format!("{} has no data; give the suite a `data` section", arm.name)));
     };

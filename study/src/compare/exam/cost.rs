@@ -3,10 +3,10 @@
 //! *In*: specifications. *Out*: [`Cost`], [`Split`]. *Promise*: seconds are those of a whole short
 //! run on this machine, compiled, trained and evaluated as the exam's own runs are.
 
-use crate::device::DeviceArguments;
+use crate::device::Where;
 use crate::failure::Failure;
 use crate::model::{beginning, stored};
-use crate::rewriting::RewriteArguments;
+use crate::rewriting::Choice;
 use crate::show::duration;
 use crate::spec::{open_data, resolved};
 use dreamc_data::files::cache_folder;
@@ -54,7 +54,7 @@ impl Drop for Scratch {
 }
 
 /// Trains for a few steps, leaves nothing, and says how long that took.
-pub fn measure(spec: &Spec, device: &DeviceArguments, rewriting: &RewriteArguments) -> Result<Cost, Failure> {
+pub fn measure(spec: &Spec, device: &Where, rewriting: &Choice) -> Result<Cost, Failure> {
     let mut spec = spec.clone();
     (spec.train.steps, spec.train.warmup) = (MEASURED, 0);
     let begun = Instant::now();

@@ -21,10 +21,11 @@ pub mod page;
 use super::arms::{self, Arm, Matching, check_name};
 use super::made::Arms;
 use super::study::{self, Listed, ended, ledger, run_folder};
-use crate::command::compare::{self, agree};
-use crate::command::exam::Arguments;
+use crate::compare::suite::{self, agree};
+use crate::device::Where;
 use crate::failure::{Done, Failure};
 use crate::number::many;
+use crate::rewriting::Choice;
 use crate::say;
 use crate::show::{duration, table};
 use battery::Setting;
@@ -164,9 +165,66 @@ struct Planned {
     costs: Vec<Cost>,
 }
 
+/// The exam that is asked for.
+pub struct Asked {
+    /// Specifications, the baseline first; or the folder of an exam, to go on with it.
+    pub specs: Vec<PathBuf>,
+    /// Seconds of all runs together, as measured on this machine.
+    pub budget: f64,
+    /// Steps of every run, in place of those that the time allows.
+    pub steps: Option<u64>,
+    /// Every arm trains with the seeds 0 to N - 1.
+    pub seeds: u64,
+    /// The tasks; the battery's where none are named.
+    pub tasks: Vec<TaskKind>,
+    /// The learning rates that every arm tries.
+    pub rates: Vec<f64>,
+    /// Folder of the exam and its report.
+    pub out: Option<PathBuf>,
+    /// Runs trained at once, which share the threads.
+    pub jobs: usize,
+    /// Do not match the arms, and train them though they do not agree.
+    pub allow_unequal: bool,
+    /// Match, check, measure and say how long all takes; train nothing.
+    pub dry_run: bool,
+    /// Where to run.
+    pub device: Where,
+    /// Which rewriting rules are used.
+    pub rewriting: Choice,
+}
+
+impl Asked {
+    /// The specifications, the baseline first, wherever the suites stand that name them.
+    pub fn arms(&self) -> Result<Vec<PathBuf>, Failure> {
+        Ok(self.specs.iter().map(std::path::absolute).collect::<Result<_, _>>()?)
+    }
+
+    /// The folder of an exam of these specifications.
+    pub fn folder(&self, specs: &[PathBuf]) -> PathBuf {
+        let stem = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name: String = specs.iter().map(|path| format!("-{}", stem(path))).collect();
+        let right = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+        let name: String = name.chars().map(right).take(120).collect();
+        self.out.clone().unwrap_or_else(|| Path::new("runs").join(format!("exam{name}")))
+    }
+}
+
 /// Sits an exam: plans it where it has not begun, trains what is not trained yet, and writes the
 /// report.
-pub fn run(a: &Arguments) -> Done {
+pub fn run(mut a: Asked) -> Done {
+    let mut seen = vec![];
+    for kind in &a.tasks {
+        if seen.contains(kind) {
+            return Err(Failure::Usage(format!("--tasks names {} twice", kind.facts().name)));
+        }
+        seen.push(*kind);
+    }
+    a.rates.sort_by(f64::total_cmp);
+    a.rates.dedup();
+    sit_or_go_on(&a)
+}
+
+fn sit_or_go_on(a: &Asked) -> Done {
     let specs = a.arms()?;
     if let Some((folder, manifest)) = begun(a, &specs)? {
         if a.dry_run {
@@ -194,7 +252,7 @@ pub fn run(a: &Arguments) -> Done {
 }
 
 /// The exam that the command goes on with; another one in its folder is refused.
-fn begun(a: &Arguments, specs: &[PathBuf]) -> Result<Option<(PathBuf, Manifest)>, Failure> {
+fn begun(a: &Asked, specs: &[PathBuf]) -> Result<Option<(PathBuf, Manifest)>, Failure> {
     if let [folder] = specs
         && let Some(found) = Manifest::of(folder)?
     {
@@ -229,7 +287,7 @@ fn begun(a: &Arguments, specs: &[PathBuf]) -> Result<Option<(PathBuf, Manifest)>
 }
 
 /// All that an exam is asked for, in words.
-fn asked(a: &Arguments, specs: &[PathBuf]) -> Vec<String> {
+fn asked(a: &Asked, specs: &[PathBuf]) -> Vec<String> {
     let full = |path: &PathBuf| path.canonicalize().unwrap_or(path.clone()).display().to_string();
     let mut words: Vec<String> = specs.iter().map(full).collect();
     words.extend(a.tasks.iter().map(|kind| kind.facts().name.to_string()));
@@ -247,7 +305,7 @@ fn asked(a: &Arguments, specs: &[PathBuf]) -> Vec<String> {
 }
 
 /// Reads, matches, checks and measures the arms of every task; nothing is written.
-fn plan(a: &Arguments, arms: &Arms) -> Result<Vec<Planned>, Failure> {
+fn plan(a: &Asked, arms: &Arms) -> Result<Vec<Planned>, Failure> {
     let kinds: &[TaskKind] = if a.tasks.is_empty() { &battery::BATTERY } else { &a.tasks };
     let mut all = vec![];
     for (i, &kind) in kinds.iter().enumerate() {
@@ -287,7 +345,7 @@ fn of_task(kind: TaskKind, failure: Failure) -> Failure {
 }
 
 /// The steps of every task, and whether rates are tuned.
-fn share(a: &Arguments, tasks: &[Planned]) -> Result<Split, Failure> {
+fn share(a: &Asked, tasks: &[Planned]) -> Result<Split, Failure> {
     let trials = if a.rates.is_empty() { RATES.len() } else { a.rates.len() } as u64;
     match a.steps {
         Some(steps) => Ok(Split { steps: vec![steps; tasks.len()], tuned: a.rates.len() > 1 }),
@@ -299,12 +357,7 @@ fn share(a: &Arguments, tasks: &[Planned]) -> Result<Split, Failure> {
 }
 
 /// The suite of a task.
-fn text(
-    a: &Arguments,
-    arms: &Arms,
-    setting: &Setting,
-    (steps, tuned): (u64, bool),
-) -> Result<String, Failure> {
+fn text(a: &Asked, arms: &Arms, setting: &Setting, (steps, tuned): (u64, bool)) -> Result<String, Failure> {
     let facts = setting.task.kind.facts();
     let sequence = setting.tokens()?.next_multiple_of(16);
     let difficulties = setting.task.difficulties().count() as u64;
@@ -333,7 +386,7 @@ fn text(
     ))
 }
 
-fn manifest(a: &Arguments, specs: &[PathBuf], tasks: &[Planned], split: &Split) -> Manifest {
+fn manifest(a: &Asked, specs: &[PathBuf], tasks: &[Planned], split: &Split) -> Manifest {
     let trials = match (split.tuned, a.rates.len()) {
         (false, _) => 0,
         (true, 0) => RATES.len(),
@@ -394,14 +447,13 @@ fn foreseen(manifest: &Manifest, tasks: &[Planned]) -> Result<String, Failure> {
 }
 
 /// Runs the suites of an exam, each as `dreamc compare` runs it, and writes the report.
-fn sit(a: &Arguments, folder: &Path, manifest: &Manifest) -> Done {
+fn sit(a: &Asked, folder: &Path, manifest: &Manifest) -> Done {
     let mut failed = vec![];
     for (i, task) in manifest.tasks.iter().enumerate() {
         let left = duration(manifest.left(folder)?);
         say!("\ntask {} of {}: {}, {left} left of all", i + 1, manifest.tasks.len(), task.name)?;
-        let suite =
-            compare::Arguments::of_suite(task.suite(folder), folder.join(&task.name), manifest.unequal, a);
-        match compare::run(suite) {
+        let suite = suite::Asked::of_suite(task.suite(folder), folder.join(&task.name), manifest.unequal, a);
+        match suite::run(suite) {
             Ok(()) => {}
             Err(Failure::Stopped(signal)) => return Err(Failure::Stopped(signal)),
             // A suite that cannot be read is an error of all; runs that fail are of their task.
