@@ -3,7 +3,7 @@
 //! ```text
 //! .dream ── dream.pest ──┐                    ┌── check ──> Spec, Suite   every error at its token
 //!                        ├──> Ast ── --set ───┤
-//! YAML ── serde_yaml ────┘                    └── format ──> text         either spelling, nothing lost
+//! YAML ── yaml.rs ───────┘                    └── format ──> text         either spelling, nothing lost
 //! ```
 //!
 //! In: any text. Out: a specification with every default filled in, or [`Diagnostics`], all errors

@@ -1,13 +1,13 @@
 //! The YAML spelling.
 //!
-//! `serde_yaml` is the authority on syntax and on what each scalar is; an event parser walks the
-//! same text for the position of every token. The two trees must have the same shape; a text that
-//! they read differently is refused. Aliases are written out, within bounds.
+//! An event parser reads the text, with the position of every token; `serde_yaml` says of each
+//! scalar without quotes what it is: a number, a truth value, nothing, or a text. Aliases are
+//! written out, within bounds.
 
 use std::fmt;
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Visitor};
 
 use crate::ast::*;
 use crate::comments;
@@ -31,17 +31,6 @@ pub(crate) fn read(source: &SourceMap, found: &mut Vec<Diagnostic>) -> Option<(F
             return None;
         }
     };
-    let raw = match serde_yaml::from_str::<Raw>(&source.text) {
-        Ok(raw) => raw,
-        Err(error) => {
-            let at = error.location().map_or(0, |location| location.index());
-            let at = at.min(source.text.len());
-            let message = error.to_string();
-            let message = message.split(" at line ").next().unwrap_or(&message).to_string();
-            found.push(Diagnostic::error("yaml", message).on(Span::new(at, at + 1)));
-            return None;
-        }
-    };
     let whole = Span::new(0, source.text.len());
     let (kind, pairs) = match &tokens.kind {
         TokenKind::Map { pairs, .. } => (kind_of(pairs), true),
@@ -59,7 +48,7 @@ pub(crate) fn read(source: &SourceMap, found: &mut Vec<Diagnostic>) -> Option<(F
     }
     let root: &'static keys::Section = if kind == FileKind::Suite { &keys::SUITE } else { &keys::SPEC };
     let mut reader = Reader { source, found };
-    let value = reader.value(&tokens, &raw, Some(Type::Section(root)));
+    let value = reader.value(&tokens, Some(Type::Section(root)));
     match value.kind {
         ValueKind::Map(mut map) => {
             let mut scalars = Vec::new();
@@ -84,18 +73,14 @@ pub(crate) fn read_value(
     let whole = Span::new(at, at + text.len());
     let shift = |span: Span| Span::new(span.start + at, span.end + at);
     let offsets = Offsets::new(text);
-    let parsed = tokens(text, &offsets).map_err(|error| error.message);
-    let parsed = parsed.and_then(|tokens| {
-        serde_yaml::from_str::<Raw>(text).map(|raw| (tokens, raw)).map_err(|error| error.to_string())
-    });
-    match parsed {
-        Err(message) => {
-            found.push(Diagnostic::error("yaml", message).on(whole));
+    match tokens(text, &offsets) {
+        Err(error) => {
+            found.push(Diagnostic::error("yaml", error.message).on(whole));
             Value::new(ValueKind::Invalid, whole)
         }
-        Ok((mut tokens, raw)) => {
+        Ok(mut tokens) => {
             tokens.each_span(&mut |span| *span = shift(*span));
-            Reader { source, found }.value(&tokens, &raw, kind)
+            Reader { source, found }.value(&tokens, kind)
         }
     }
 }
@@ -335,69 +320,59 @@ fn trimmed(text: &str, span: Span, style: ScalarStyle) -> Span {
 
 // Values ------------------------------------------------------------------------------------------
 
-/// A document as `serde_yaml` reads it, in order, keys that occur twice included.
-#[derive(Debug)]
-enum Raw {
+/// The type that `serde_yaml` sees in a scalar without quotes.
+#[derive(Clone, Debug)]
+enum Plain {
     Null,
     Bool(bool),
     Int(i128),
     Float(f64),
-    Str,
-    Seq(Vec<Raw>),
-    Map(Vec<(Raw, Raw)>),
+    Text,
 }
 
-impl<'de> Deserialize<'de> for Raw {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Raw, D::Error> {
+impl Plain {
+    /// The type of a scalar: as an element of a list, where no text begins another construct.
+    fn of(text: &str) -> Plain {
+        if text.contains('\n') {
+            return Plain::Text;
+        }
+        let element: Result<(Plain,), _> = serde_yaml::from_str(&format!("- {text}"));
+        // A text with a colon at its end or another mark of syntax is itself.
+        element.map_or(Plain::Text, |(plain,)| plain)
+    }
+}
+
+impl<'de> Deserialize<'de> for Plain {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Plain, D::Error> {
         struct Any;
         impl<'de> Visitor<'de> for Any {
-            type Value = Raw;
+            type Value = Plain;
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a value")
+                f.write_str("a scalar")
             }
-            fn visit_unit<E>(self) -> Result<Raw, E> {
-                Ok(Raw::Null)
+            fn visit_unit<E>(self) -> Result<Plain, E> {
+                Ok(Plain::Null)
             }
-            fn visit_none<E>(self) -> Result<Raw, E> {
-                Ok(Raw::Null)
+            fn visit_bool<E>(self, value: bool) -> Result<Plain, E> {
+                Ok(Plain::Bool(value))
             }
-            fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Raw, D::Error> {
-                deserializer.deserialize_any(Any)
+            fn visit_i64<E>(self, value: i64) -> Result<Plain, E> {
+                Ok(Plain::Int(value.into()))
             }
-            fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
-                Ok(Raw::Bool(value))
+            fn visit_u64<E>(self, value: u64) -> Result<Plain, E> {
+                Ok(Plain::Int(value.into()))
             }
-            fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
-                Ok(Raw::Int(value.into()))
+            fn visit_i128<E>(self, value: i128) -> Result<Plain, E> {
+                Ok(Plain::Int(value))
             }
-            fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
-                Ok(Raw::Int(value.into()))
+            fn visit_u128<E>(self, value: u128) -> Result<Plain, E> {
+                Ok(i128::try_from(value).map_or(Plain::Float(value as f64), Plain::Int))
             }
-            fn visit_i128<E>(self, value: i128) -> Result<Raw, E> {
-                Ok(Raw::Int(value))
+            fn visit_f64<E>(self, value: f64) -> Result<Plain, E> {
+                Ok(Plain::Float(value))
             }
-            fn visit_u128<E>(self, value: u128) -> Result<Raw, E> {
-                Ok(i128::try_from(value).map_or(Raw::Float(value as f64), Raw::Int))
-            }
-            fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
-                Ok(Raw::Float(value))
-            }
-            fn visit_str<E>(self, _: &str) -> Result<Raw, E> {
-                Ok(Raw::Str)
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Raw, A::Error> {
-                let mut elements = Vec::new();
-                while let Some(element) = access.next_element()? {
-                    elements.push(element);
-                }
-                Ok(Raw::Seq(elements))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Raw, A::Error> {
-                let mut pairs = Vec::new();
-                while let Some(pair) = access.next_entry()? {
-                    pairs.push(pair);
-                }
-                Ok(Raw::Map(pairs))
+            fn visit_str<E>(self, _: &str) -> Result<Plain, E> {
+                Ok(Plain::Text)
             }
         }
         deserializer.deserialize_any(Any)
@@ -414,18 +389,18 @@ impl Reader<'_> {
         self.found.push(Diagnostic::error(code, message).on(span).help(help));
     }
 
-    fn value(&mut self, token: &Token, raw: &Raw, kind: Option<Type>) -> Value {
+    fn value(&mut self, token: &Token, kind: Option<Type>) -> Value {
         let span = token.span;
-        let value = match (&token.kind, raw) {
-            (TokenKind::Map { pairs, flow }, Raw::Map(raws)) if pairs.len() == raws.len() => {
+        let value = match &token.kind {
+            TokenKind::Map { pairs, flow } => {
                 let broken = if *flow { broken(self.source.slice(span)) } else { true };
                 let mut map = Map { span, broken, ..Map::default() };
-                for ((key, value), (_, raw)) in pairs.iter().zip(raws) {
+                for (key, value) in pairs {
                     let TokenKind::Scalar { text, .. } = &key.kind else {
                         self.error("yaml", key.span, "a key must be a name", "write `name: value`");
                         continue;
                     };
-                    let mut value = self.value(value, raw, kind.and_then(|kind| kind.child(text)));
+                    let mut value = self.value(value, kind.and_then(|kind| kind.child(text)));
                     if value.kind == ValueKind::Null {
                         value.span = key.span;
                     }
@@ -435,59 +410,49 @@ impl Reader<'_> {
                 }
                 ValueKind::Map(map)
             }
-            (TokenKind::Seq { elements, flow }, Raw::Seq(raws)) if elements.len() == raws.len() => {
+            TokenKind::Seq { elements, flow } => {
                 let broken = if *flow { broken(self.source.slice(span)) } else { true };
                 let inner = match kind {
                     Some(Type::Layers) => Some(Type::Layers),
                     kind => kind.and_then(|kind| kind.element().copied()),
                 };
                 let mut list = List { span, broken, ..List::default() };
-                for (token, raw) in elements.iter().zip(raws) {
-                    let value = self.value(token, raw, inner);
+                for token in elements {
+                    let value = self.value(token, inner);
                     list.items.push(Item::new(value));
                 }
                 ValueKind::List(list)
             }
-            (TokenKind::Scalar { text, plain, quoted }, raw) => {
-                let scalar = Scalar { text, plain: *plain, quoted: *quoted, span };
-                match raw {
-                    Raw::Map(_) | Raw::Seq(_) => self.ambiguous(span),
-                    raw => self.scalar(&scalar, raw, kind),
-                }
+            TokenKind::Scalar { text, plain, quoted } => {
+                self.scalar(&Scalar { text, plain: *plain, quoted: *quoted, span }, kind)
             }
-            _ => self.ambiguous(span),
         };
         Value::new(value, span)
     }
 
-    fn ambiguous(&mut self, span: Span) -> ValueKind {
-        let help = "quote the text, or write the value on one line";
-        self.error("yaml", span, "YAML parsers disagree about what this is", help);
-        ValueKind::Invalid
-    }
-
-    fn scalar(&mut self, scalar: &Scalar, raw: &Raw, kind: Option<Type>) -> ValueKind {
+    fn scalar(&mut self, scalar: &Scalar, kind: Option<Type>) -> ValueKind {
+        let is = if scalar.plain { Plain::of(scalar.text) } else { Plain::Text };
         match kind {
-            Some(Type::Layers | Type::Composition) if !matches!(raw, Raw::Null) => {
+            Some(Type::Layers | Type::Composition) if !matches!(is, Plain::Null) => {
                 let aligned = scalar.align(self.source);
                 let at = |offset: usize| aligned.get(offset).copied().unwrap_or(scalar.span.end);
                 let layer = Lowering { at: &at, found: self.found }.layer_text(scalar.text, scalar.span);
                 return ValueKind::Layer(layer);
             }
-            Some(kind) if kind.textual() && !matches!(raw, Raw::Null) => {
+            Some(kind) if kind.textual() && !matches!(is, Plain::Null) => {
                 return text_kind(scalar.text.to_string());
             }
             _ => {}
         }
         let numeric = kind.is_some_and(|kind| kind.numeric() && !matches!(kind, Type::Any));
-        match raw {
-            Raw::Null => ValueKind::Null,
-            Raw::Bool(value) => ValueKind::Bool(*value),
-            Raw::Int(value) => self.literal(scalar, value.to_string(), *value < 0),
-            Raw::Float(value) if value.is_finite() => {
-                self.literal(scalar, format!("{value:?}"), *value < 0.0)
+        match is {
+            Plain::Null => ValueKind::Null,
+            Plain::Bool(value) => ValueKind::Bool(value),
+            Plain::Int(value) => self.literal(scalar, value.to_string(), value < 0),
+            Plain::Float(value) if value.is_finite() => {
+                self.literal(scalar, format!("{value:?}"), value < 0.0)
             }
-            Raw::Float(_) => {
+            Plain::Float(_) => {
                 self.error("out-of-range", scalar.span, "this number is not finite", "write a finite number");
                 ValueKind::Invalid
             }
@@ -594,5 +559,24 @@ fn escape_length(text: &str) -> usize {
         Some(b'u') => 6,
         Some(b'U') => 10,
         _ => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scalar_is_what_it_is_as_the_value_of_a_key() {
+        let texts =
+            "~ null true yes 1 -1 +3 017 0x10 0o7 1_000 1e3 .5 -.5 1. .inf .nan 1:30 2026-11-28 a a-b x.y <<";
+        for text in texts.split(' ') {
+            let value: std::collections::BTreeMap<String, Plain> =
+                serde_yaml::from_str(&format!("key: {text}")).unwrap();
+            assert_eq!(format!("{:?}", Plain::of(text)), format!("{:?}", value["key"]), "{text}");
+        }
+        for text in ["a:", "- x", "[", "two\nlines"] {
+            assert!(matches!(Plain::of(text), Plain::Text), "{text}");
+        }
     }
 }
