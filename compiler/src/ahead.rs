@@ -21,7 +21,7 @@
 //! arena.
 
 use crate::program::kernel::{Gathered, Returned, Scattered, Sent};
-use crate::program::{BufferId, Kernel, KernelKind, Launch, Operand, Plan, Program, Space, Step};
+use crate::program::{BufferId, Kernel, KernelKind, Launch, Operand, Plan, Program, Space, Step, listed};
 
 /// The exchanges of a program, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl Walk<'_> {
                 }
                 Step::Loop { variable, count, reverse, steps } => {
                     let first = *number;
-                    *number += launches(steps);
+                    *number += listed(steps).count();
                     if !exchanges(steps, self.plan) {
                         continue;
                     }
@@ -142,20 +142,8 @@ impl Walk<'_> {
     }
 }
 
-/// Launches of a list, loops once.
-pub fn launches(steps: &[Step]) -> usize {
-    let of = |step: &Step| match step {
-        Step::Launch(_) => 1,
-        Step::Loop { steps, .. } => launches(steps),
-    };
-    steps.iter().map(of).sum()
-}
-
 fn exchanges(steps: &[Step], plan: &Plan) -> bool {
-    steps.iter().any(|step| match step {
-        Step::Launch(launch) => Kind::of(plan.kernel(launch.kernel)).is_some(),
-        Step::Loop { steps, .. } => exchanges(steps, plan),
-    })
+    listed(steps).any(|launch| Kind::of(plan.kernel(launch.kernel)).is_some())
 }
 
 /// Bytes that an exchange holds at the most; `unit` are those of an element of a row.
@@ -186,19 +174,19 @@ fn range(plan: &Plan, operand: &Operand) -> Option<std::ops::Range<u64>> {
 fn disturbed(plan: &Plan, steps: &[Step], kind: Kind, (operand, reads): (usize, bool)) -> bool {
     let mut own: Vec<std::ops::Range<u64>> = vec![];
     let mut seen: std::collections::BTreeSet<BufferId> = Default::default();
-    each(steps, &mut |launch| {
+    for launch in listed(steps) {
         if Kind::of(plan.kernel(launch.kernel)) == Some(kind)
             && let Some(Operand::Tensor { buffer, .. }) = launch.operands.get(operand)
             && seen.insert(*buffer)
         {
             own.extend(launch.operands.get(operand).and_then(|operand| range(plan, operand)));
         }
-    });
+    }
     let mut meets = false;
-    each(steps, &mut |launch| {
+    for launch in listed(steps) {
         let kernel = plan.kernel(launch.kernel);
         if Kind::of(kernel) == Some(kind) {
-            return;
+            continue;
         }
         for (operand, slot) in launch.operands.iter().zip(&kernel.signature()) {
             if (reads || slot.role.writes())
@@ -207,17 +195,8 @@ fn disturbed(plan: &Plan, steps: &[Step], kind: Kind, (operand, reads): (usize, 
                 meets |= own.iter().any(|own| own.start < range.end && range.start < own.end);
             }
         }
-    });
-    meets
-}
-
-fn each(steps: &[Step], f: &mut dyn FnMut(&Launch)) {
-    for step in steps {
-        match step {
-            Step::Launch(launch) => f(launch),
-            Step::Loop { steps, .. } => each(steps, f),
-        }
     }
+    meets
 }
 
 /// Where the exchanges of a program begin and end.

@@ -199,6 +199,21 @@ pub enum Step {
     },
 }
 
+/// The launches of steps, in order; those of a loop once.
+pub fn listed(steps: &[Step]) -> impl Iterator<Item = &Launch> {
+    let mut open = vec![steps.iter()];
+    std::iter::from_fn(move || {
+        while let Some(steps) = open.last_mut() {
+            match steps.next() {
+                Some(Step::Launch(launch)) => return Some(launch),
+                Some(Step::Loop { steps, .. }) => open.push(steps.iter()),
+                None => drop(open.pop()),
+            }
+        }
+        None
+    })
+}
+
 /// A launch list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Program {

@@ -5,7 +5,7 @@ use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::ir::{Function, Module, Output};
 use dreamc_compiler::lower::Shape;
 use dreamc_compiler::precision::Narrow;
-use dreamc_compiler::program::{Kernel, Plan, Space, Step};
+use dreamc_compiler::program::{Kernel, Plan, Space, Step, listed};
 use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_compiler::{Cache, CompileError, Options, PREPARE, Pass, compile, compile_watched};
 use dreamc_dsl::Spec;
@@ -35,13 +35,9 @@ fn options() -> Options {
     Options { batch: 2, sequence: 64, train: true, ..Options::default() }
 }
 
-fn launches(steps: &[Step]) -> usize {
-    steps.iter().map(|s| if let Step::Loop { steps, .. } = s { launches(steps) } else { 1 }).sum()
-}
-
 /// Launches of all programs.
 fn length(plan: &Plan) -> usize {
-    plan.programs.values().map(|p| launches(&p.steps)).sum()
+    plan.programs.values().map(|p| listed(&p.steps).count()).sum()
 }
 
 /// Two biases of one sum have one gradient, which is added to both.

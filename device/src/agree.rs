@@ -11,7 +11,7 @@
 
 use super::{Device, DeviceError, Group, Session};
 use dreamc_compiler::ir::DType;
-use dreamc_compiler::program::{Affine, KernelKind, Launch, Operand, Plan, Program, Step};
+use dreamc_compiler::program::{Affine, KernelKind, Launch, Operand, Plan, Program, Step, listed};
 
 /// One launch on both devices.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,19 +91,10 @@ fn unroll(steps: &[Step], mut at: usize, variables: &mut Vec<u64>, list: &mut Ve
                     variables[*variable as usize] = if *reverse { count - 1 - i } else { i };
                     unroll(steps, at, variables, list);
                 }
-                at + length(steps)
+                at + listed(steps).count()
             }
         };
     }
-}
-
-/// How many launches are listed.
-fn length(steps: &[Step]) -> usize {
-    let of = |step: &Step| match step {
-        Step::Launch(_) => 1,
-        Step::Loop { steps, .. } => length(steps),
-    };
-    steps.iter().map(of).sum()
 }
 
 /// Compares what a launch wrote, and makes it the same.

@@ -245,8 +245,8 @@ fn unrolled(plan: &Plan, name: &str, program: &Program, single: &mut Plan) -> Un
             }
         }
     }
-    let mut listed = vec![];
-    list_of(&program.steps, &mut listed);
+    let unmeasured = |launch: &Launch| LaunchStats::of(&launch.origin, launch.kernel);
+    let listed = dreamc_compiler::program::listed(&program.steps).map(unmeasured).collect();
     Unrolled { empty, launches, listed }
 }
 
@@ -302,16 +302,6 @@ fn across(plan: &Plan, piece: Piece) -> impl Iterator<Item = Piece> {
         let (instance, first) = (piece.instance + more, first - more * each);
         Piece { instance, first, length, stride: length, ..piece.clone() }
     })
-}
-
-/// The launches of a list, with measurements of 0.
-fn list_of(steps: &[Step], list: &mut Vec<LaunchStats>) {
-    for step in steps {
-        match step {
-            Step::Launch(launch) => list.push(LaunchStats::of(&launch.origin, launch.kernel)),
-            Step::Loop { steps, .. } => list_of(steps, list),
-        }
-    }
 }
 
 impl Session for Poisoning {

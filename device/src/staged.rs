@@ -15,7 +15,7 @@ use super::backend::Backend;
 use super::exchange::Collective;
 use super::rows::{self, Tables};
 use dreamc_compiler::ahead::{self, Exchange};
-use dreamc_compiler::program::{Kernel, Plan, Step};
+use dreamc_compiler::program::{Kernel, Plan, Program, listed};
 use std::collections::VecDeque;
 
 /// Bytes of a number.
@@ -34,12 +34,9 @@ impl Room {
     pub(crate) fn of(plan: &Plan) -> Self {
         let mut room = Room { slots: ahead::room(plan), ..Room::default() };
         for program in plan.programs.values() {
-            let mut tables = 0;
-            sent(&program.steps, plan, &mut |bytes| {
-                tables += 1;
-                room.table = room.table.max(bytes.next_multiple_of(16));
-            });
-            room.tables = room.tables.max(tables);
+            let most = sent(program, plan).map(|bytes| bytes.next_multiple_of(16)).max();
+            room.table = room.table.max(most.unwrap_or(0));
+            room.tables = room.tables.max(sent(program, plan).count() as u64);
         }
         room
     }
@@ -49,18 +46,12 @@ impl Room {
     }
 }
 
-/// Finds the launches that send rows: bytes of a table of each.
-fn sent(steps: &[Step], plan: &Plan, found: &mut dyn FnMut(u64)) {
-    for step in steps {
-        match step {
-            Step::Loop { steps, .. } => sent(steps, plan, found),
-            Step::Launch(launch) => {
-                if let Kernel::Sent(sent) = plan.kernel(launch.kernel) {
-                    found(Tables::bytes(&sent.owners));
-                }
-            }
-        }
-    }
+/// Bytes of a table of each launch that sends rows.
+fn sent<'p>(program: &'p Program, plan: &'p Plan) -> impl Iterator<Item = u64> + 'p {
+    listed(&program.steps).filter_map(|launch| match plan.kernel(launch.kernel) {
+        Kernel::Sent(sent) => Some(Tables::bytes(&sent.owners)),
+        _ => None,
+    })
 }
 
 /// An exchange that ends after its place.

@@ -8,10 +8,10 @@
 use crate::exchange::{Exchange, Mesh, Rows, What};
 use crate::machine::Way;
 use dreamc_compiler::LAST;
-use dreamc_compiler::ahead::{self, Ahead, ahead};
+use dreamc_compiler::ahead::{Ahead, ahead};
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::program::kernel::{Pooled, Returned, Sent};
-use dreamc_compiler::program::{Kernel, Launch, Operand, Owners, Parts, Plan, Step};
+use dreamc_compiler::program::{Kernel, Launch, Operand, Owners, Parts, Plan, Step, listed};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -74,7 +74,8 @@ fn program(plan: &Plan, prices: &Prices, mesh: Option<&Mesh>, name: &str, work: 
     let prices = prices.get(name).map_or(&[][..], Vec::as_slice);
     let by_host = mesh.is_some_and(|mesh| mesh.machine.way == Way::Star);
     let ahead = if mesh.is_some() { ahead(plan, program) } else { Ahead::default() };
-    let launches = if ahead.list.is_empty() { vec![] } else { listed(&program.steps) };
+    let launches: Vec<&Launch> =
+        if ahead.list.is_empty() { vec![] } else { listed(&program.steps).collect() };
     let jobs = vec![None; ahead.list.len()];
     let (variables, copy) = (vec![0; program.variables as usize], mesh.map_or(f64::MAX, |m| m.machine.copy));
     let mut walk = Walk {
@@ -131,7 +132,7 @@ impl Walk<'_> {
                 }
                 Step::Loop { variable, count, reverse, steps } => {
                     let first = *number;
-                    *number += ahead::launches(steps);
+                    *number += listed(steps).count();
                     for i in 0..*count {
                         self.variables[*variable as usize] = if *reverse { count - 1 - i } else { i };
                         self.steps(steps, &mut first.clone());
@@ -266,15 +267,4 @@ impl Walk<'_> {
             Some(Operand::Index(_)) | None => 0,
         }
     }
-}
-
-/// The launches of a list, loops once.
-fn listed(steps: &[Step]) -> Vec<&Launch> {
-    fn of(step: &Step) -> Vec<&Launch> {
-        match step {
-            Step::Launch(launch) => vec![launch],
-            Step::Loop { steps, .. } => listed(steps),
-        }
-    }
-    steps.iter().flat_map(of).collect()
 }

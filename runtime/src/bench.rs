@@ -20,7 +20,7 @@ use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{
     Affine, Buffer, BufferId, Kernel, KernelId, KernelKind, Launch, Matrix, Operand, Plan, Program, Space,
-    Step, kernel,
+    Step, kernel, listed,
 };
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Options, compile};
@@ -425,14 +425,6 @@ pub fn decoding(
 /// Bytes of weights that the products of a program read: one multiply-add for each row and element,
 /// or for each choice of an expert.
 fn weights_read(model: &Model, program: &str) -> Result<u64, BenchError> {
-    fn visit(steps: &[Step], each: &mut impl FnMut(&Launch)) {
-        for step in steps {
-            match step {
-                Step::Launch(launch) => each(launch),
-                Step::Loop { steps, .. } => visit(steps, each),
-            }
-        }
-    }
     let mut session = model.session();
     session.instrument(Instrument { count: true, time: false });
     let stats = session.run(program)?.by_launch;
@@ -450,14 +442,12 @@ fn weights_read(model: &Model, program: &str) -> Result<u64, BenchError> {
         let slots = kernel.signature();
         let operand = slots.iter().position(|slot| slot.name == name);
         let mut dtype = DType::F32;
-        visit(&plan.programs[program].steps, &mut |l| {
-            if l.kernel != launch.kernel || l.origin != launch.origin {
-                return;
-            }
+        let same = |l: &&Launch| l.kernel == launch.kernel && l.origin == launch.origin;
+        for l in listed(&plan.programs[program].steps).filter(same) {
             if let Some(Operand::Tensor { buffer, .. }) = operand.and_then(|o| l.operands.get(o)) {
                 dtype = plan.buffer(*buffer).dtype;
             }
-        });
+        }
         bytes += dtype.room(launch.multiply_adds / rows.max(1));
     }
     Ok(bytes)

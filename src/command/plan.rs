@@ -4,7 +4,7 @@ use crate::arguments::SpecArguments;
 use clap::{Args, value_parser};
 use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::format::Formats;
-use dreamc_compiler::program::{Kernel, Plan, Step};
+use dreamc_compiler::program::{Kernel, Plan, Step, listed};
 use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_device::gpu::{prices, prices_by_rates};
 use dreamc_device::paper::PaperDevice;
@@ -306,18 +306,13 @@ fn lesson(spec: &Spec, prepared: &Prepared, machine: &Machine, ranks: u64) -> Re
 
 /// The rank with the longest part of what is cut, where something is.
 fn longest(steps: &[Step], plan: &Plan) -> Option<u64> {
-    steps.iter().find_map(|step| match step {
-        Step::Loop { steps, .. } => longest(steps, plan),
-        Step::Launch(launch) => {
-            let parts = if let Kernel::AllGather(gather) = plan.kernel(launch.kernel) {
-                &gather.parts
-            } else if let Kernel::Gathered(gathered) = plan.kernel(launch.kernel) {
-                &gathered.parts
-            } else {
-                return None;
-            };
-            (0..parts.ranks()).rev().max_by_key(|&rank| parts.of(rank).1)
-        }
+    listed(steps).find_map(|launch| {
+        let parts = match plan.kernel(launch.kernel) {
+            Kernel::AllGather(gather) => &gather.parts,
+            Kernel::Gathered(gathered) => &gathered.parts,
+            _ => return None,
+        };
+        (0..parts.ranks()).rev().max_by_key(|&rank| parts.of(rank).1)
     })
 }
 

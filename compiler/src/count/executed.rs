@@ -13,7 +13,7 @@ use super::{CountError, total};
 use crate::ir::{CostError, Extents};
 use crate::op::attention::kernel::visible;
 use crate::op::kernel::{Amount, Units};
-use crate::program::{BufferId, Kernel, KernelKind, Launch, Operand, Plan, Space, Step};
+use crate::program::{BufferId, Kernel, KernelKind, Launch, Operand, Plan, Space, Step, listed};
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 
@@ -140,15 +140,6 @@ fn place(operand: Option<&Operand>) -> Option<Place> {
         Some(Operand::Tensor { buffer, offset, .. }) => Some((*buffer, *offset)),
         _ => None,
     }
-}
-
-/// The launches of a list, loops once.
-fn listed<'p>(steps: &'p [Step]) -> Vec<&'p Launch> {
-    let of = |step: &'p Step| match step {
-        Step::Launch(launch) => vec![launch],
-        Step::Loop { steps, .. } => listed(steps),
-    };
-    steps.iter().flat_map(of).collect()
 }
 
 /// Offsets of groupings that leave slots out: those of routers with no-op experts, and of rows that

@@ -20,7 +20,7 @@ use dreamc_compiler::count::network::Network;
 use dreamc_compiler::count::roofline::{Bound, Demand, Rates};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::Units;
-use dreamc_compiler::program::{Kernel, KernelKind, Launch, Operand, Parts, Plan, Role, Step, Touches};
+use dreamc_compiler::program::{Kernel, KernelKind, Launch, Operand, Parts, Plan, Role, Touches, listed};
 use dreamc_compiler::rewrite::Target;
 use std::collections::HashMap;
 use std::fmt;
@@ -111,7 +111,7 @@ pub fn prices(
     let mut all: HashMap<String, Vec<f64>> = plan
         .programs
         .iter()
-        .map(|(name, program)| (name.clone(), vec![0.0; listed(&program.steps).len()]))
+        .map(|(name, program)| (name.clone(), vec![0.0; listed(&program.steps).count()]))
         .collect();
     each_line(plan, &|_| 1, architecture, device, &|_| HashMap::new(), &|_, _| {}, &mut |place, _, line| {
         let own = all.get_mut(place.0).and_then(|list| list.get_mut(place.1));
@@ -132,7 +132,7 @@ pub fn prices_by_rates(
     let turns = Turns::of(plan);
     let of = |name: &String| -> Result<Vec<f64>, TableError> {
         let counted = executed(plan, name, &|launch| turns.even(plan, launch))?;
-        let list = listed(&plan.programs[name].steps);
+        let list: Vec<&Launch> = listed(&plan.programs[name].steps).collect();
         let seconds = list.into_iter().zip(&counted.launches).map(|(own, counted)| {
             match Collective::of(plan.kernel(own.kernel)) {
                 Some(_) => 0.0,
@@ -173,8 +173,7 @@ fn each_line(
     for (program, steps) in &plan.programs {
         let often = times(program);
         let counted = executed(plan, program, &|launch| turns.even(plan, launch))?;
-        for (number, (launch, counted)) in listed(&steps.steps).into_iter().zip(&counted.launches).enumerate()
-        {
+        for (number, (launch, counted)) in listed(&steps.steps).zip(&counted.launches).enumerate() {
             let Some(own) = variants.next() else { continue };
             if often == 0 || counted.times == 0 {
                 continue;
@@ -249,13 +248,6 @@ fn exchanged(collective: Collective, kernel: String, launches: u128, device: &De
     }
 }
 
-/// The launches of a program's list, in order, loops ignored.
-pub(super) fn listed(steps: &[Step]) -> Vec<&Launch> {
-    let mut list = vec![];
-    walk(steps, &mut list);
-    list
-}
-
 /// Work that one launch asks of a device.
 pub(super) fn demand(plan: &Plan, launch: &Launch, counted: &Launched) -> Demand {
     let times = counted.times.max(1) as f64;
@@ -273,15 +265,6 @@ fn reads(plan: &Plan, launch: &Launch, dtype: DType) -> bool {
     match launch.operands.first() {
         Some(Operand::Tensor { buffer, .. }) => plan.buffer(*buffer).dtype == dtype,
         _ => false,
-    }
-}
-
-fn walk<'p>(steps: &'p [Step], list: &mut Vec<&'p Launch>) {
-    for step in steps {
-        match step {
-            Step::Launch(launch) => list.push(launch),
-            Step::Loop { steps, .. } => walk(steps, list),
-        }
     }
 }
 

@@ -13,7 +13,7 @@ use dreamc_compiler::count::executed::{Launched, executed};
 use dreamc_compiler::ir::{Attention, DType, Extents};
 use dreamc_compiler::op::choose::Measure;
 use dreamc_compiler::program::{
-    AttentionShape, Buffer, Kernel, KernelKind, Launch, Layout, Operand, Plan, Space,
+    AttentionShape, Buffer, Kernel, KernelKind, Launch, Layout, Operand, Plan, Space, listed,
 };
 use serde::{Deserialize, Serialize};
 
@@ -363,7 +363,7 @@ fn costs(plan: &Plan, program: &str) -> Vec<f64> {
             once
         }
     };
-    table::listed(&list.steps).into_iter().zip(&counted.launches).map(of).collect()
+    listed(&list.steps).zip(&counted.launches).map(of).collect()
 }
 
 /// Seconds of each launch of a program's list by the data sheet.
@@ -371,7 +371,7 @@ fn least(plan: &Plan, program: &str, sheet: Option<&'static Device>) -> Vec<f64>
     let Some(sheet) = sheet else { return vec![] };
     let Ok(counted) = executed(plan, program, &|_| Extents::default()) else { return vec![] };
     let Some(list) = plan.programs.get(program) else { return vec![] };
-    let launches = table::listed(&list.steps);
+    let launches: Vec<&Launch> = listed(&list.steps).collect();
     launches
         .into_iter()
         .zip(&counted.launches)
