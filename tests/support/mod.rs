@@ -50,7 +50,7 @@ pub const CASES: [&str; 17] = [
 ];
 
 /// The golden cases of the wiring of depth; most stand for a file of `examples/zoo`.
-pub const WIRINGS: [&str; 45] = [
+pub const WIRINGS: [&str; 47] = [
     "apart",
     "factors",
     "lanes_embed",
