@@ -120,7 +120,7 @@ fn every_state_along_depth_ends_before_detached_passes() {
 /// All that components leave stands in one depth stream, a row for each application of each.
 #[test]
 fn what_components_leave_along_depth_has_rows_one_after_another() {
-    let text = "model m {\n vocab 31 hidden 16 context 16\n sa = sequence { heads 2 depth_stream keys projection none }\n \
+    let text = "model m {\n vocab 31 hidden 16 context 16\n sa = sequence { heads 2, depth_stream keys, projection none }\n \
                 mlp = mlp { intermediate 24 depth_stream }\n plain = mlp { intermediate 24 }\n layer { sa > mlp }\n \
                 recur 3 { layer { mlp } repeat 2 { plain > sa } }\n}\n";
     let ast = parse("m.dream", text, Spelling::Dream).unwrap_or_else(|e| panic!("{e}"));

@@ -4,7 +4,7 @@
 const FLAGS = [
   "tie", "unit_offset", "pre_norm", "post_norm", "half_reversed", "normalise", "shared", "document_mask", "begin",
   "decay_embeddings", "best", "into_input", "threshold", "norm_only", "pooled", "merge",
-  "sink", "shared_gate", "biased", "truncate", "value_residual", "depth_keys", "nested", "depth_choice", "recheck", "dora",
+  "sink", "shared_gate", "biased", "truncate", "value_residual", "depth_keys", "depth_stream", "nested", "depth_choice", "recheck", "dora",
   "head_bias", "whole",
 ];
 
