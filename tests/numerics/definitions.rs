@@ -212,7 +212,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
          s = scores(best) - stop(maximum(scores(best), over choices))
          loss 0.5 * sum(mass(y) * (log(sum(exp(s), over choices)) - s), over heads choices)
          m = mass(attend(q, k, v, among = choose(q, running(k, block = 3), 2, block = 3, over four)))
-         loss 0.1 * sum(m * m, over choices)
+         loss 0.1 * sum(m * m, over choices2)
          return linear(y, [hidden])",
     ),
     (
