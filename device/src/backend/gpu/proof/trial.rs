@@ -331,8 +331,8 @@ const ALONE: f64 = 4e3;
 
 /// Multiply-adds of the naive kernel of each launch of a program's list: attention finds every
 /// score again for each element of a head, and looks a list through for each key; a choice finds
-/// all scores again for each block; the gradient of an embedding looks at all ids, and one thread
-/// sums a norm.
+/// all scores again for each block; the gradient of scores searches every list for each element of
+/// a key; the gradient of an embedding looks at all ids, and one thread sums a norm.
 fn costs(plan: &Plan, program: &str) -> Vec<f64> {
     let Ok(counted) = executed(plan, program, &|_| Extents::default()) else { return vec![] };
     let Some(list) = plan.programs.get(program) else { return vec![] };
@@ -355,6 +355,10 @@ fn costs(plan: &Plan, program: &str) -> Vec<f64> {
             // A thread for each list.
             let alone = (ALONE / (rows * c.lists as f64)).max(1.0);
             alone * rows * s.keys as f64 * count * (c.lists as f64 * count + found)
+        } else if let Kernel::KeyScoresGrad(g) = kernel {
+            let (s, count) = (&g.scores.shape, g.scores.seen.among.map_or(1, |among| among.count));
+            let searched = (s.batch * s.keys * s.queries * s.heads * s.size) as f64;
+            once * s.size as f64 + searched * f64::from(count.ilog2() + 1)
         } else if let Kernel::EmbedGrad(e) = kernel {
             e.rows as f64 * e.vocab as f64 * e.width as f64
         } else if let Kernel::Norm(norm) = kernel {
