@@ -173,10 +173,13 @@ impl Pipeline for Faulty<'_> {
     }
 }
 
+/// A change of the bytes that a rank brings.
+type Change = dyn Fn(&Group, Collective, &mut Vec<u8>) + Send + Sync;
+
 /// A group whose ranks bring something else than they were given.
 struct Wrong {
     group: Group,
-    edit: Box<dyn Fn(&Group, Collective, &mut Vec<u8>) + Send + Sync>,
+    edit: Box<Change>,
 }
 
 impl Transport for Wrong {
@@ -195,7 +198,7 @@ impl Transport for Wrong {
     }
 }
 
-/// What rank 1 says of its part of a checkpoint, changed.
+/// The words of rank 1 on its part of a checkpoint, changed.
 fn said(group: Group, edit: fn(&str) -> String) -> Group {
     wrong(group, move |group, what, bytes| {
         let text = String::from_utf8_lossy(bytes).into_owned();
@@ -209,7 +212,7 @@ fn wrong(group: Group, edit: impl Fn(&Group, Collective, &mut Vec<u8>) + Send + 
     Group::over(group.rank(), group.size(), Arc::new(Wrong { group, edit: Box::new(edit) }))
 }
 
-/// What a rank says of its part, with the first number that it has one later.
+/// The words of a rank on its part, with the first number that it has one later.
 fn later(text: &str) -> String {
     let number = || {
         let (head, tail) = text.split_once("\"ranges\":[[")?;

@@ -55,7 +55,7 @@ impl Kind {
     }
 }
 
-/// What a rank writes of a tensor.
+/// A tensor, or the part of it, that a rank writes.
 #[derive(Clone, Debug)]
 pub struct Holding {
     /// Its name, and the shape of all of it.
@@ -64,7 +64,7 @@ pub struct Holding {
     pub range: Option<Range<u64>>,
 }
 
-/// What a rank writes of a checkpoint.
+/// The share of a rank in a checkpoint.
 pub struct Share<'a> {
     /// The folder that is being filled.
     pub folder: &'a Path,
@@ -74,7 +74,7 @@ pub struct Share<'a> {
     pub rank: u64,
     /// Texts kept with the model.
     pub metadata: &'a [(String, String)],
-    /// What it writes of either kind.
+    /// Its tensors of either kind.
     pub holdings: [&'a [Holding]; 2],
     /// Whether a kind is cut over ranks.
     pub cut: [bool; 2],
@@ -85,7 +85,7 @@ pub struct Share<'a> {
 /// A file that a rank has on disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Filed {
-    /// What it holds.
+    /// The kind of its tensors.
     pub kind: Kind,
     /// Which rank wrote it.
     pub rank: u64,
@@ -193,7 +193,7 @@ pub struct Manifest {
 pub struct File {
     /// Its name.
     pub file: String,
-    /// What it holds.
+    /// The kind of its tensors.
     pub kind: Kind,
     /// The rank that wrote it.
     pub rank: u64,
@@ -278,7 +278,7 @@ impl Manifest {
         let bad = |problem: String| CheckpointError::Corrupt { path: path.clone(), problem };
         let manifest: Manifest = serde_json::from_slice(&sums.read(PARTS)?)
             .map_err(|error| bad(format!("cannot be read: {error}")))?;
-        // What is left of each part: numbers that it has no room for are never made room for.
+        // Room left in each part: numbers that it has no room for are never made room for.
         let mut left: Vec<u64> = manifest.files.iter().map(|file| file.bytes / NUMBER).collect();
         let mut fits = |piece: &Piece| {
             let room = left.get_mut(piece.part);
@@ -356,7 +356,7 @@ struct Part {
     bytes: u64,
     /// The rank and the step.
     stands_for: [u64; 2],
-    /// What it holds, once it was verified.
+    /// Its tensors, once it was verified.
     tensors: OnceLock<Tensors>,
 }
 
@@ -429,7 +429,7 @@ impl Parts {
         Ok(values)
     }
 
-    /// What a part has of a tensor.
+    /// The numbers of a tensor that a part has.
     fn stored(&self, name: &str, piece: &Piece) -> Result<(&Part, Stored<'_>), CheckpointError> {
         let lacks = |path: PathBuf| {
             let problem = format!("has not the {} numbers of {name} that {PARTS} says", piece.count);
@@ -497,7 +497,7 @@ mod tests {
         (100 * step + 10 * name.len() as u64 + at) as f32
     }
 
-    /// What a rank holds: of seven numbers 0, 3, 3 and 1.
+    /// The tensors of a rank: of seven numbers 0, 3, 3 and 1.
     fn holdings(rank: u64, entries: &[Entry]) -> Vec<Holding> {
         let cuts = [0, 0, 3, 6, 7];
         let range = cuts[rank as usize]..cuts[rank as usize + 1];
@@ -581,7 +581,8 @@ mod tests {
             }
         }
         assert_eq!(checkpoint.model.metadata("spec"), Some("model: …"));
-        // No rank has numbers of another: 0, 3, 3 and 1 of seven, each in four bytes after a header.
+        // No rank has numbers of another: 0, 3, 3 and 1 of seven, each in four bytes after a
+        // header.
         let part = Tensors::open(&path.join("model.rank-3.safetensors")).unwrap();
         assert_eq!(part.entries().collect::<Vec<_>>(), [("cut", &[1][..])]);
         let error = open_model(&path.join("model.rank-3.safetensors")).unwrap_err().to_string();

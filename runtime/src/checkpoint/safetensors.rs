@@ -438,7 +438,7 @@ impl Tensors {
         Some(Stored { shape, dtype: *dtype, packed: *packed, place })
     }
 
-    /// Verifies every byte of parts, of which no range was read yet; a file is as it was opened.
+    /// Verifies every byte of parts that were not read yet; a file is as it was opened.
     pub fn verify(&self) -> Result<(), CheckpointError> {
         match &self.source {
             Source::File(_) => Ok(()),

@@ -13,8 +13,8 @@
 //! decisions and the same update. Rank 0 alone has a folder, and hands the others weights and state
 //! when it begins. A checkpoint is copied in memory between two steps, and written while the next
 //! ones are taken. Rank 0 writes what every rank has; of what is cut over the ranks each writes its
-//! part into the folder of the run, and rank 0 makes one checkpoint of the parts once all have said,
-//! with the figures of a step, that theirs is on disk. Any number of ranks that divides the
+//! part into the folder of the run, and rank 0 makes one checkpoint of the parts once all have
+//! said, with the figures of a step, that theirs is on disk. Any number of ranks that divides the
 //! micro-batches goes on with it, with weights or states cut or whole.
 
 use super::error::TrainError;
@@ -180,7 +180,7 @@ struct Runner<'a> {
     rewritten: Vec<(String, usize)>,
 }
 
-/// What the ranks said of themselves at the last step.
+/// News of all ranks at the last step.
 #[derive(Default)]
 struct Pooled {
     /// A wish to stop that a rank had.
@@ -942,8 +942,8 @@ impl<'a> Runner<'a> {
         [&self.kept, &states].map(|entries| entries.iter().any(|(name, _)| self.model.part(name).is_some()))
     }
 
-    /// What this rank writes of these: rank 0 all that is whole, and each rank what it holds of the
-    /// rest. Of ranks that own the same experts the first do.
+    /// The tensors of these that this rank writes: rank 0 all that is whole, and each its part of
+    /// the rest. Of ranks that own the same experts the first do.
     fn holdings(&self, entries: Vec<Entry>) -> Vec<Holding> {
         let rank = self.setup.group.rank();
         let holding = |entry: Entry| match self.model.part(&entry.0) {
@@ -958,7 +958,7 @@ impl<'a> Runner<'a> {
         entries.into_iter().filter_map(holding).collect()
     }
 
-    /// What this rank writes of a checkpoint, in memory.
+    /// The share of this rank in a checkpoint, in memory.
     fn snapshot(&self, folder: PathBuf) -> Result<Snapshot, TrainError> {
         let holdings = [self.kept.clone(), self.model.optimizer_entries()].map(|all| self.holdings(all));
         let names = holdings.iter().flatten().map(|holding| &holding.entry.0);

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What a rank writes of a checkpoint.
+/// The share of a rank in a checkpoint.
 pub struct Snapshot {
     /// The folder that is being filled.
     pub folder: PathBuf,
@@ -26,7 +26,7 @@ pub struct Snapshot {
     pub rank: u64,
     /// See [`Share::metadata`].
     pub metadata: Vec<(String, String)>,
-    /// What it holds of the model and of the optimizer.
+    /// Its tensors of the model and of the optimizer.
     pub holdings: [Vec<Holding>; 2],
     /// Whether either is cut over ranks.
     pub cut: [bool; 2],
@@ -34,7 +34,7 @@ pub struct Snapshot {
     pub values: HashMap<String, Vec<f32>>,
 }
 
-/// What rank 0 makes a checkpoint of what was written with.
+/// All that rank 0 needs to make a checkpoint of files.
 pub struct Seal {
     /// The checkpoints of the run.
     pub checkpoints: Checkpoints,
@@ -109,15 +109,15 @@ impl Seal {
 pub struct Writing {
     /// This rank's share of a checkpoint that several ranks write.
     share: Option<JoinHandle<Result<Vec<Filed>, CheckpointError>>>,
-    /// What it has on disk of it.
+    /// Its files, once they are on disk.
     filed: Option<Vec<Filed>>,
-    /// What rank 0 waits with for the shares of all.
+    /// The rest of the checkpoint, which waits for the shares of all.
     seal: Option<Seal>,
     /// The rest of it, or all where rank 0 alone writes.
     whole: Option<JoinHandle<Result<Written, CheckpointError>>>,
 }
 
-/// What a thread gives.
+/// The result of a thread.
 fn joined<T>(thread: JoinHandle<Result<T, CheckpointError>>) -> Result<T, CheckpointError> {
     let panicked = |_| {
         let error = io::Error::other("the thread that writes checkpoints panicked");
@@ -149,8 +149,8 @@ impl Writing {
         Ok(())
     }
 
-    /// Whether ranks write a checkpoint together of which rank 0 does not have all shares; on every
-    /// rank at once.
+    /// Whether ranks write a checkpoint together and rank 0 does not have all shares; on every rank
+    /// at once.
     pub fn is_shared(&self) -> bool {
         self.share.is_some() || self.filed.is_some()
     }
@@ -163,7 +163,7 @@ impl Writing {
         Ok(self.filed.is_some())
     }
 
-    /// What this rank has on disk; the share is over.
+    /// The files of this rank on disk; the share is over.
     pub fn filed(&mut self) -> Vec<Filed> {
         self.filed.take().unwrap_or_default()
     }
