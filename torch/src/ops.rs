@@ -345,7 +345,11 @@ fn attention(at: &At, a: &Attention, x: &[Expr]) -> Result<Made, TorchError> {
         a.dropout.map(|p| Expr::keyword("dropout", Expr::name(format!("{p} if self.training else 0.0")))),
     );
     let call = Expr::call("scored_attention", args);
-    Ok(Made::Expr(if at.is_read(1) { call } else { call.index("0") }))
+    Ok(Made::Expr(match (at.is_read(0), at.is_read(1)) {
+        (true, true) => call,
+        (false, true) => call.index("1"),
+        (_, false) => call.index("0"),
+    }))
 }
 
 /// The blocks of keys that queries read.
