@@ -472,7 +472,7 @@ CASES |= {
             k = rope(linear(x, [heads, size]), 100)
             v = linear(x, [heads, wide: 3])
             t = stop(x)
-            c = choose(linear(t, [heads, three: 3, size]), linear(t, [heads, size]), few, relu, near = 1, weights = linear(t, [heads, three]), over three)
+            c = choose(rope(linear(t, [heads, three: 3, size]), 100), rope(linear(t, [heads, size]), 100), few, relu, near = 1, weights = linear(t, [heads, three]), over three)
             a = attend(q, k, v, among = c, sink, scale = 0.8)
             s = scores(c)
             l = s - stop(maximum(s, over few))
