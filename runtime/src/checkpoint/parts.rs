@@ -690,10 +690,10 @@ mod tests {
             fs::File::options().write(true).open(folder.join(part)).unwrap().set_len(length - 4).unwrap();
         });
         // Ranks that are not asked, twice the numbers of one, others than it says.
-        let partial = "the parts of the ranks have not every number of cut once";
-        refused(partial, &|_, filed| filed.retain(|filed| filed.rank != 2));
-        refused(partial, &|_, filed| filed.extend(filed.clone()));
-        refused(partial, &|_, filed| {
+        let partial = |name: &str| format!("the parts of the ranks have not every number of {name} once");
+        refused(&partial("cut"), &|_, filed| filed.retain(|filed| filed.rank != 2));
+        refused(&partial("whole"), &|_, filed| filed.extend(filed.clone()));
+        refused(&partial("cut"), &|_, filed| {
             let found = filed.iter_mut().find(|filed| filed.file == part).unwrap();
             found.ranges[0].1 += 1;
         });
