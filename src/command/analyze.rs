@@ -177,7 +177,7 @@ fn inside(a: &Inside, path: &Path) -> Done {
         prepare::observer(spec, &trained.rewriting, trained.storing(device.as_ref()))?,
     )?;
     model.restore(&trained.tensors)?;
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     progress.phase(&format!("running {} rows", a.sequences));
     let observations = observe(&mut model, spec, &mut held, a.sequences)?;
     drop(model);

@@ -48,7 +48,7 @@ pub fn run(a: Arguments) -> Done {
     }
     let small = shrink(&spec, false);
     let subject = Subject::new(small.spec, a.seed, None, &[], &Compiler)?;
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     let report = check(&subject, &mut |_| progress.tell(&Event::Busy("check-transfer")));
     progress.clear();
     let Some(report) = report? else { return Ok(()) };

@@ -219,7 +219,7 @@ fn inspect(a: &Inspect) -> Done {
     let (vocab, seed) = (spec.model.vocab, spec.train.seed);
     let settings =
         Settings { base: Path::new(""), cache: &cache_folder(), sequence, vocab, seed, stride: None };
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     let dataset = Dataset::open(data, &settings, &mut |n| progress.notice(&n));
     progress.clear();
     let dataset = dataset?;

@@ -49,7 +49,7 @@ struct Train {
 
 pub fn run(a: Arguments) -> Done {
     let Command::Train(a) = a.command;
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     let mut failed = None;
     let json = tokenizer::train(Texts::new(&a, &mut progress, &mut failed), a.vocab);
     progress.clear();

@@ -92,7 +92,7 @@ pub fn run(a: Arguments) -> Done {
         pipeline: &Compiler,
         ranks: a.ranks,
     };
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     let report = verify(&task, &mut |proof| progress.tell(&Event::Busy(proof)));
     progress.clear();
     let report = report.map_err(|e| match e {

@@ -38,12 +38,14 @@ pub struct Progress {
     pub after: f64,
 }
 
-impl Progress {
+impl Default for Progress {
     /// Of work whose result is not its progress: all of it goes to standard error.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self::labelled("", true, Stream::Err)
     }
+}
 
+impl Progress {
     /// Of one run of several: every line begins with its name. With others at the same time there
     /// is no live line.
     pub fn labelled(label: &str, alone: bool, record: Stream) -> Self {

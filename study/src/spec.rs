@@ -261,7 +261,7 @@ pub fn open_data(spec: &Spec, data: &spec::Data, stride: Option<u64>) -> Result<
         seed: spec.train.seed,
         stride,
     };
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     let dataset = Dataset::open(data, &settings, &mut |n| progress.notice(&n));
     progress.clear();
     let dataset = dataset?;

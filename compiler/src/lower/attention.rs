@@ -19,6 +19,9 @@ pub(crate) fn latent_place(a: &spec::Attention) -> Option<u64> {
     (place < expanded && place <= LONGEST_SHARED).then_some(place)
 }
 
+/// Queries, keys and values, and last keys before norm and rotation with their values.
+type Made = (Value, Option<Value>, Option<Value>, Option<(Value, Value)>);
+
 impl Lowering for spec::Attention {
     fn fits(&self, _: u64) -> Result<(), CompileError> {
         fits("an attention", &[self.heads.max(self.kv_heads), self.head_size])?;
@@ -247,8 +250,7 @@ impl Lower<'_> {
         }
     }
 
-    /// Queries, and keys and values where it makes them: `[b, t, heads, size]` each, turned; last,
-    /// keys before norm and rotation with their values.
+    /// Queries, and keys and values where it makes them: `[b, t, heads, size]` each, turned.
     fn qkv(
         &mut self,
         c: Owner,
@@ -257,7 +259,7 @@ impl Lower<'_> {
         has_keys: bool,
         [heads, kv, size]: [Dim; 3],
         (routing, depth): (&Option<(Routing, bool, u64)>, bool),
-    ) -> (Value, Option<Value>, Option<Value>, Option<(Value, Value)>) {
+    ) -> Made {
         let rows = self.b.rows(n);
         let with = |rows: &[Dim], more: &[Dim]| [rows, more].concat();
         let (wide, narrow) = (a.heads * a.head_size, a.kv_heads * a.head_size);

@@ -82,7 +82,7 @@ pub fn run(a: Arguments) -> Done {
     }
     let mut model = Model::load(device.as_ref(), compiled)?;
     model.restore(&trained.tensors)?;
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     progress.phase(&format!("running {} rows", a.sequences));
     let mut seen = decisions(&mut model, &spec.model, &mut held, a.sequences)?;
     if let Some(path) = &a.write_tokens {

@@ -74,7 +74,7 @@ pub(super) fn run(a: &GpuArguments, json: bool) -> Done {
     let cases: Vec<&Case> =
         CASES.iter().filter(|c| a.only.is_empty() || a.only.iter().any(|name| name == c.name)).collect();
     let trials = cases.iter().map(|case| case.trial(&device)).collect::<Result<Vec<Trial>, _>>()?;
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     progress.tell(&Event::Busy("compiling"));
     device.compile(&trials.iter().collect::<Vec<_>>());
     let compiled = begun.elapsed().as_secs_f64();
