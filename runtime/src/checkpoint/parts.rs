@@ -107,7 +107,8 @@ impl Filed {
 }
 
 impl Share<'_> {
-    /// Writes the files of the rank and makes them durable. Parts are read back.
+    /// Writes the files of the rank and makes them durable. Parts are read back; a whole file is
+    /// where the checkpoint is opened.
     pub fn write(mut self) -> io::Result<Vec<Filed>> {
         let mut written = vec![];
         for (i, kind) in Kind::ALL.into_iter().enumerate() {
@@ -142,11 +143,7 @@ impl Share<'_> {
         });
         let sum = put(self.folder, file, content)?;
         let path = self.folder.join(file);
-        let (found, bytes) = dreamc_data::sums::hash(&fs::File::open(&path)?)?;
-        if found != sum {
-            let problem = format!("{}: was read back with other bytes than were written", path.display());
-            return Err(io::Error::other(problem));
-        }
+        let bytes = if cut { read_back(&path, &sum)? } else { fs::metadata(&path)?.len() };
         let all = |h: &Holding| 0..h.entry.1.iter().product::<u64>();
         let range = |h: &Holding| {
             let range = h.range.clone().unwrap_or_else(|| all(h));
@@ -155,6 +152,16 @@ impl Share<'_> {
         let ranges = if cut { holdings.iter().map(range).collect() } else { vec![] };
         Ok(Filed { kind, rank: self.rank, file: file.into(), bytes, sum, ranges })
     }
+}
+
+/// Refuses a file that is not what was written; its bytes.
+fn read_back(path: &Path, sum: &str) -> io::Result<u64> {
+    let (found, bytes) = dreamc_data::sums::hash(&fs::File::open(path)?)?;
+    if found != sum {
+        let problem = format!("{}: was read back with other bytes than were written", path.display());
+        return Err(io::Error::other(problem));
+    }
+    Ok(bytes)
 }
 
 /// How the ranks that wrote a checkpoint shared the model. Any mesh reads it.
