@@ -489,6 +489,7 @@ fn overlaps(
 mod tests {
     use super::super::{Checkpoint, Checkpoints, State, VERSION, open_model};
     use super::*;
+    use dreamc_data::sums::CHECKSUMS;
 
     const RANKS: u64 = 4;
 
@@ -704,5 +705,63 @@ mod tests {
             let found = filed.iter_mut().find(|filed| filed.file == part).unwrap();
             found.ranges[0].1 += 1;
         });
+    }
+
+    #[test]
+    fn a_manifest_that_lies_is_refused_before_any_part_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = good(&Checkpoints::new(folder.path()), 1);
+        let text = fs::read_to_string(path.join(PARTS)).unwrap();
+        let sums = fs::read_to_string(path.join(CHECKSUMS)).unwrap();
+        let hash = |text: &str| blake3::hash(text.as_bytes()).to_hex().to_string();
+        // Each change with the checksum that it would have.
+        let refused = |words: &str, lie: &dyn Fn(&mut serde_json::Value)| {
+            let mut found: serde_json::Value = serde_json::from_str(&text).unwrap();
+            lie(&mut found);
+            let told = found.to_string();
+            fs::write(path.join(CHECKSUMS), sums.replace(&hash(&text), &hash(&told))).unwrap();
+            fs::write(path.join(PARTS), told).unwrap();
+            let found = Checkpoint::open(&path).and_then(|found| found.model.get("cut").map(drop));
+            let error = found.unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        let pieces = "its pieces of cut are not all of it, each once";
+        let first = |at: &str| format!("/model/1/pieces/0/{at}");
+        let set = |place: &str, value: u64| {
+            let place = place.to_string();
+            move |found: &mut serde_json::Value| *found.pointer_mut(&place).unwrap() = value.into()
+        };
+        for (place, value) in [("first", 1), ("count", 4), ("count", u64::MAX), ("part", 99), ("part", 1 << 60)] {
+            refused(pieces, &set(&first(place), value));
+        }
+        refused(pieces, &|found| {
+            found["model"][1]["pieces"].as_array_mut().unwrap().remove(1);
+        });
+        refused(pieces, &|found| found["model"][1]["shape"] = vec![u64::MAX, 2].into());
+        // Numbers for which no part has room, in one tensor and in all together.
+        refused("its pieces of huge are not all of it", &|found| {
+            let huge = serde_json::json!({"name": "huge", "shape": [1u64 << 40],
+                "pieces": [{"part": 0, "first": 0, "count": 1u64 << 40}]});
+            found["model"].as_array_mut().unwrap().push(huge);
+        });
+        refused("not all of it", &|found| {
+            let tensors = found["model"].as_array_mut().unwrap();
+            let again = tensors[1].clone();
+            tensors.extend(vec![again; 1000]);
+        });
+        // A piece of a part that has fewer numbers of that name.
+        refused("model.rank-3.safetensors", &|found| {
+            let pieces = &mut found["model"][1]["pieces"];
+            pieces[0]["part"] = pieces[2]["part"].clone();
+        });
+        for name in ["../model.safetensors", ".hidden", "/etc/passwd", "a/b", "", "."] {
+            refused("is no name of a file in the folder of its manifest", &|found| {
+                found["files"][0]["file"] = name.into();
+            });
+        }
+        refused("were written", &set("/files/0/bytes", u64::MAX));
+        refused("cannot be read", &|found| found["step"] = (-1).into());
+        refused("cannot be read", &|found| *found = serde_json::Value::Null);
+        refused("cannot be read", &|found| found["files"][0]["kind"] = "other".into());
     }
 }

@@ -289,7 +289,7 @@ impl<'a> Runner<'a> {
         let mut kept = model.entries();
         let (mut bound, mut states, mut donor_flops) = (None, None, None);
         let mut goes_on = None;
-        let parted = group.size() > 1 && (model.is_shared() || model.shard().states());
+        let parted = group.size() > 1 && cut(&model, &kept).contains(&true);
         if parted {
             seen(group, setup.folder)?;
         }
@@ -936,10 +936,9 @@ impl<'a> Runner<'a> {
         self.setup.group.size() > 1 && self.cut().contains(&true)
     }
 
-    /// Whether tensors of the model, and those of the optimizer, are cut over ranks.
+    /// See [`cut`].
     fn cut(&self) -> [bool; 2] {
-        let states = self.model.optimizer_entries();
-        [&self.kept, &states].map(|entries| entries.iter().any(|(name, _)| self.model.part(name).is_some()))
+        cut(&self.model, &self.kept)
     }
 
     /// The tensors of these that this rank writes: rank 0 all that is whole, and each its part of
@@ -1064,6 +1063,13 @@ impl<'a> Runner<'a> {
         let Some(record) = &self.record else { return Ok(()) };
         Ok(record.folder.write("ledger.json", &ledger.text())?)
     }
+}
+
+/// Whether tensors of the model, of those that a run keeps, and those of its optimizer are cut over
+/// ranks.
+fn cut(model: &Model, kept: &[Entry]) -> [bool; 2] {
+    let states = model.optimizer_entries();
+    [kept, &states].map(|entries| entries.iter().any(|(name, _)| model.part(name).is_some()))
 }
 
 /// FLOPs of a teacher's forward, a token of all steps.
