@@ -731,7 +731,9 @@ mod tests {
             let place = place.to_string();
             move |found: &mut serde_json::Value| *found.pointer_mut(&place).unwrap() = value.into()
         };
-        for (place, value) in [("first", 1), ("count", 4), ("count", u64::MAX), ("part", 99), ("part", 1 << 60)] {
+        for (place, value) in
+            [("first", 1), ("count", 4), ("count", u64::MAX), ("part", 99), ("part", 1 << 60)]
+        {
             refused(pieces, &set(&first(place), value));
         }
         refused(pieces, &|found| {
