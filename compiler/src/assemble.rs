@@ -6,20 +6,21 @@
 //! application and its loops.
 
 use crate::CompileError;
-use crate::architecture::{Apply, Architecture, Block, Leaving, Work, continues, run_of};
+use crate::architecture::{Apply, Architecture, Block, Leaving, Work};
 use crate::bind::{Owner, Part};
 use crate::compiled::{
-    Compiled, End, Entry, Kept, Observation, Observed, Per, SequenceState, StateBuffer, Tensor,
+    Compiled, Entry, Kept, Observation, Observed, Per, SequenceState, StateBuffer, Tensor,
 };
 use crate::forms::{Forms, ModelForms};
-use crate::ir::{Binding, DType, Function, Index, Input, Lifetime, Module, Of, Output, PerToken, Port};
+use crate::ir::{Binding, DType, Function, Input, Lifetime, Module, Output, Port};
 use crate::lower::{Lowered, State};
-use crate::memory::{Counted, Key, Range, Slot, cotangent};
+use crate::memory::{Key, Slot, Temporaries, WeightSet, cotangent};
 use crate::pipeline::Options;
 use crate::probe::{Inserted, Probed};
 use crate::program::{
     Affine, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step, kernel,
 };
+use crate::resolve::{self, Asked, Held, Resolver, Site, Wanted, WeightKey};
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
 use crate::spread::Spread;
 use crate::teach::{Lesson, Taught};
@@ -28,71 +29,50 @@ use dreamc_dsl::spec::{Exit, Shard, Spec};
 use indexmap::IndexMap;
 use rustc_hash::FxHashSet;
 
-/// Where the operands of one call come from.
-pub(crate) struct Site<'s> {
-    pub(crate) body: Option<usize>,
-    pub(crate) apply: Option<&'s Apply>,
-    /// Whether the call was made before: sums of the first are left as they are.
-    pub(crate) again: bool,
-}
-
 /// Puts programs and buffers together.
 pub(crate) struct Assembly<'a> {
     pub(crate) options: Options,
     pub(crate) architecture: &'a Architecture,
     pub(crate) plan: Plan,
-    /// Body (`None`: outside the layers) and name of a weight to its buffers.
-    pub(crate) weights: IndexMap<(Option<usize>, String), BufferId>,
-    pub(crate) gradients: IndexMap<(Option<usize>, String), BufferId>,
-    pub(crate) trained: Vec<(Option<usize>, String)>,
-    /// How many passes, or applications of a set, have a tensor of their own, by the body and the
-    /// name of tensor or gradient.
-    pub(crate) passes: IndexMap<(usize, String), (u64, Binding)>,
-    /// Body and name of a state that counts choices to what is done with it.
-    pub(crate) counts: IndexMap<(Option<usize>, String), Counted>,
-    /// Ranges of the optimizer.
-    pub(crate) ranges: Vec<Range>,
-    /// Where the parts of the ranks begin among the trained numbers, and where the last ends.
-    pub(crate) cuts: Vec<u64>,
-    /// All trained weights as one range.
-    pub(crate) trained_weights: Option<BufferId>,
-    /// The gradients of experts that ranks share, as one range.
-    pub(crate) stack_gradients: Option<BufferId>,
-    pub(crate) tensors: Vec<Tensor>,
+    /// Kernels already in the plan.
+    pub(crate) kernels: std::collections::HashMap<Kernel, KernelId>,
+    pub(crate) spec: &'a Spec,
+    /// The weights, and all that is as large as they are.
+    pub(crate) set: WeightSet,
     /// Buffers that are made when something is first bound to them.
     pub(crate) bound: IndexMap<Key, BufferId>,
+    /// Buffers of what decoding keeps of sequences.
+    pub(crate) sequence: IndexMap<BufferId, Lifetime>,
+    pub(crate) temporaries: Temporaries,
     /// The states of layers, and what layers leave for the host, by name.
     pub(crate) states: IndexMap<String, State>,
     pub(crate) left: IndexMap<String, (Owner, Observation)>,
     /// Attentions of an application that drop weights, at the most.
     pub(crate) draws: u64,
-    /// Buffers of what decoding keeps of sequences.
-    pub(crate) sequence: IndexMap<BufferId, Lifetime>,
-    /// Bytes of temporaries that programs share.
-    pub(crate) temporary: u64,
-    /// Temporaries, whose offsets count from the end of everything else.
-    pub(crate) temporaries: Vec<BufferId>,
-    /// Kernels already in the plan.
-    pub(crate) kernels: std::collections::HashMap<Kernel, KernelId>,
-    pub(crate) spec: &'a Spec,
-    /// Factors of weights under the recipe's `transfer`.
-    pub(crate) rates: Rates,
-    /// Whose programs are put together.
-    pub(crate) entry: Entry,
-    /// Which use they are of, and what the names of its programs and buffers begin with.
-    pub(crate) scope: (usize, String),
+    /// The use whose programs are put together.
+    pub(crate) now: UseUnderWay,
     /// The uses assembled so far.
     pub(crate) uses: Vec<Use>,
-    /// Bytes of buffers that a use has alone.
+    /// Weights that are cut over the ranks.
+    pub(crate) spread: Option<Spread>,
+}
+
+/// The use of the model whose programs are put together.
+#[derive(Default)]
+pub(crate) struct UseUnderWay {
+    /// Which one, and what the names of its programs and buffers begin with.
+    pub(crate) number: usize,
+    pub(crate) prefix: String,
+    /// The program over caches, where there are several.
+    pub(crate) entry: Entry,
+    /// Bytes of buffers that it has alone.
     pub(crate) own: u64,
-    /// Values that the bodies of this use keep, with the bodies' numbers.
+    /// Values that its bodies keep, with the bodies' numbers.
     pub(crate) kept: Vec<(usize, Kept)>,
-    /// Values that this use looks at or changes.
+    /// Values that it looks at or changes.
     pub(crate) inserted: Vec<Inserted>,
     /// Values that a teacher teaches.
     pub(crate) lessons: Vec<Lesson>,
-    /// Weights that are cut over the ranks.
-    pub(crate) spread: Option<Spread>,
 }
 
 /// A use of the model that has been put together.
@@ -123,33 +103,17 @@ impl<'a> Assembly<'a> {
             options: options.clone(),
             architecture,
             plan: Plan::default(),
-            weights: IndexMap::new(),
-            gradients: IndexMap::new(),
-            trained: vec![],
-            passes: IndexMap::new(),
-            counts: IndexMap::new(),
-            ranges: vec![],
-            cuts: vec![],
-            trained_weights: None,
-            stack_gradients: None,
-            tensors: vec![],
+            kernels: std::collections::HashMap::new(),
+            spec,
+            set: WeightSet::new(Rates::of(spec, architecture, lowered)?),
             bound: IndexMap::new(),
+            sequence: IndexMap::new(),
+            temporaries: Temporaries::default(),
             states: IndexMap::new(),
             left: IndexMap::new(),
             draws: draws(lowered),
-            sequence: IndexMap::new(),
-            temporary: 0,
-            temporaries: vec![],
-            kernels: std::collections::HashMap::new(),
-            spec,
-            rates: Rates::of(spec, architecture, lowered)?,
-            entry: Entry::Whole,
-            scope: (0, String::new()),
+            now: UseUnderWay::default(),
             uses: vec![],
-            own: 0,
-            kept: vec![],
-            inserted: vec![],
-            lessons: vec![],
             spread: None,
         };
         a.know(lowered);
@@ -160,8 +124,8 @@ impl<'a> Assembly<'a> {
                 let f = &lowered.module.functions[&architecture.bodies[body].name];
                 let bound = f.params.iter().find(|p| p.name == w.name);
                 let bound = bound.map_or(Binding::PassWeight, |p| p.binding);
-                a.passes.insert((body, w.name.clone()), (passes, bound));
-                a.passes.insert((body, cotangent(&w.name)), (passes, bound));
+                a.set.passes.insert((body, w.name.clone()), (passes, bound));
+                a.set.passes.insert((body, cotangent(&w.name)), (passes, bound));
             }
         }
         a.parameters(lowered)?;
@@ -188,6 +152,17 @@ impl<'a> Assembly<'a> {
         Step::Launch(Launch { kernel, operands, places: None, origin: origin.into() })
     }
 
+    /// All that bindings are resolved by.
+    fn resolver(&self) -> Resolver<'_> {
+        Resolver {
+            architecture: self.architecture,
+            states: &self.states,
+            passes: &self.set.passes,
+            draws: self.draws,
+            kept: &self.now.kept,
+        }
+    }
+
     /// Buffer and instance of a parameter or a result.
     pub(crate) fn place(
         &mut self,
@@ -198,189 +173,24 @@ impl<'a> Assembly<'a> {
         v: crate::ir::Value,
         result: bool,
     ) -> Result<Operand, CompileError> {
-        let ty = f.ty(v).clone();
-        let shape: Vec<u64> = ty.dims.iter().map(|&d| module.size(d)).collect();
+        let ty = f.ty(v);
+        let shape = ty.dims.iter().map(|&d| module.size(d)).collect();
+        let asked = Asked { port, dtype: ty.dtype, shape, result };
         let bug = |what: &str| {
-            Err(CompileError::Schedule(format!("{}: {what} `{} {port}`", f.name, port.binding.words())))
+            CompileError::Schedule(format!("{}: {what} `{} {port}`", f.name, port.binding.words()))
         };
-        // Bodies of passes that differ have the weights of the first.
-        let leader = site.body.map(|b| self.architecture.leader(b));
-        let key = (leader, port.name.clone());
-        let set = site.apply.map_or_else(Affine::default, |a| a.set.clone());
-        let of_pass = |(passes, bound): (u64, Binding)| {
-            let which =
-                |a: &Apply| if bound == Binding::TurnWeight { a.turn.clone() } else { a.pass.clone() };
-            site.apply.map_or_else(Affine::default, |a| a.set.times(passes).plus(&which(a)))
-        };
-        let passes = |name: &str| leader.and_then(|b| self.passes.get(&(b, name.into())).copied());
-        let (body, depth) = (site.body.map(|b| &self.architecture.bodies[b]), self.architecture.depth);
-        let name = port.name.clone();
-        let (id, instance) = match port.binding {
-            Binding::PassWeight | Binding::TurnWeight => match (self.weights.get(&key), passes(&port.name)) {
-                (Some(&id), Some(passes)) => (id, of_pass(passes)),
-                _ => return bug("no tensor of a pass"),
+        let (held, instance) = self.resolver().resolve(site, asked).map_err(bug)?;
+        let (id, instance) = match held {
+            Held::Weight(key) => self.weight(&key, instance).ok_or_else(|| bug("no tensor"))?,
+            Held::Gradient(key) => self.gradient(&key, instance).ok_or_else(|| bug("no gradient"))?,
+            Held::Counts(key) => {
+                let counted = self.set.counts.get(&key).ok_or_else(|| bug("no counts"))?;
+                (counted.counts, instance)
+            }
+            Held::Buffer(wanted) => match self.prepared_stack(site.body, port) {
+                Some(own) if port.binding == Binding::Prepared => (own, instance),
+                _ => (self.bind(wanted)?, instance),
             },
-            Binding::Weight | Binding::Buffer => match self.weights.get(&key) {
-                Some(&id) => (id, set),
-                None => match self.called(&port.name) {
-                    Some(t) => (t.weight, Affine::constant(t.instance)),
-                    None => return bug("no tensor"),
-                },
-            },
-            Binding::Cotangent(Of::Weight) => match self.gradients.get(&key) {
-                Some(&id) => (id, passes(&port.name).map_or(set, of_pass)),
-                None => {
-                    let other = |t: &&Tensor| cotangent(&t.name) == port.name;
-                    let other = self.tensors.iter().find(other);
-                    match other.and_then(|t| Some((t.gradient?, t.instance))) {
-                        Some((id, instance)) => (id, Affine::constant(instance)),
-                        None => return bug("no gradient"),
-                    }
-                }
-            },
-            Binding::State(Lifetime::Set) | Binding::Output(Output::Aux) if site.again => {
-                let named = (format!("again.{name}"), Space::Saved, ty.dtype);
-                let shape = if shape.is_empty() { vec![1] } else { shape };
-                (self.bind(Slot::Again(site.body, name), named, shape, 1)?, Affine::default())
-            }
-            Binding::State(Lifetime::Set) => match self.counts.get(&key) {
-                Some(counted) => (counted.counts, set),
-                None => return bug("no counts"),
-            },
-            Binding::Stream => {
-                let named = ("stream".into(), Space::Saved, DType::F32);
-                let places = self.architecture.places;
-                let id = self.bind(Slot::Stream, named, shape, places)?;
-                let mut instance = match site.apply {
-                    Some(apply) => apply.place.clone(),
-                    // The embedding writes the first, the head reads the last.
-                    None => Affine::constant(if result { 0 } else { places - 1 }),
-                };
-                instance.base += u64::from(result && site.apply.is_some());
-                (id, instance)
-            }
-            Binding::Prepared => {
-                let (prefix, sets) = body.map_or(("model", 1), |b| (b.name.as_str(), b.sets));
-                let named = (format!("{prefix}.{name}"), Space::Prepared, ty.dtype);
-                match self.prepared_stack(site.body, port) {
-                    Some(own) => (own, set),
-                    None => (self.bind(Slot::Prepared(site.body, name), named, shape, sets)?, set),
-                }
-            }
-            Binding::Observed => {
-                let (instances, instance) = of_depths(depth, site.apply);
-                let named = (name.clone(), Space::Io, ty.dtype);
-                (self.bind(Slot::Observed(name), named, shape, instances)?, instance)
-            }
-            Binding::Patched => {
-                let (instances, instance) = of_depths(depth, site.apply);
-                let named = (name.clone(), Space::Io, ty.dtype);
-                (self.bind(Slot::Patched(name), named, shape, instances)?, instance)
-            }
-            Binding::Saved | Binding::State(Lifetime::Token(PerToken::Application) | Lifetime::Text) => {
-                let (Some(b), Some(body), Some(apply)) = (site.body, body, site.apply) else {
-                    return bug("outside the layers there is no");
-                };
-                let once = Affine::default();
-                let (space, slot, all, own) = if port.binding == Binding::Saved && self.is_again(b) {
-                    (Space::Saved, Slot::Saved(b, name.clone()), 1, &once)
-                } else if port.binding == Binding::Saved {
-                    (Space::Saved, Slot::Saved(b, name.clone()), body.kept, &apply.kept)
-                } else {
-                    let all = body.applications;
-                    (Space::State, Slot::OfBody(b, name.clone()), all, &apply.application)
-                };
-                let named = (format!("{}.{name}", body.name), space, ty.dtype);
-                (self.bind(slot, named, shape, all)?, own.clone())
-            }
-            Binding::State(Lifetime::Saved) if self.of_members(&name).is_some() => {
-                let cache = self.architecture.cache_of(Owner::Members);
-                let (Some(cache), Some(number), Some(body)) = (cache, self.of_members(&name), body) else {
-                    return bug("no choice of");
-                };
-                // Choices are numbered as they are made; those before are of the same layer.
-                let mut instance = self.saves(site, cache);
-                instance.base += body.nested().take_while(|nested| *nested != number).count() as u64;
-                if !result {
-                    let before = body.among.and_then(|choices| instance.base.checked_sub(choices));
-                    let Some(before) = before else { return bug("no pass before chose") };
-                    instance.base = before;
-                }
-                let name = self.architecture.label(Owner::Members);
-                let named = (name.clone(), Space::Saved, ty.dtype);
-                (self.bind(Slot::State(name), named, shape, self.architecture.rows[cache])?, instance)
-            }
-            Binding::State(Lifetime::Saved) => {
-                let (owner, name) = self.saved(&name);
-                let Some(cache) = self.architecture.cache_of(owner) else { return bug("no") };
-                let mut instance = self.saves(site, cache);
-                // Streams are numbered as they are saved.
-                if !result {
-                    let Some(latest) = instance.base.checked_sub(1) else { return bug("nothing saved in") };
-                    instance.base = latest;
-                }
-                let named = (name.clone(), Space::Saved, ty.dtype);
-                (self.bind(Slot::State(name), named, shape, self.architecture.rows[cache])?, instance)
-            }
-            Binding::State(Lifetime::Depth) => {
-                let named = (name.clone(), Space::Saved, ty.dtype);
-                (self.bind(Slot::State(name), named, shape, 1)?, Affine::default())
-            }
-            Binding::State(Lifetime::Token(which @ (PerToken::Row | PerToken::Latest | PerToken::First))) => {
-                let latest = which == PerToken::Latest;
-                let (Some(&State { owner, part }), Some(apply)) = (self.states.get(&name), site.apply) else {
-                    return bug("no component has");
-                };
-                let instance = self.row(apply, self.architecture.cache_of(owner), latest);
-                let Some(instance) = instance else { return bug("no application before has") };
-                let name = self.architecture.name_of(owner, part);
-                let named = (name.clone(), Space::State, ty.dtype);
-                let applications = self.architecture.rows_of(owner);
-                (self.bind(Slot::OfComponent(name), named, shape, applications)?, instance)
-            }
-            // That of what each pass leaves: none has another's.
-            Binding::Cotangent(Of::State(Lifetime::Saved))
-                if self.saved(name.strip_prefix("d.").unwrap_or(&name)).0 == Owner::Exit =>
-            {
-                let Some(cache) = self.architecture.cache_of(Owner::Exit) else { return bug("no") };
-                let mut instance = self.saves(site, cache);
-                if result {
-                    let Some(latest) = instance.base.checked_sub(1) else { return bug("nothing left in") };
-                    instance.base = latest;
-                }
-                (self.left_cotangent(shape)?, instance)
-            }
-            Binding::Cotangent(Of::State(_)) => {
-                let named = (name.clone(), Space::Saved, ty.dtype);
-                (self.bind(Slot::StateCotangent(name), named, shape, 1)?, Affine::default())
-            }
-            Binding::Cotangent(Of::Stream) => {
-                // In the backward a layer stores the next cotangent in another buffer than the one
-                // it reads.
-                let (slot, name) = if result && site.apply.is_some() {
-                    (Slot::NextCotangent, "d.next")
-                } else {
-                    (Slot::Cotangent, "d.stream")
-                };
-                (self.bind(slot, (name.into(), Space::Saved, ty.dtype), shape, 1)?, Affine::default())
-            }
-            Binding::Cotangent(Of::Output(Output::Aux)) => {
-                (self.end(End::Input(Input::AuxScale), ty.dtype, shape)?, Affine::default())
-            }
-            Binding::Batch(Input::Draws) => {
-                let (Some(apply), Some(number)) = (site.apply, Input::drawn(&name)) else {
-                    return bug("no attention of a layer reads");
-                };
-                let end = Slot::End(End::Input(Input::Draws));
-                let named = (Input::Draws.name().into(), Space::Io, ty.dtype);
-                let instance = apply.depth.times(self.draws).plus(&Affine::constant(number));
-                (self.bind(end, named, shape, depth.saturating_mul(self.draws))?, instance)
-            }
-            Binding::Batch(input) => (self.end(End::Input(input), ty.dtype, shape)?, Affine::default()),
-            Binding::Output(output) => (self.end(End::Output(output), ty.dtype, shape)?, Affine::default()),
-            Binding::Value | Binding::Index(_) | Binding::Cotangent(Of::Value | Of::Output(_)) => {
-                return bug("nothing supplies");
-            }
         };
         if let Binding::State(lifetime @ (Lifetime::Token(_) | Lifetime::Text)) = port.binding {
             self.sequence.insert(id, lifetime);
@@ -388,10 +198,32 @@ impl<'a> Assembly<'a> {
         Ok(Operand::Tensor { buffer: id, instance, offset: 0, stride: 0 })
     }
 
+    /// A weight and which of its instances: its own, or the one of another body that is called so.
+    fn weight(&self, key: &WeightKey, instance: Affine) -> Option<(BufferId, Affine)> {
+        let other = || self.called(&key.1).map(|t| (t.weight, Affine::constant(t.instance)));
+        self.set.weights.get(key).map(|&id| (id, instance)).or_else(other)
+    }
+
+    /// The gradient of one.
+    fn gradient(&self, key: &WeightKey, instance: Affine) -> Option<(BufferId, Affine)> {
+        let named = |t: &&Tensor| cotangent(&t.name) == key.1;
+        let other = || {
+            let t = self.set.tensors.iter().find(named)?;
+            Some((t.gradient?, Affine::constant(t.instance)))
+        };
+        self.set.gradients.get(key).map(|&id| (id, instance)).or_else(other)
+    }
+
+    /// The weight that a port of a body is bound to.
+    pub(crate) fn weight_of(&self, body: Option<usize>, name: &str) -> Option<BufferId> {
+        let key = (body.map(|b| self.architecture.leader(b)), name.to_string());
+        self.weight(&key, Affine::default()).map(|(id, _)| id)
+    }
+
     /// The states of sequences that the programs of this use keep.
     fn sequence(&self) -> Result<Vec<SequenceState>, CompileError> {
         let places = self.options.cache.map_or(0, |cache| cache.places);
-        let own = self.bound.iter().filter(|(key, _)| key.scope == self.scope.0);
+        let own = self.bound.iter().filter(|(key, _)| key.scope == self.now.number);
         let found = own.filter_map(|(key, &buffer)| {
             let lifetime = *self.sequence.get(&buffer)?;
             match &key.slot {
@@ -435,38 +267,9 @@ impl<'a> Assembly<'a> {
         found.iter().map(of).collect()
     }
 
-    /// The `skip` whose members a state holds.
-    fn of_members(&self, name: &str) -> Option<u32> {
-        match self.states.get(name)? {
-            State { owner: Owner::Skip(number), part: Part::Members } => Some(*number),
-            _ => None,
-        }
-    }
-
-    /// Whose a saved state is, and its name: what a pass leaves has another where it is read.
-    fn saved(&self, name: &str) -> (Owner, String) {
-        match self.states.get(name).map_or(Owner::Stream, |state| state.owner) {
-            Owner::Exit => (Owner::Exit, self.architecture.label(Owner::Exit)),
-            owner => (owner, name.into()),
-        }
-    }
-
-    /// How often something has been saved before a call; after the layers, in all.
-    fn saves(&self, site: &Site, cache: usize) -> Affine {
-        let all = || Affine::constant(self.architecture.rows[cache]);
-        site.apply.map_or_else(all, |apply| apply.rows[cache].clone())
-    }
-
-    /// The cotangents of what passes leave of the loss.
-    fn left_cotangent(&mut self, shape: Vec<u64>) -> Result<BufferId, CompileError> {
-        let name = format!("d.{}", self.architecture.label(Owner::Exit));
-        let named = (name.clone(), Space::Saved, DType::F32);
-        self.bind(Slot::StateCotangent(name), named, shape, self.architecture.rows_of(Owner::Exit))
-    }
-
     /// A tensor by its name in checkpoints.
     pub(crate) fn called(&self, name: &str) -> Option<&Tensor> {
-        self.tensors.iter().find(|t| t.name == name)
+        self.set.tensors.iter().find(|t| t.name == name)
     }
 
     /// The launches of one call.
@@ -504,7 +307,11 @@ impl<'a> Assembly<'a> {
             };
             params.push(match (made, p.binding) {
                 (Some(made), _) => made,
-                (None, Binding::Index(index)) => Operand::Index(self.index(site, p, index)?),
+                (None, Binding::Index(index)) => {
+                    let value = resolve::index(self.architecture, site.apply, index);
+                    let unknown = || CompileError::Schedule(format!("an index `{p}` that no loop supplies"));
+                    Operand::Index(value.ok_or_else(unknown)?)
+                }
                 (None, _) => self.place(module, site, f, p, crate::ir::Value(i as u32), false)?,
             });
         }
@@ -566,46 +373,6 @@ impl<'a> Assembly<'a> {
                 self.gather(&mut launch, steps);
                 steps.push(Step::Launch(launch));
             }
-        }
-    }
-
-    /// The row of a cache that an application writes, or the one before.
-    fn row(&self, apply: &Apply, cache: Option<usize>, latest: bool) -> Option<Affine> {
-        let mut row = apply.rows.get(cache?)?.clone();
-        row.base = row.base.checked_sub(u64::from(latest))?;
-        Some(row)
-    }
-
-    pub(crate) fn index(&self, site: &Site, port: &Port, index: Index) -> Result<Affine, CompileError> {
-        let unknown = || CompileError::Schedule(format!("an index `{port}` that no loop supplies"));
-        // After the layers, all applications have run.
-        let row = |cache: u32| match site.apply {
-            Some(apply) => apply.rows.get(cache as usize).cloned().ok_or_else(unknown),
-            None => {
-                let all = self.architecture.rows.get(cache as usize);
-                all.copied().map(Affine::constant).ok_or_else(unknown)
-            }
-        };
-        match index {
-            Index::Depth => site.apply.map(|apply| apply.depth.clone()).ok_or_else(unknown),
-            Index::Depths => Ok(Affine::constant(self.architecture.depth)),
-            Index::Pass => site.apply.map(|apply| apply.pass.clone()).ok_or_else(unknown),
-            Index::Row(cache) => row(cache),
-            Index::Latest(cache) => {
-                let latest = site.apply.and_then(|apply| self.row(apply, Some(cache as usize), true));
-                latest.ok_or_else(unknown)
-            }
-            Index::Next { cache, by } => {
-                row(cache).map(|row| Affine { base: row.base + u64::from(by), ..row })
-            }
-            Index::First => Ok(Affine::default()),
-            Index::FirstPass { cache, by } => {
-                let pass = site.apply.map(|apply| apply.pass.times(by.into())).ok_or_else(unknown)?;
-                row(cache)?.minus(&pass).ok_or_else(unknown)
-            }
-            Index::Run { cache, offset, block } => Ok(run_of(&row(cache)?, offset, block)),
-            Index::Continues { cache, offset, block } => Ok(continues(&row(cache)?, offset, block)),
-            Index::Given => Err(unknown()),
         }
     }
 
@@ -735,11 +502,11 @@ impl<'a> Assembly<'a> {
             let mut ports = f.params.iter().chain(f.results.iter().map(|(port, _)| port));
             let repeats = ports.all(|port| self.repeats(port));
             if bytes > 0 && body.kept == body.applications && repeats {
-                self.kept.push((number, Kept { body: body.name.clone(), bytes, again: false }));
+                self.now.kept.push((number, Kept { body: body.name.clone(), bytes, again: false }));
             }
         }
-        self.kept.sort_by_key(|(_, kept)| std::cmp::Reverse(kept.bytes));
-        self.kept.iter_mut().take(count).for_each(|(_, kept)| kept.again = true);
+        self.now.kept.sort_by_key(|(_, kept)| std::cmp::Reverse(kept.bytes));
+        self.now.kept.iter_mut().take(count).for_each(|(_, kept)| kept.again = true);
     }
 
     /// Whether the forward of a body with such a port finds on the way back what it found before,
@@ -780,17 +547,13 @@ impl<'a> Assembly<'a> {
 
     /// Whether the forward of a body is computed again on the way back.
     fn is_again(&self, body: usize) -> bool {
-        self.kept.iter().any(|(number, kept)| *number == body && kept.again)
-    }
-
-    pub(crate) fn outside(&self) -> Site<'static> {
-        Site { body: None, apply: None, again: false }
+        resolve::is_again(&self.now.kept, body)
     }
 
     pub(crate) fn backward(&mut self, module: &Module, forms: &ModelForms) -> Result<Program, CompileError> {
         let ModelForms { bodies, embed, head, pool, .. } = forms;
         let architecture = self.architecture;
-        let outside = self.outside();
+        let outside = Site::OUTSIDE;
         let made = &mut FxHashSet::default();
         let mut steps = self.prepare(
             module,
@@ -802,7 +565,7 @@ impl<'a> Assembly<'a> {
         steps.extend(self.blocks(&architecture.blocks, false, &mut |a, apply, steps| {
             a.call(
                 module,
-                &Site { body: Some(apply.body), apply: Some(apply), again: false },
+                &Site::of(apply),
                 match (&bodies[apply.body].detached, apply.detached) {
                     (Some(detached), true) => detached,
                     _ => &bodies[apply.body].forward,
@@ -820,7 +583,8 @@ impl<'a> Assembly<'a> {
             if let Some(Leaving { how: Exit::Expected(_), .. }) = architecture.exit {
                 shape.push(architecture.model.hidden + 1);
             }
-            let buffer = self.left_cotangent(shape)?;
+            let left = self.resolver().left_cotangent(shape);
+            let buffer = self.bind(left)?;
             let (b, variable) = (self.plan.buffer(buffer), architecture.variables);
             let (elements, count) = (b.elements(), b.instances);
             let instance = Affine { base: 0, terms: vec![(variable, 1)] };
@@ -838,7 +602,7 @@ impl<'a> Assembly<'a> {
         }
         steps.extend(self.blocks(&architecture.blocks, true, &mut |a, apply, steps| {
             let Some(backward) = &bodies[apply.body].backward else { return Ok(()) };
-            let site = |again| Site { body: Some(apply.body), apply: Some(apply), again };
+            let site = |again| Site { again, ..Site::of(apply) };
             if a.is_again(apply.body) {
                 a.call(module, &site(true), &bodies[apply.body].forward, steps)?;
             }
@@ -889,8 +653,15 @@ impl<'a> Assembly<'a> {
         steps: &mut Vec<Step>,
     ) -> Result<(), CompileError> {
         let name = Port::new(state, Binding::State(Lifetime::Saved)).cotangent().name;
-        let named = (name.clone(), Space::Saved, DType::F32);
-        let buffer = self.bind(Slot::StateCotangent(name.clone()), named, shape, 1)?;
+        let wanted = Wanted {
+            slot: Slot::StateCotangent(name.clone()),
+            name: name.clone(),
+            space: Space::Saved,
+            dtype: DType::F32,
+            shape,
+            instances: 1,
+        };
+        let buffer = self.bind(wanted)?;
         let elements = self.plan.buffer(buffer).elements();
         let operand = Operand::Tensor { buffer, instance: Affine::default(), offset: 0, stride: 0 };
         let step = self.launch(Kernel::Zero(kernel::Zero { elements }), vec![operand], &name);
@@ -901,13 +672,14 @@ impl<'a> Assembly<'a> {
     /// The buffer of something that programs of several depths may each have their own of.
     fn bound_here(&self, slot: Slot) -> Option<BufferId> {
         let depth = Some(self.architecture.depth);
-        let key = Key { slot: slot.clone(), scope: self.scope.0, entry: None, depth };
+        let key = Key { slot: slot.clone(), scope: self.now.number, entry: None, depth };
         self.bound.get(&key).copied().or_else(|| self.bound(slot))
     }
 
     /// The streams of the programs that are put together.
     fn stream_buffer(&self) -> Option<BufferId> {
-        let key = |depth| Key { slot: Slot::Stream, scope: self.scope.0, entry: Some(self.entry), depth };
+        let key =
+            |depth| Key { slot: Slot::Stream, scope: self.now.number, entry: Some(self.now.entry), depth };
         let own = self.bound.get(&key(Some(self.architecture.depth)));
         own.or_else(|| self.bound.get(&key(None))).copied()
     }
@@ -937,15 +709,10 @@ impl<'a> Assembly<'a> {
     ) -> Result<Program, CompileError> {
         let ModelForms { bodies, embed, head, .. } = forms;
         let architecture = self.architecture;
-        let outside = self.outside();
+        let outside = Site::OUTSIDE;
         self.call(module, &outside, &embed.evaluate, &mut steps)?;
         steps.extend(self.blocks(&architecture.blocks, false, &mut |a, apply, steps| {
-            a.call(
-                module,
-                &Site { body: Some(apply.body), apply: Some(apply), again: false },
-                &bodies[apply.body].evaluate,
-                steps,
-            )
+            a.call(module, &Site::of(apply), &bodies[apply.body].evaluate, steps)
         })?);
         self.call(module, &outside, &head.evaluate, &mut steps)?;
         Ok(Program { steps, variables: architecture.variables + 1 })
@@ -1047,32 +814,29 @@ impl<'a> Assembly<'a> {
     /// Begins a use.
     pub(crate) fn begin(&mut self, number: usize, name: &str, options: &Options) {
         let prefix = if name.is_empty() { String::new() } else { format!("{name}.") };
-        self.scope = (number, prefix);
-        (self.options, self.entry, self.own) = (options.clone(), Entry::Whole, 0);
-        self.kept.clear();
-        self.inserted.clear();
-        self.lessons.clear();
+        self.options = options.clone();
+        self.now = UseUnderWay { number, prefix, ..UseUnderWay::default() };
     }
 
     /// Adds a program of the use.
     pub(crate) fn add(&mut self, name: &str, program: Program) {
         let program = self.spread_out(program);
-        self.plan.programs.insert(format!("{}{name}", self.scope.1), program);
+        self.plan.programs.insert(format!("{}{name}", self.now.prefix), program);
     }
 
     /// Ends a use.
     pub(crate) fn end_use(&mut self) -> Result<(), CompileError> {
         let sequence = self.sequence()?;
         self.uses.push(Use {
-            scope: self.scope.1.clone(),
+            scope: self.now.prefix.clone(),
             trains: self.options.train,
             observed: self.observed(),
             probed: self.probed(),
             taught: self.taught(),
             sequence,
             places: self.options.cache.map(|c| c.places),
-            own: self.own,
-            kept: self.kept.drain(..).map(|(_, kept)| kept).collect(),
+            own: self.now.own,
+            kept: self.now.kept.drain(..).map(|(_, kept)| kept).collect(),
         });
         Ok(())
     }
@@ -1080,10 +844,10 @@ impl<'a> Assembly<'a> {
     pub(crate) fn finish(mut self) -> Result<Vec<Compiled>, CompileError> {
         self.experts_problem()?;
         let base = self.plan.arena;
-        for id in &self.temporaries {
+        for id in &self.temporaries.all {
             self.plan.buffers[id.0 as usize].offset += base;
         }
-        let end = base.checked_add(self.temporary).and_then(|end| self.end_windows(end));
+        let end = base.checked_add(self.temporaries.bytes).and_then(|end| self.end_windows(end));
         self.plan.arena = end.ok_or(CompileError::Overflow("the memory"))?;
         let uses = std::mem::take(&mut self.uses);
         Ok(uses.into_iter().enumerate().map(|(number, u)| self.compiled(number, u)).collect())
@@ -1124,7 +888,7 @@ impl<'a> Assembly<'a> {
                 false => Tensor { weight, gradient: None, states: vec![], counts: None, ..t.clone() },
             }
         };
-        let cut = match self.trained_weights {
+        let cut = match self.set.trained_weights {
             _ if self.is_spread() => Shard::Weights,
             Some(_) if u.trains => Shard::Optimizer,
             Some(_) | None => Shard::None,
@@ -1132,7 +896,7 @@ impl<'a> Assembly<'a> {
         Compiled {
             plan: self.plan.clone(),
             scope: u.scope.clone(),
-            tensors: self.tensors.iter().map(tensor).collect(),
+            tensors: self.set.tensors.iter().map(tensor).collect(),
             depth: self.architecture.depth,
             ends,
             streams,
@@ -1149,12 +913,6 @@ impl<'a> Assembly<'a> {
             kept: u.kept,
         }
     }
-}
-
-/// Instances of something that host and layers exchange for each depth, and that of an application;
-/// outside the layers there is one.
-fn of_depths(depth: u64, apply: Option<&Apply>) -> (u64, Affine) {
-    apply.map_or((1, Affine::default()), |apply| (depth, apply.depth.clone()))
 }
 
 /// How many attentions of an application drop weights, at the most.

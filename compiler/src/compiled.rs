@@ -71,9 +71,10 @@ pub struct Kept {
 }
 
 /// Whose inputs, results and streams a buffer is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Entry {
     /// Of whole sequences: training and evaluation.
+    #[default]
     Whole,
     /// Of `prefill`, which reads texts into the caches, and gives the logits after one token of
     /// each.

@@ -119,14 +119,14 @@ impl Assembly<'_> {
 
     /// The buffer of a parameter, where it is of experts.
     fn stack_of(&self, body: Option<usize>, port: &Port) -> Option<BufferId> {
-        let leader = body.map(|b| self.architecture.leader(b));
-        let key = (leader, port.name.clone());
         let id = match port.binding {
             Binding::Weight | Binding::Buffer | Binding::PassWeight | Binding::TurnWeight => {
-                let own = self.weights.get(&key).copied();
-                own.or_else(|| self.called(&port.name).map(|t| t.weight))
+                self.weight_of(body, &port.name)
             }
-            Binding::Cotangent(Of::Weight) => self.gradients.get(&key).copied(),
+            Binding::Cotangent(Of::Weight) => {
+                let key = (body.map(|b| self.architecture.leader(b)), port.name.clone());
+                self.set.gradients.get(&key).copied()
+            }
             Binding::Prepared => return self.prepared_stack(body, port),
             _ => None,
         };

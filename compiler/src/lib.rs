@@ -34,6 +34,7 @@ pub mod probe;
 pub mod program;
 pub mod random;
 mod recipe;
+mod resolve;
 pub mod rewrite;
 pub mod schedule;
 mod spread;

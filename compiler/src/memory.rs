@@ -15,8 +15,9 @@ use crate::lower::{Lowered, Weight};
 use crate::optim::{Rule, optimizer, storage};
 use crate::program::{ALIGNMENT, Buffer, BufferId, MAPPED, Space};
 use crate::recipe::recipe;
+use crate::resolve::{Passes, Wanted, WeightKey};
 use crate::schedule::Scheduled;
-use crate::transfer::Share;
+use crate::transfer::{Rates, Share};
 use dreamc_dsl::spec::Shard;
 use indexmap::{IndexMap, IndexSet};
 
@@ -88,15 +89,64 @@ pub(crate) struct Range {
     pub(crate) recipe: Recipe,
 }
 
+/// The weights of a model, and all that is as large as they are.
+pub(crate) struct WeightSet {
+    pub(crate) weights: IndexMap<WeightKey, BufferId>,
+    pub(crate) gradients: IndexMap<WeightKey, BufferId>,
+    pub(crate) trained: Vec<WeightKey>,
+    pub(crate) passes: Passes,
+    /// Of a state that counts choices, what is done with it.
+    pub(crate) counts: IndexMap<WeightKey, Counted>,
+    /// Ranges of the optimizer.
+    pub(crate) ranges: Vec<Range>,
+    /// Where the parts of the ranks begin among the trained numbers, and where the last ends.
+    pub(crate) cuts: Vec<u64>,
+    /// All trained weights as one range.
+    pub(crate) trained_weights: Option<BufferId>,
+    /// The gradients of experts that ranks share, as one range.
+    pub(crate) stack_gradients: Option<BufferId>,
+    /// The tensors, in the order of checkpoints.
+    pub(crate) tensors: Vec<Tensor>,
+    /// Factors of weights under the recipe's `transfer`.
+    pub(crate) rates: Rates,
+}
+
+impl WeightSet {
+    /// Nothing yet.
+    pub(crate) fn new(rates: Rates) -> Self {
+        WeightSet {
+            weights: IndexMap::new(),
+            gradients: IndexMap::new(),
+            trained: vec![],
+            passes: IndexMap::new(),
+            counts: IndexMap::new(),
+            ranges: vec![],
+            cuts: vec![],
+            trained_weights: None,
+            stack_gradients: None,
+            tensors: vec![],
+            rates,
+        }
+    }
+}
+
+/// Temporaries, whose offsets count from the end of everything else.
+#[derive(Default)]
+pub(crate) struct Temporaries {
+    pub(crate) all: Vec<BufferId>,
+    /// Bytes that programs share.
+    pub(crate) bytes: u64,
+}
+
 /// The buffers of an optimizer's state, by the state's name.
 pub(crate) struct Kept {
     name: &'static str,
-    of: IndexMap<(Option<usize>, String), BufferId>,
+    of: IndexMap<WeightKey, BufferId>,
 }
 
 /// A weight of all sets, and how it moves in each.
 struct Placed {
-    key: (Option<usize>, String),
+    key: WeightKey,
     shape: Vec<u64>,
     instances: u64,
     recipes: Vec<Recipe>,
@@ -224,10 +274,7 @@ impl Assembly<'_> {
         if !is_weight {
             return DType::F32;
         }
-        let leader = body.map(|b| self.architecture.leader(b));
-        let own = self.weights.get(&(leader, port.name.clone())).copied();
-        let id = own.or_else(|| self.called(&port.name).map(|t| t.weight));
-        id.map_or(DType::F32, |id| self.plan.buffer(id).dtype)
+        self.weight_of(body, &port.name).map_or(DType::F32, |id| self.plan.buffer(id).dtype)
     }
 
     /// The recipe, and whether adapters alone are trained.
@@ -244,7 +291,7 @@ impl Assembly<'_> {
     /// How a tensor moves, where it is trained.
     fn rule(&self, body: Option<usize>, name: &str, w: &Weight, shape: &[u64]) -> Recipe {
         let rule = recipe(self.trains(), name, w, shape)?;
-        let Share { rate, eps, .. } = self.rates.share(body, &w.name);
+        let Share { rate, eps, .. } = self.set.rates.share(body, &w.name);
         Some(Rule { decay: rule.decay / rate, factor: rule.factor * rate, eps, ..rule })
     }
 
@@ -257,7 +304,7 @@ impl Assembly<'_> {
         if self.options.train {
             let trained: Vec<&Placed> =
                 entries.iter().filter(|e| e.recipes.iter().any(Option::is_some)).collect();
-            self.trained = trained.iter().map(|e| e.key.clone()).collect();
+            self.set.trained = trained.iter().map(|e| e.key.clone()).collect();
             self.place_gradients(&trained)?;
             if self.options.steps && !trained.is_empty() {
                 let (stacks, others): (Vec<&Placed>, Vec<&Placed>) =
@@ -334,7 +381,7 @@ impl Assembly<'_> {
         self.options.train && self.options.steps && self.options.shard.weights()
     }
 
-    fn buffer_name(&self, (body, name): &(Option<usize>, String)) -> String {
+    fn buffer_name(&self, (body, name): &WeightKey) -> String {
         match body {
             Some(b) => format!("{}.{name}", self.architecture.bodies[*b].name),
             None => name.clone(),
@@ -362,7 +409,7 @@ impl Assembly<'_> {
                 Residence::Owned => self.buffer_at(name, Space::Weights, dtype, dims, wide)?,
                 Residence::Mapped => self.mapped(name, e.stored.format, dims)?,
             };
-            self.weights.insert(e.key.clone(), id);
+            self.set.weights.insert(e.key.clone(), id);
         }
         Ok(())
     }
@@ -377,7 +424,7 @@ impl Assembly<'_> {
                 (false, true) => self.spread_buffer(name, dims, wide, &mut flat)?,
                 (false, false) => self.buffer_at(name, Space::Gradients, DType::F32, dims, wide)?,
             };
-            self.gradients.insert((e.key.0, cotangent(&e.key.1)), id);
+            self.set.gradients.insert((e.key.0, cotangent(&e.key.1)), id);
         }
         Ok(())
     }
@@ -393,7 +440,7 @@ impl Assembly<'_> {
 
     /// The first byte of the gradient of an entry, of what this rank has.
     fn gradient_of(&self, e: &Placed) -> u64 {
-        let id = self.own(self.gradients[&(e.key.0, cotangent(&e.key.1))]);
+        let id = self.own(self.set.gradients[&(e.key.0, cotangent(&e.key.1))]);
         self.plan.buffer(id).offset
     }
 
@@ -426,7 +473,7 @@ impl Assembly<'_> {
         let runs = self.runs(trained);
         let train = &self.spec.train;
         let number = |rule: &Rule| optimizer(train, rule).states().len() as u64;
-        self.cuts = cuts(&runs, &number, self.options.ranks);
+        self.set.cuts = cuts(&runs, &number, self.options.ranks);
         let total = runs.last().map_or(0, |r| r.2);
         let kept = match self.part() {
             _ if !cuts_states => 0..total,
@@ -436,7 +483,7 @@ impl Assembly<'_> {
         let own = if cuts_states { Some(kept.clone()) } else { None };
         let places = self.states_of(trained, own, states)?;
         let first = trained.first();
-        let weight = first.and_then(|e| self.weights.get(&e.key));
+        let weight = first.and_then(|e| self.set.weights.get(&e.key));
         let mut weights = weight.map_or(self.plan.arena, |id| self.plan.buffer(*id).offset);
         let mut base = first.map_or(self.plan.arena, |e| self.gradient_of(e));
         let mut elements = total / DType::F32.bytes();
@@ -447,7 +494,7 @@ impl Assembly<'_> {
         let all = self.alias("gradients".into(), base, elements);
         self.bound.insert(Key { slot: Slot::Gradients, scope: 0, entry: None, depth: None }, all);
         if self.options.shard == Shard::Optimizer {
-            self.trained_weights = Some(self.alias("weights.trained".into(), weights, elements));
+            self.set.trained_weights = Some(self.alias("weights.trained".into(), weights, elements));
         }
         // Of weights that are cut a rank has its part alone, and of states.
         let origins = (if spreads { kept.start } else { 0 }, kept.start);
@@ -466,10 +513,10 @@ impl Assembly<'_> {
     fn moved_stacks(&mut self, trained: &[&Placed], states: &mut Vec<Kept>) -> Result<(), CompileError> {
         let runs = self.runs(trained);
         let places = self.states_of(trained, None, states)?;
-        let (weight, base) = (self.weights[&trained[0].key], self.gradient_of(trained[0]));
+        let (weight, base) = (self.set.weights[&trained[0].key], self.gradient_of(trained[0]));
         let weights = self.plan.buffer(self.own(weight)).offset;
         let elements = runs.last().map_or(0, |r| r.2) / DType::F32.bytes();
-        self.stack_gradients = Some(self.alias("gradients.experts".into(), base, elements));
+        self.set.stack_gradients = Some(self.alias("gradients.experts".into(), base, elements));
         self.ranges(runs, Begins { bases: (weights, base), states: &places, origins: (0, 0) }, "experts.");
         Ok(())
     }
@@ -551,13 +598,13 @@ impl Assembly<'_> {
             let inside = from.saturating_sub(origins.1);
             let own = states.iter().filter(|(name, _)| has.contains(name));
             let states = own.map(|&(name, base)| range(name, base, inside, stored)).collect();
-            self.ranges.push(Range { weight, gradient, states, elements, recipe });
+            self.set.ranges.push(Range { weight, gradient, states, elements, recipe });
         }
     }
 
     /// The part of the trained numbers that is this rank's.
     pub(crate) fn part(&self) -> Option<std::ops::Range<u64>> {
-        match self.cuts.get(self.options.rank as usize..) {
+        match self.set.cuts.get(self.options.rank as usize..) {
             Some([from, to, ..]) => Some(*from..*to),
             Some(_) | None => None,
         }
@@ -572,7 +619,7 @@ impl Assembly<'_> {
         instance: u64,
         elements: u64,
     ) -> (std::ops::Range<u64>, u64) {
-        let base = self.gradients.values().next().map(|id| self.plan.buffer(*id).offset);
+        let base = self.set.gradients.values().next().map(|id| self.plan.buffer(*id).offset);
         if let Some(own) = self.own_stack(tensor) {
             let each = elements / self.options.experts;
             let member = own.member();
@@ -616,39 +663,39 @@ impl Assembly<'_> {
         }
         order.extend(rest.iter().map(|w| (None, 0, w.name.clone(), *w, w.init)));
         for (body, instance, name, w, init) in order {
-            let init = self.rates.begins(body, w, self.spec.model.norm.unit_offset, init);
+            let init = self.set.rates.begins(body, w, self.spec.model.norm.unit_offset, init);
             let key = (body, w.name.clone());
             let counts = match &w.balancing {
                 Some(balancing) if self.options.train => {
-                    let bias = self.weights[&key];
+                    let bias = self.set.weights[&key];
                     let key = (body, balancing.counts.clone());
-                    if !self.counts.contains_key(&key) {
+                    if !self.set.counts.contains_key(&key) {
                         let (prefix, sets) = body.map_or((String::new(), 1), |b| {
                             let b = &self.architecture.bodies[b];
                             (format!("{}.", b.name), b.sets)
                         });
                         let name = format!("{prefix}{}", balancing.counts);
                         let counts = self.buffer(name, Space::State, DType::F32, size(w), sets)?;
-                        self.counts.insert(key.clone(), Counted { counts, bias, law: balancing.law });
+                        self.set.counts.insert(key.clone(), Counted { counts, bias, law: balancing.law });
                     }
-                    self.balances().then_some(self.counts[&key].counts)
+                    self.balances().then_some(self.set.counts[&key].counts)
                 }
                 _ => None,
             };
             let trained = recipe(self.trains(), &name, w, &size(w)).is_some();
-            let states_of = |key: &(Option<usize>, String), trained: bool| {
+            let states_of = |key: &WeightKey, trained: bool| {
                 let of = states.iter().filter(|_| trained);
                 of.filter_map(|kept| Some((kept.name, *kept.of.get(key)?))).collect()
             };
-            let all = self.gradients.get(&(key.0, cotangent(&key.1))).copied();
+            let all = self.set.gradients.get(&(key.0, cotangent(&key.1))).copied();
             let gradient = all.filter(|_| trained);
             let instance = instance * w.instances();
             // Frozen tensors among trained ones are cut with them.
-            let cut = self.is_cut(self.weights[&key]);
+            let cut = self.is_cut(self.set.weights[&key]);
             let place = if cut { all } else { gradient };
-            let weight = self.weights[&key];
+            let weight = self.set.weights[&key];
             let (kept, first_kept) = self.kept(weight, place, instance, size(w).iter().product());
-            self.tensors.push(Tensor {
+            self.set.tensors.push(Tensor {
                 shape: size(w),
                 kind: w.kind,
                 init,
@@ -670,13 +717,8 @@ impl Assembly<'_> {
     }
 
     /// The buffer that holds something, made where it is new.
-    pub(crate) fn bind(
-        &mut self,
-        slot: Slot,
-        (name, space, dtype): (String, Space, DType),
-        shape: Vec<u64>,
-        instances: u64,
-    ) -> Result<BufferId, CompileError> {
+    pub(crate) fn bind(&mut self, wanted: Wanted) -> Result<BufferId, CompileError> {
+        let Wanted { slot, name, space, dtype, shape, instances } = wanted;
         let own = match slot {
             // The places of the caches are the same for all programs, and so is what is prepared
             // and kept.
@@ -695,9 +737,9 @@ impl Assembly<'_> {
             | Slot::Gradients => false,
         };
         let scope = self.scope_of(&slot);
-        let name = if own { format!("{}{name}", self.entry.prefix()) } else { name };
-        let name = if scope > 0 { format!("{}{name}", self.scope.1) } else { name };
-        let key = |depth| Key { slot: slot.clone(), scope, entry: own.then_some(self.entry), depth };
+        let name = if own { format!("{}{name}", self.now.entry.prefix()) } else { name };
+        let name = if scope > 0 { format!("{}{name}", self.now.prefix) } else { name };
+        let key = |depth| Key { slot: slot.clone(), scope, entry: own.then_some(self.now.entry), depth };
         let fits = |b: &Buffer| b.shape == shape && b.dtype == dtype && b.instances >= instances;
         let (mut key, mut name) = (key(None), name);
         if let Some(&id) = self.bound.get(&key) {
@@ -715,14 +757,14 @@ impl Assembly<'_> {
             }
         }
         let id = self.buffer(name, space, dtype, shape, instances)?;
-        self.own += self.plan.buffer(id).bytes();
+        self.now.own += self.plan.buffer(id).bytes();
         self.bound.insert(key, id);
         Ok(id)
     }
 
     /// Whose a buffer is: what is made of weights alone serves all uses.
     fn scope_of(&self, slot: &Slot) -> usize {
-        if matches!(slot, Slot::Prepared(..) | Slot::Gradients) { 0 } else { self.scope.0 }
+        if matches!(slot, Slot::Prepared(..) | Slot::Gradients) { 0 } else { self.now.number }
     }
 
     /// A buffer that is bound already.
@@ -733,15 +775,14 @@ impl Assembly<'_> {
 
     /// A buffer of what host and programs exchange.
     pub(crate) fn end(&mut self, end: End, dtype: DType, shape: Vec<u64>) -> Result<BufferId, CompileError> {
-        let shape = if shape.is_empty() { vec![1] } else { shape };
-        self.bind(Slot::End(end), (end.name().into(), Space::Io, dtype), shape, 1)
+        self.bind(Wanted::end(end, dtype, &shape))
     }
 
     /// Temporaries of a scheduled function, placed where their lifetimes do not overlap.
     pub(crate) fn place_temps(&mut self, name: &str, s: &Scheduled) -> Vec<BufferId> {
         let values = s.temps.iter().map(|t| (t.bytes, t.first..t.last + 1));
         let (offsets, end) = share(&values.collect::<Vec<_>>());
-        self.temporary = self.temporary.max(end);
+        self.temporaries.bytes = self.temporaries.bytes.max(end);
         s.temps
             .iter()
             .enumerate()
@@ -755,7 +796,7 @@ impl Assembly<'_> {
                     offset: offsets[i],
                 });
                 let id = BufferId(self.plan.buffers.len() as u32 - 1);
-                self.temporaries.push(id);
+                self.temporaries.all.push(id);
                 id
             })
             .collect()

@@ -9,13 +9,13 @@
 use crate::CompileError;
 use crate::Pass;
 use crate::Watch;
-use crate::architecture::{Apply, Architecture, continues, for_each_application, run_of};
+use crate::architecture::{Apply, Architecture, for_each_application};
 use crate::assemble::{Rows, rows_of};
 use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, head_seeds, without_training};
 use crate::bind::{Owner, Part};
 use crate::compiled::{Init, TensorKind};
 use crate::ir::interpret::{self, Data, InterpretError, Tensor};
-use crate::ir::{Binding, Function, Index, Input, Lifetime, Module, Node, Of, Op, Output, Port, Unary};
+use crate::ir::{Binding, Function, Input, Lifetime, Module, Node, Of, Op, Output, Port, Unary};
 use crate::lower::{
     EMBED, Form, HEAD, Lowered, POOL, Shape, Weight, lower, lower_declared_training, lower_evaluation,
     lower_inference,
@@ -24,7 +24,7 @@ use crate::op::attention::drawn;
 use crate::op::{Derivative, Ties, Work};
 use crate::passes::Passes;
 use crate::pipeline;
-use crate::program::Affine;
+use crate::resolve;
 use crate::rewrite::{Context, Optimiser, Rewriting, Rules, Stage, forget_stops};
 use dreamc_dsl::spec::Model;
 use indexmap::IndexMap;
@@ -642,35 +642,12 @@ impl Oracle {
 
     fn indices(&self, apply: Option<&Apply>, variables: &[u64], here: &mut IndexMap<String, Tensor>) {
         let body = apply.map_or(HEAD, |apply| &self.architecture.bodies[apply.body].name);
-        let row = |cache: u32| match apply {
-            Some(apply) => apply.rows[cache as usize].clone(),
-            None => Affine::constant(self.architecture.rows[cache as usize]),
-        };
         let joint = self.joints.get(body);
         let functions = [Some(&self.lowered.module.functions[body]), joint];
         for p in functions.into_iter().flatten().flat_map(|f| &f.params) {
-            let value = match p.binding {
-                Binding::Index(Index::Depth) => {
-                    apply.map_or(self.architecture.depth, |a| a.depth.at(variables))
-                }
-                Binding::Index(Index::Depths) => self.architecture.depth,
-                Binding::Index(Index::Pass) => apply.map_or(0, |a| a.pass.at(variables)),
-                Binding::Index(Index::Row(cache)) => row(cache).at(variables),
-                Binding::Index(Index::Latest(cache)) => row(cache).at(variables).saturating_sub(1),
-                Binding::Index(Index::Next { cache, by }) => row(cache).at(variables) + u64::from(by),
-                Binding::Index(Index::First) => 0,
-                Binding::Index(Index::FirstPass { cache, by }) => {
-                    let pass = apply.map_or(0, |a| a.pass.at(variables));
-                    row(cache).at(variables).saturating_sub(pass * u64::from(by))
-                }
-                Binding::Index(Index::Run { cache, offset, block }) => {
-                    run_of(&row(cache), offset, block).at(variables)
-                }
-                Binding::Index(Index::Continues { cache, offset, block }) => {
-                    continues(&row(cache), offset, block).at(variables)
-                }
-                _ => continue,
-            };
+            let Binding::Index(index) = p.binding else { continue };
+            let Some(value) = resolve::index(&self.architecture, apply, index) else { continue };
+            let value = value.at(variables);
             here.insert(p.name.clone(), Tensor::index(value as i32));
         }
     }

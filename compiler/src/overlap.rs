@@ -29,7 +29,8 @@ impl Assembly<'_> {
     /// A program that is the last of a step to add to gradients, and sums them over the ranks.
     pub(crate) fn sending(&mut self, program: &Program) -> Program {
         // Those of experts that ranks share are whole on their owners.
-        let all: Vec<BufferId> = self.gradients.values().copied().filter(|id| !self.is_cut(*id)).collect();
+        let all: Vec<BufferId> =
+            self.set.gradients.values().copied().filter(|id| !self.is_cut(*id)).collect();
         let mut steps = program.steps.clone();
         let mut counts = vec![1; program.variables as usize];
         // Gradients that nothing adds to are summed, too: a gradient is never whole on one rank
@@ -193,7 +194,7 @@ impl Assembly<'_> {
     fn sums(&mut self, wanted: &[BufferId]) -> Vec<Step> {
         let offset = |id: &BufferId| self.plan.buffer(*id).offset;
         let mut all: Vec<BufferId> =
-            self.gradients.values().copied().filter(|id| !self.is_cut(*id)).collect();
+            self.set.gradients.values().copied().filter(|id| !self.is_cut(*id)).collect();
         all.sort_by_key(offset);
         let mut ranges: Vec<(BufferId, u64)> = vec![];
         let mut follows = false;
@@ -230,7 +231,7 @@ impl Assembly<'_> {
             base: begins + instance.base * each,
             terms: instance.terms.iter().map(|&(v, f)| (v, f * each)).collect(),
         };
-        let kernel = kernel::ReduceScatter { parts: self.parts(&self.cuts), elements };
+        let kernel = kernel::ReduceScatter { parts: self.parts(&self.set.cuts), elements };
         self.launch(Kernel::ReduceScatter(kernel), vec![operand, Operand::Index(first)], "gradients")
     }
 }

@@ -349,7 +349,7 @@ fn cached(
         let program = passes.run(Pass::Assemble, || {
             let used = |f: &Forms| vec![f.evaluate.0.clone()];
             preparing.steps.extend(assembly.prepare(&part.module, &forms, &used, &mut made)?);
-            assembly.entry = entry;
+            assembly.now.entry = entry;
             assembly.know(&part);
             assembly.evaluate(&part.module, &forms, vec![])
         })?;
@@ -372,12 +372,14 @@ fn rows<'a>(
     passes: &Passes,
 ) -> Result<(), CompileError> {
     let learned: FxHashSet<(Option<usize>, String)> = match options.train {
-        true => assembly.trained.iter().cloned().collect(),
+        true => assembly.set.trained.iter().cloned().collect(),
         false => FxHashSet::default(),
     };
     // Of a body that reads weights of others, by the names of checkpoints.
     let named: FxHashSet<String> = match options.train {
-        true => assembly.tensors.iter().filter(|t| t.gradient.is_some()).map(|t| t.name.clone()).collect(),
+        true => {
+            assembly.set.tensors.iter().filter(|t| t.gradient.is_some()).map(|t| t.name.clone()).collect()
+        }
         false => FxHashSet::default(),
     };
     let has_gradient = |w: &Weight, body: Option<usize>| {
@@ -387,9 +389,9 @@ fn rows<'a>(
     // stream that leaves; unless the rule of training was asked for.
     let anew = architecture.evaluates_anew() && !options.as_trained;
     if !anew {
-        assembly.inserted = probe::insert(architecture, &mut whole, &options.probe)?;
+        assembly.now.inserted = probe::insert(architecture, &mut whole, &options.probe)?;
     }
-    assembly.lessons = teach::insert(architecture, &mut whole, &options.taught)?;
+    assembly.now.lessons = teach::insert(architecture, &mut whole, &options.taught)?;
     let forms = {
         let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);
         let with = (options, &stored as StoredOf);
@@ -434,7 +436,7 @@ fn rows<'a>(
         let make = || lower_evaluation(architecture, shape(options, options.sequence, None));
         let mut deciding = lowered(passes, make)?;
         assembly.know(&deciding);
-        assembly.inserted = probe::insert(architecture, &mut deciding, &options.probe)?;
+        assembly.now.inserted = probe::insert(architecture, &mut deciding, &options.probe)?;
         let inference = Options { train: false, ..options.clone() };
         let none = |_: &Weight, _: Option<usize>| false;
         let stored = |body: Option<usize>, port: &Port| assembly.stored(body, port);

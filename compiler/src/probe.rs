@@ -357,7 +357,7 @@ impl Assembly<'_> {
             let value = value.filter(|_| inserted.captured);
             Probed { point: inserted.point.clone(), value, patch, instance }
         };
-        self.inserted.iter().map(of).collect()
+        self.now.inserted.iter().map(of).collect()
     }
 }
 

@@ -23,7 +23,7 @@
 //! them otherwise than row by row gathers all.
 
 use crate::CompileError;
-use crate::assemble::{Assembly, Site};
+use crate::assemble::Assembly;
 use crate::experts::Stacks;
 use crate::ir::{Binding, DType, Function, Module, Port};
 use crate::memory::share;
@@ -32,6 +32,7 @@ use crate::program::{
     ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelKind, Launch, Operand, Owners, Parts, Program, Slot,
     Space, Step, kernel,
 };
+use crate::resolve::Site;
 use crate::schedule::{Bind, schedule};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
@@ -143,7 +144,7 @@ impl Assembly<'_> {
         let gradients = self.buffer("gradients.part".into(), Space::Gradients, DType::F32, numbers, 1)?;
         let starts = [weights, gradients].map(|id| self.plan.buffer(id).offset);
         let flat = |a: &Self, id: BufferId| a.is_cut(id) && a.own_stack(id).is_none();
-        let gradients_of: Vec<BufferId> = self.gradients.values().copied().collect();
+        let gradients_of: Vec<BufferId> = self.set.gradients.values().copied().collect();
         let (summed, mut stacks): (Vec<_>, Vec<_>) = gradients_of.into_iter().partition(|id| flat(self, *id));
         let mut own = FxHashMap::default();
         let all = (0..self.plan.buffers.len() as u32).map(BufferId);
@@ -158,7 +159,7 @@ impl Assembly<'_> {
         }
         // Gradients of experts are added to theirs where the others are summed.
         stacks.iter_mut().for_each(|id| *id = self.own(*id));
-        let flat = Flat { parts: self.parts(&self.cuts), weights, gradients };
+        let flat = Flat { parts: self.parts(&self.set.cuts), weights, gradients };
         let spread = self.spread.get_or_insert_default();
         spread.flat = Some(flat);
         spread.own.extend(own);
@@ -272,11 +273,9 @@ impl Assembly<'_> {
     /// Whether something is prepared of weights that are cut: of experts that ranks share, unless
     /// it is of this rank's alone.
     pub(crate) fn reads_cut(&self, body: Option<usize>, f: &Function, local: bool) -> bool {
-        let leader = body.map(|b| self.architecture.leader(b));
         let cut = |port: &Port| match port.binding {
             Binding::Weight | Binding::Buffer | Binding::PassWeight | Binding::TurnWeight => {
-                let own = self.weights.get(&(leader, port.name.clone())).copied();
-                let id = own.or_else(|| self.called(&port.name).map(|t| t.weight));
+                let id = self.weight_of(body, &port.name);
                 id.is_some_and(|id| self.is_cut(id) && !(local && self.own_stack(id).is_some()))
             }
             Binding::Prepared => self.maker(body, port).is_some(),

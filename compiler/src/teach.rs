@@ -195,6 +195,6 @@ impl Assembly<'_> {
                 instance: lesson.point.depth.unwrap_or(0),
             })
         };
-        self.lessons.iter().filter_map(of).collect()
+        self.now.lessons.iter().filter_map(of).collect()
     }
 }

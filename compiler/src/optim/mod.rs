@@ -288,7 +288,7 @@ impl Assembly<'_> {
         let elements = self.plan.buffer(gradients).elements();
         let ranks = self.options.ranks;
         // Gradients were summed while the way back went on, but for those of experts.
-        if let Some((experts, owners)) = self.stack_gradients.zip(self.owners())
+        if let Some((experts, owners)) = self.set.stack_gradients.zip(self.owners())
             && owners.ranks > owners.team
         {
             let elements = self.plan.buffer(experts).elements();
@@ -296,7 +296,7 @@ impl Assembly<'_> {
             steps.push(self.launch(sum, vec![at(experts)], "gradients of experts"));
         }
         if ranks > 1 {
-            for Counted { counts, .. } in self.counts.values().copied().collect::<Vec<_>>() {
+            for Counted { counts, .. } in self.set.counts.values().copied().collect::<Vec<_>>() {
                 let (elements, sets) =
                     (self.plan.buffer(counts).elements(), self.plan.buffer(counts).instances);
                 let instance = Affine { base: 0, terms: vec![(variables, 1)] };
@@ -307,7 +307,7 @@ impl Assembly<'_> {
                 variables += 1;
             }
         }
-        let frozen = self.ranges.iter().filter(|r| r.recipe.is_none()).map(|r| (r.gradient, r.elements));
+        let frozen = self.set.ranges.iter().filter(|r| r.recipe.is_none()).map(|r| (r.gradient, r.elements));
         for (range, elements) in frozen.collect::<Vec<_>>() {
             steps.push(self.launch(
                 Kernel::Zero(kernel::Zero { elements }),
@@ -340,7 +340,7 @@ impl Assembly<'_> {
         let part = self.part().unwrap_or(0..0);
         let first = if self.is_spread() { 0 } else { part.start };
         let mut looks = vec![(gradients, first, part.end - part.start)];
-        if let Some((experts, owners)) = self.stack_gradients.zip(self.owners()) {
+        if let Some((experts, owners)) = self.set.stack_gradients.zip(self.owners()) {
             let (all, alike) = (self.plan.buffer(experts).elements(), ranks / owners.team);
             let cut = |number: u64| (u128::from(all) * u128::from(number) / u128::from(alike)) as u64;
             let number = rank / owners.team;
@@ -378,7 +378,7 @@ impl Assembly<'_> {
         let Some(gradients) = self.bound(Slot::Gradients) else { return Ok(Program::default()) };
         let mut steps = vec![];
         let mut variables = 0;
-        for range in std::mem::take(&mut self.ranges) {
+        for range in std::mem::take(&mut self.set.ranges) {
             let Some(rule) = range.recipe else { continue };
             let optimizer = optimizer(&self.spec.train, &rule);
             let optimizer = optimizer.as_ref();
@@ -404,20 +404,20 @@ impl Assembly<'_> {
                 variables += 1;
             }
         }
-        let cuts = self.cuts.clone();
-        if let Some(weights) = self.trained_weights.filter(|_| cuts.last() > Some(&0)) {
+        let cuts = self.set.cuts.clone();
+        if let Some(weights) = self.set.trained_weights.filter(|_| cuts.last() > Some(&0)) {
             let parts = self.parts(&cuts);
             let gather = Kernel::AllGather(kernel::AllGather { parts });
             steps.push(self.launch(gather, vec![at(weights)], "weights"));
         }
-        for gradients in [Some(gradients), self.stack_gradients].into_iter().flatten() {
+        for gradients in [Some(gradients), self.set.stack_gradients].into_iter().flatten() {
             let elements = self.plan.buffer(gradients).elements();
             if elements > 0 {
                 let zero = Kernel::Zero(kernel::Zero { elements });
                 steps.push(self.launch(zero, vec![at(gradients)], "gradients"));
             }
         }
-        let balanced = if self.balances() { self.counts.values().copied().collect() } else { vec![] };
+        let balanced = if self.balances() { self.set.counts.values().copied().collect() } else { vec![] };
         for Counted { counts, bias, law } in balanced {
             let sets = self.plan.buffer(counts).instances;
             let experts = self.plan.buffer(counts).elements();
