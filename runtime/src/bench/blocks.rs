@@ -6,7 +6,7 @@
 use super::{BenchError, once};
 use crate::model::Model;
 use dreamc_compiler::Compiled;
-use dreamc_compiler::bind::Part;
+use dreamc_compiler::compiled::TensorKind;
 use dreamc_compiler::format::{Format, Formats, Packed, Stored};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{
@@ -43,7 +43,7 @@ pub(super) fn formats(compiled: &Compiled, format: &str) -> Formats {
     let of = |t: &dreamc_compiler::compiled::Tensor| {
         let row = *t.shape.last().filter(|_| t.shape.len() > 1)?;
         let packed = Packed::named(format, row).filter(|packed| packed.fits(row))?;
-        let kept = matches!(t.part, Part::Router | Part::RouterQuery | Part::RouterKeys);
+        let kept = t.kind == TensorKind::Router;
         (!kept).then(|| (t.name.clone(), Stored::mapped(Format::packed(packed))))
     };
     compiled.tensors.iter().filter_map(of).collect()
