@@ -604,7 +604,7 @@ impl Architecture {
     /// The name of a tensor or state inside its layer, or outside the layers its whole name.
     pub fn name_of(&self, owner: Owner, part: Part) -> String {
         match owner {
-            Owner::Stream | Owner::Loop => part.path().into_owned(),
+            Owner::Stream | Owner::Loop => part.path().into(),
             Owner::Pool(_) | Owner::Saved(_) => self.label(owner),
             Owner::Embedding
             | Owner::Head

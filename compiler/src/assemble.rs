@@ -7,13 +7,13 @@
 
 use crate::CompileError;
 use crate::architecture::{Apply, Architecture, Block, Leaving, Work};
-use crate::bind::{Owner, Part};
+use crate::bind::{Owner, Rows};
 use crate::compiled::{
     Compiled, Entry, Kept, Observation, Observed, Per, SequenceState, StateBuffer, Tensor,
 };
 use crate::forms::{Forms, ModelForms};
 use crate::ir::{Binding, DType, Function, Input, Lifetime, Module, Output, Port};
-use crate::lower::{Lowered, State};
+use crate::lower::{Lowered, State, attention, choice};
 use crate::memory::{Key, Slot, Temporaries, WeightSet, cotangent};
 use crate::pipeline::Options;
 use crate::probe::{Inserted, Probed};
@@ -234,7 +234,7 @@ impl<'a> Assembly<'a> {
         });
         let found: Vec<_> = found.collect();
         let state = |name: &str| self.states.get(name);
-        let marks = |name: &str| state(name).is_some_and(|state| state.part == Part::Cached);
+        let marks = |name: &str| state(name).is_some_and(|state| state.part == attention::part::CACHED);
         let of = |&(body, name, buffer, lifetime): &(Option<usize>, &String, BufferId, Lifetime)| {
             let b = self.plan.buffer(buffer);
             let wrong = |what| CompileError::Schedule(format!("a state `{}` that is not {what}", b.name));
@@ -454,7 +454,7 @@ impl<'a> Assembly<'a> {
             let rows = applies.iter().map(|a| steps_of(&a.rows[cache])).max().unwrap_or(0);
             let first = applies.first().map_or(0, |a| a.rows[cache].base);
             let all = self.architecture.rows[cache];
-            match rows_of(state.part) {
+            match state.part.rows() {
                 // A source is a sum of outputs before a pass and in it: all before its end are.
                 Some(Rows::Whole { every: true }) => ended.push((buffer, 0, elements)),
                 Some(Rows::Whole { every: false }) if rows > 0 => ended.push((buffer, 0, elements)),
@@ -524,18 +524,9 @@ impl<'a> Assembly<'a> {
             | Binding::Index(_)
             | Binding::State(Lifetime::Set)
             | Binding::Output(Output::Aux) => true,
-            // Each application has a row of its own, and reads those before.
-            Binding::State(Lifetime::Depth) => self.states.get(&port.name).is_some_and(|state| {
-                matches!(
-                    state.part,
-                    Part::Keys
-                        | Part::Values
-                        | Part::DepthKeys
-                        | Part::DepthValues
-                        | Part::HandedKeys
-                        | Part::HandedValues
-                )
-            }),
+            Binding::State(Lifetime::Depth) => {
+                self.states.get(&port.name).is_some_and(|state| state.part.repeats())
+            }
             Binding::State(Lifetime::Token(_) | Lifetime::Text | Lifetime::Saved)
             | Binding::Output(_)
             | Binding::Value
@@ -640,7 +631,7 @@ impl<'a> Assembly<'a> {
         let Some(stream) = self.stream_buffer() else { return Ok(()) };
         let stream = self.plan.buffer(stream).shape.clone();
         let gate = [&stream[..2], &[1]].concat();
-        for (part, shape) in [(Part::ChoiceGate, gate), (Part::ChoiceStart, stream)] {
+        for (part, shape) in [(choice::part::GATE, gate), (choice::part::START, stream)] {
             self.begin_cotangent(self.architecture.name_of(Owner::Choice, part), shape, steps)?;
         }
         Ok(())
@@ -938,142 +929,4 @@ fn loops(blocks: &[Block]) -> Vec<(u32, u64)> {
         Block::Loop { variable, count, blocks, .. } => Some((*variable, *count, blocks)),
     });
     inside.flat_map(|(variable, count, blocks)| [vec![(variable, count)], loops(blocks)].concat()).collect()
-}
-
-/// How the applications that write a state along depth have their rows in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rows {
-    /// One after another, after `before` rows that no application writes.
-    Each { before: u64 },
-    /// All in one value; of sources, applications before the passes have added to it, too.
-    Whole { every: bool },
-}
-
-/// The layout of a state along depth; none of a part that no gradient is known to reach through
-/// passes.
-pub(crate) fn rows_of(part: Part) -> Option<Rows> {
-    match part {
-        Part::Sources => Some(Rows::Whole { every: true }),
-        Part::Stream => Some(Rows::Whole { every: false }),
-        // The first row is of no application.
-        Part::DepthKeys | Part::DepthValues | Part::Behind(_) => Some(Rows::Each { before: 1 }),
-        Part::Keys
-        | Part::Values
-        | Part::FirstValues
-        | Part::HandedKeys
-        | Part::HandedValues
-        | Part::PassKeys
-        | Part::PassValues
-        | Part::Pooled
-        | Part::Left
-        | Part::ChoiceGate
-        | Part::ChoiceStart
-        | Part::Kept(_) => Some(Rows::Each { before: 0 }),
-        // Weights, and states that no application hands to a later one of its part: an error where
-        // a gradient ends there, never a guess.
-        Part::Table
-        | Part::HeadBias
-        | Part::Norm
-        | Part::PostNorm
-        | Part::FinalNorm
-        | Part::NamedNorm
-        | Part::ResidualNorm
-        | Part::Qkv
-        | Part::QkvShared
-        | Part::Out
-        | Part::OutShared
-        | Part::QueryNorm
-        | Part::KeyNorm
-        | Part::QkvBias
-        | Part::QueryDown
-        | Part::QueryDownNorm
-        | Part::QueryUp
-        | Part::KvDown
-        | Part::KvDownNorm
-        | Part::KvUp
-        | Part::QueryBias
-        | Part::KeyBias
-        | Part::OutBias
-        | Part::DepthKv
-        | Part::DepthKvBias
-        | Part::Sink
-        | Part::Gate
-        | Part::Up
-        | Part::Down
-        | Part::SharedGate
-        | Part::SharedUp
-        | Part::SharedDown
-        | Part::SharedWeight
-        | Part::GateBias
-        | Part::UpBias
-        | Part::DownBias
-        | Part::LogitBias
-        | Part::Router
-        | Part::RouterQuery
-        | Part::RouterKeys
-        | Part::RouterQueryNorm
-        | Part::RouterKeyNorm
-        | Part::RouterBias
-        | Part::RouterCounts
-        | Part::Scale
-        | Part::Offset
-        | Part::PredictorUp
-        | Part::PredictorDown
-        | Part::NetworkUp
-        | Part::NetworkDown
-        | Part::Residual
-        | Part::Latents
-        | Part::Cached
-        | Part::Gain
-        | Part::Linear
-        | Part::Mix
-        | Part::Lambda
-        | Part::Mu
-        | Part::Delta
-        | Part::Decay
-        | Part::LaneAlpha
-        | Part::LaneBeta
-        | Part::LaneMix
-        | Part::LaneAlphaWeight
-        | Part::LaneBetaWeight
-        | Part::LaneMixWeight
-        | Part::LaneAlphaScale
-        | Part::LaneBetaScale
-        | Part::LaneBias
-        | Part::LaneScale
-        | Part::LastLanes
-        | Part::LastLaneBias
-        | Part::LastLaneScale
-        | Part::ReadQuery
-        | Part::ReadNorm
-        | Part::PassEmbedding
-        | Part::LaneEmbedding
-        | Part::ExitGate
-        | Part::ExitBias
-        | Part::Members
-        | Part::ChoiceTable
-        | Part::ChoiceBias
-        | Part::ChoiceCounts
-        | Part::ChoiceLast
-        | Part::Text(..)
-        | Part::Low(..)
-        | Part::Adapter(..)
-        | Part::Own(..) => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// No layout is guessed: of a part that is not named none is known.
-    #[test]
-    fn a_state_along_depth_has_a_known_layout_or_none() {
-        assert_eq!(rows_of(Part::DepthKeys), Some(Rows::Each { before: 1 }));
-        assert_eq!(rows_of(Part::FirstValues), Some(Rows::Each { before: 0 }));
-        assert_eq!(rows_of(Part::Sources), Some(Rows::Whole { every: true }));
-        for part in [Part::Text(0), Part::Latents, Part::Cached, Part::ChoiceLast] {
-            assert_eq!(rows_of(part), None, "{part:?}");
-        }
-    }
 }

@@ -367,7 +367,7 @@ impl Tensor {
 
     /// How many experts it has a matrix of, where ranks can share them.
     pub fn experts(&self) -> Option<u64> {
-        let factor = matches!(self.part, Part::Adapter(..));
+        let factor = self.part.adapter().is_some();
         match self.shape[..] {
             [experts, _, _] if self.kind == TensorKind::Routed && !factor => Some(experts),
             _ => None,

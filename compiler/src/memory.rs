@@ -372,7 +372,7 @@ impl Assembly<'_> {
 
     /// Whether ranks share the experts of a weight.
     fn is_stack(&self, w: &Weight) -> bool {
-        let factor = matches!(w.part, crate::bind::Part::Adapter(..));
+        let factor = w.part.adapter().is_some();
         self.options.experts > 1 && w.kind == TensorKind::Routed && w.dims.len() == 3 && !factor
     }
 

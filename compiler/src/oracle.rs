@@ -10,15 +10,14 @@ use crate::CompileError;
 use crate::Pass;
 use crate::Watch;
 use crate::architecture::{Apply, Architecture, for_each_application};
-use crate::assemble::{Rows, rows_of};
 use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, head_seeds, without_training};
-use crate::bind::{Owner, Part};
+use crate::bind::Owner;
 use crate::compiled::{Init, TensorKind};
 use crate::ir::interpret::{self, Data, InterpretError, Tensor};
 use crate::ir::{Binding, Function, Input, Lifetime, Module, Node, Of, Op, Output, Port, Unary};
 use crate::lower::{
     EMBED, Form, HEAD, Lowered, POOL, Shape, Weight, lower, lower_declared_training, lower_evaluation,
-    lower_inference,
+    lower_inference, skip,
 };
 use crate::op::attention::drawn;
 use crate::op::{Derivative, Ties, Work};
@@ -26,6 +25,7 @@ use crate::passes::Passes;
 use crate::pipeline;
 use crate::resolve;
 use crate::rewrite::{Context, Optimiser, Rewriting, Rules, Stage, forget_stops};
+use crate::wiring::attend;
 use dreamc_dsl::spec::Model;
 use indexmap::IndexMap;
 use std::collections::HashMap;
@@ -381,10 +381,7 @@ impl Oracle {
                     // Of a cache, the rows that it wrote.
                     let state = self.lowered.facts.states.get(&port.name);
                     let cache = state.and_then(|state| self.architecture.cache_of(state.owner));
-                    let before = match state.and_then(|state| rows_of(state.part)) {
-                        Some(Rows::Each { before }) => before as usize,
-                        Some(Rows::Whole { .. }) | None => 0,
-                    };
+                    let before = state.map_or(0, |state| state.part.rows_before()) as usize;
                     let (Some(cache), Data::Float(values)) = (cache, &mut value.data) else { continue };
                     let each = value.dims[1..].iter().product::<usize>();
                     let at = (apply.rows[cache].at(variables) as usize + before) * each;
@@ -525,7 +522,8 @@ impl Oracle {
     /// Whether a detached pass ends the cotangents of all instances of a state: of a saved stream,
     /// and of sources, which hold outputs of it and of everything before.
     fn ends_whole(&self, port: &Port) -> bool {
-        let sources = self.lowered.facts.states.get(&port.name).is_some_and(|s| s.part == Part::Sources);
+        let sources =
+            self.lowered.facts.states.get(&port.name).is_some_and(|s| s.part == attend::part::SOURCES);
         sources || port.binding == Binding::State(Lifetime::Saved)
     }
 
@@ -541,17 +539,19 @@ impl Oracle {
         match name {
             "exit.next" => LEFT.into(),
             "d.exit.next" => "d.exit.left".into(),
-            name => match self.lowered.facts.states.get(name).filter(|state| state.part == Part::Members) {
-                Some(state) => format!("{layer}.{}.members", self.architecture.label(state.owner)),
-                None => name.into(),
-            },
+            name => {
+                match self.lowered.facts.states.get(name).filter(|state| state.part == skip::part::MEMBERS) {
+                    Some(state) => format!("{layer}.{}.members", self.architecture.label(state.owner)),
+                    None => name.into(),
+                }
+            }
         }
     }
 
     /// Outputs of all applications, for the head, where the stream is one of sources.
     fn sources(&self, state: &IndexMap<String, Tensor>) -> Option<(String, Tensor)> {
         let sources = |name: &&String| {
-            self.lowered.facts.states.get(*name).is_some_and(|state| state.part == Part::Sources)
+            self.lowered.facts.states.get(*name).is_some_and(|state| state.part == attend::part::SOURCES)
         };
         state.keys().find(sources).map(|name| (name.clone(), state[name].clone()))
     }

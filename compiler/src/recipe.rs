@@ -1,6 +1,6 @@
 //! Which tensors are trained, and how: the patterns of a recipe.
 
-use crate::bind::{Factor, Part};
+use crate::bind::Factor;
 use crate::compiled::TensorKind;
 use crate::lower::Weight;
 use crate::optim::{Rule, matrix};
@@ -13,8 +13,8 @@ pub(crate) fn recipe((train, adapts): (&Train, bool), name: &str, w: &Weight, sh
     let (dims, kind) = (shape.len() + usize::from(w.passes.is_some()), w.kind);
     let hit = |p: &String| if p == "routers" { kind == TensorKind::Router } else { matches(p, name) };
     if kind == TensorKind::Balance
-        || (adapts && !matches!(w.part, Part::Adapter(..)))
-        || matches!(w.part, Part::Adapter(_, Factor::Norm))
+        || (adapts && w.part.adapter().is_none())
+        || matches!(w.part.adapter(), Some((_, Factor::Norm)))
         || (!train.only.is_empty() && !train.only.iter().any(hit))
         || train.freeze.iter().any(hit)
     {

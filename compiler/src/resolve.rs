@@ -7,10 +7,10 @@
 //! its own.
 
 use crate::architecture::{Apply, Architecture, Body, continues, run_of};
-use crate::bind::{Owner, Part};
+use crate::bind::Owner;
 use crate::compiled::{End, Kept};
 use crate::ir::{Binding, DType, Index, Input, Lifetime, Of, Output, PerToken, Port};
-use crate::lower::State;
+use crate::lower::{State, skip};
 use crate::memory::Slot;
 use crate::program::{Affine, Space};
 use indexmap::IndexMap;
@@ -135,7 +135,7 @@ impl Resolver<'_> {
                 self.of_application(site, asked)
             }
             Binding::State(Lifetime::Saved) => match self.states.get(&name) {
-                Some(&State { owner: Owner::Skip(number), part: Part::Members }) => {
+                Some(&State { owner: Owner::Skip(number), part: skip::part::MEMBERS }) => {
                     self.members(site, asked, number)
                 }
                 _ => self.saved(site, asked),

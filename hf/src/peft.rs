@@ -96,7 +96,7 @@ pub fn export(model: &Model, base: &str, to: &Path) -> Result<Moved, HfError> {
     let (config, layers) = family(model.spec, &kept)?;
     let all = tensors(model.spec)?;
     let mut found: BTreeMap<String, Adapter> = BTreeMap::new();
-    for adapter in adapters(&model.spec.model, &all)? {
+    for adapter in adapters(&all)? {
         found.insert(module(&config, &layers, &adapter)?, adapter);
     }
     let names: BTreeSet<String> = all
@@ -259,7 +259,7 @@ pub fn import(
         Spec { model: spec::Model { adapt, ..spec.model.clone() }, weights: None, ..spec.clone() }
     };
     let every = with(spec.model.names().map(String::from).collect(), vec![]);
-    let places = adapters(&every.model, &tensors(&every)?)?;
+    let places = adapters(&tensors(&every)?)?;
     let mut known: BTreeMap<String, Adapter> = BTreeMap::new();
     for place in places {
         if let Ok(module) = module(&config, &layers, &place) {
@@ -299,7 +299,7 @@ pub fn import(
     let components: BTreeSet<String> = chosen.iter().map(|(component, _)| component.clone()).collect();
     let matrices: BTreeSet<String> = chosen.iter().map(|(_, matrix)| matrix.clone()).collect();
     let adapted = with(components.into_iter().collect(), matrices.into_iter().collect());
-    let list = adapters(&adapted.model, &tensors(&adapted)?)?;
+    let list = adapters(&tensors(&adapted)?)?;
     let mut entries = vec![];
     for adapter in &list {
         let module = known.iter().find(|(_, place)| place.a == adapter.a).map(|(module, _)| module.clone());

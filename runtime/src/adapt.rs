@@ -9,8 +9,7 @@
 use crate::checkpoint::safetensors::{Dtype, write_stored};
 use crate::checkpoint::{CheckpointError, Weights, folder};
 use crate::train::prepare;
-use dreamc_compiler::architecture::Architecture;
-use dreamc_compiler::bind::{Adapted, Factor, Part};
+use dreamc_compiler::bind::{Adapted, Factor, Slice};
 use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::lower::LEAST_NORM as LEAST;
 use dreamc_compiler::{CompileError, compile};
@@ -75,10 +74,9 @@ pub(crate) fn norms(w: &[f32], [high, wide]: [u64; 2], [first, rows]: [u64; 2]) 
 
 /// The first of an adapter's rows among `all` of its tensor.
 pub(crate) fn first(matrix: Adapted, all: u64, rows: u64) -> u64 {
-    match matrix {
-        Adapted::Key => all.saturating_sub(2 * rows),
-        Adapted::Value => all.saturating_sub(rows),
-        _ => 0,
+    match matrix.rows() {
+        Slice::All | Slice::First(_) => 0,
+        Slice::Last(_, n) => all.saturating_sub(n.saturating_mul(rows)),
     }
 }
 
@@ -88,26 +86,24 @@ pub fn tensors(spec: &Spec) -> Result<Vec<Tensor>, CompileError> {
     Ok(compile(spec, &prepare::forward(1, 1))?.tensors)
 }
 
-/// The adapters of a model, in the order of its tensors.
-pub fn adapters(model: &Model, tensors: &[Tensor]) -> Result<Vec<Adapter>, CompileError> {
-    let architecture = Architecture::new(model, None)?;
+/// The adapters among the tensors of a model, in their order.
+pub fn adapters(tensors: &[Tensor]) -> Result<Vec<Adapter>, CompileError> {
     let mut found = vec![];
     for a in tensors {
-        let Part::Adapter(matrix, Factor::A) = a.part else { continue };
-        let own = architecture.name_of(a.owner, a.part);
-        let beside = |part: Part| {
-            let prefix = a.name.strip_suffix(&own).unwrap_or_default();
-            let name = format!("{prefix}{}", architecture.name_of(a.owner, part));
+        let Some((matrix, Factor::A)) = a.part.adapter() else { continue };
+        let owner = a.name.strip_suffix(a.part.path()).unwrap_or_default();
+        let beside = |path: &str| {
+            let name = format!("{owner}{path}");
             tensors.iter().find(|t| t.name == name)
         };
         let missing = CompileError::Unsupported("an adapter without its matrix");
-        let (b, w) = (beside(Part::Adapter(matrix, Factor::B)), beside(matrix.part()));
+        let (b, w) = (beside(matrix.adapter(Factor::B).path()), beside(matrix.path()));
         let (Some(b), Some(w)) = (b, w) else { return Err(missing) };
         let height = |t: &Tensor| t.shape.iter().rev().nth(1).copied().unwrap_or(0);
         let (rows, all) = (height(b), height(w));
         let first = first(matrix, all, rows);
         let (tensor, shape) = (w.name.clone(), w.shape.clone());
-        let vector = |factor| beside(Part::Adapter(matrix, factor)).map(|t| t.name.clone());
+        let vector = |factor| beside(matrix.adapter(factor).path()).map(|t| t.name.clone());
         let dora = vector(Factor::Magnitude).zip(vector(Factor::Norm)).map(|(m, n)| [m, n]);
         found.push(Adapter { tensor, shape, first, rows, a: a.name.clone(), b: b.name.clone(), dora });
     }
@@ -137,7 +133,7 @@ pub fn merge(
     folder::free(to, force)?;
     let Some(adapt) = &spec.model.adapt else { return Err(AdaptError::None) };
     let all = tensors(spec)?;
-    let adapters = adapters(&spec.model, &all)?;
+    let adapters = adapters(&all)?;
     let model = Model { adapt: None, ..spec.model.clone() };
     let plain = Spec { model, weights: None, ..spec.clone() };
     let corrupt = |problem| CheckpointError::Corrupt { path: weights.path().to_path_buf(), problem };
@@ -147,7 +143,7 @@ pub fn merge(
         }
     }
     let (mut entries, mut unpacked) = (vec![], 0);
-    for tensor in all.iter().filter(|t| !matches!(t.part, Part::Adapter(..))) {
+    for tensor in all.iter().filter(|t| t.part.adapter().is_none()) {
         let Some(stored) = weights.stored(&tensor.name) else { continue };
         unpacked += usize::from(stored.packed.is_some());
         entries.push((tensor.name.clone(), tensor.shape.clone(), stored.dtype));

@@ -10,7 +10,7 @@ use crate::checkpoint::safetensors::{Entry, Tensors, View};
 use crate::checkpoint::{CheckpointError, Weights};
 use crate::init;
 use crate::noise;
-use dreamc_compiler::bind::{Factor, Input, Output, Part};
+use dreamc_compiler::bind::{Factor, Input, Output};
 use dreamc_compiler::compiled::{Entry as Of, Tensor};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::attention::drawn;
@@ -328,11 +328,11 @@ impl Model {
     fn measure(&mut self, mapped: bool, new: impl Fn(&str) -> bool) -> Result<(), ModelError> {
         for i in 0..self.compiled.tensors.len() {
             let t = &self.compiled.tensors[i];
-            let Part::Adapter(matrix, Factor::Norm) = t.part else { continue };
-            let stem = t.name.strip_suffix(&*t.part.path()).unwrap_or_default();
-            let magnitude = format!("{stem}{}", Part::Adapter(matrix, Factor::Magnitude).path());
+            let Some((matrix, Factor::Norm)) = t.part.adapter() else { continue };
+            let stem = t.name.strip_suffix(t.part.path()).unwrap_or_default();
+            let magnitude = format!("{stem}{}", matrix.adapter(Factor::Magnitude).path());
             let names: Vec<String> = [t.name.clone(), magnitude].into_iter().filter(|n| new(n)).collect();
-            let beside = format!("{stem}{}", matrix.part().path());
+            let beside = format!("{stem}{}", matrix.path());
             let Some(w) = self.compiled.tensors.iter().find(|t| t.name == beside) else {
                 return Err(ModelError::NoBuffer(beside));
             };
@@ -475,7 +475,7 @@ impl Model {
     /// Whether a tensor is one of an adapter.
     pub fn adapts(&self, name: &str) -> bool {
         let tensor = self.compiled.tensors.iter().find(|t| t.name == name);
-        tensor.is_some_and(|t| matches!(t.part, Part::Adapter(..)))
+        tensor.is_some_and(|t| t.part.adapter().is_some())
     }
 
     /// Names and shapes of the tensors.

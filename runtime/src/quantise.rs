@@ -11,7 +11,6 @@ use crate::checkpoint::safetensors::{Dtype, PACKED, Stored, write_stored};
 use crate::checkpoint::{CheckpointError, Weights, folder};
 use crate::train::prepare;
 use dreamc_compiler::architecture::Architecture;
-use dreamc_compiler::bind::Part;
 use dreamc_compiler::compiled::{Tensor, TensorKind};
 use dreamc_compiler::format::Packed;
 use dreamc_compiler::{CompileError, compile};
@@ -135,7 +134,7 @@ pub fn is_matrix(tensor: &Tensor) -> bool {
         TensorKind::Routed | TensorKind::Shared | TensorKind::Router => true,
         TensorKind::Gain | TensorKind::Steady | TensorKind::Balance => false,
     };
-    kind && tensor.shape.len() > 1 && !matches!(tensor.part, Part::Adapter(..))
+    kind && tensor.shape.len() > 1 && tensor.part.adapter().is_none()
 }
 
 /// The formats of a model's tensors by their names, and which matrices have no whole blocks.

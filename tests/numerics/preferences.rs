@@ -71,7 +71,7 @@ fn pairs_have_the_loss_and_the_gradients_of_the_formula() {
     let spec = spec_of(&Weights::open(&at.join("tuned"), None).unwrap());
     let of = expected.iter().filter(|(key, _)| key.contains("lora_")).flat_map(|(_, g)| g.floats());
     let largest = of.fold(0f64, |most, x| most.max(x.abs()));
-    let pairs = adapters(&spec.model, &tensors(&spec).unwrap()).unwrap();
+    let pairs = adapters(&tensors(&spec).unwrap()).unwrap();
     assert_eq!(gradients.len(), 2 * pairs.len());
     for Adapter { a, b, tensor, .. } in &pairs {
         let layer = tensor.split('.').nth(1).unwrap();

@@ -1,12 +1,11 @@
 //! Tokens that skip: what must hold for every model, and what public code gets wrong.
 
 use crate::support::{cpu, error};
-use dreamc_compiler::bind::Part;
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::ir::interpret::{Tensor, evaluate};
 use dreamc_compiler::ir::random::Rng;
 use dreamc_compiler::ir::{Module, Op, Type};
-use dreamc_compiler::lower::Shape;
+use dreamc_compiler::lower::{Shape, attention};
 use dreamc_compiler::op::TopTokens;
 use dreamc_compiler::oracle::{self, Oracle};
 use dreamc_compiler::precision::Narrow;
@@ -306,7 +305,7 @@ fn caches_hold_processed_tokens_alone() {
             cached.advance(&[ids[i] as u32, ids[TOKENS + i] as u32]).unwrap();
         }
         let compiled = cached.loaded().compiled();
-        let cache = compiled.caches(Entry::Prefill, Part::Cached).next().unwrap().buffer;
+        let cache = compiled.caches(Entry::Prefill, attention::part::CACHED).next().unwrap().buffer;
         let positions = cached.loaded().read_ints(cache).unwrap();
         for (row, taking) in taking.iter().enumerate() {
             let mut expected: Vec<i32> = taking.iter().map(|i| *i as i32).collect();
@@ -317,8 +316,12 @@ fn caches_hold_processed_tokens_alone() {
         }
         // Nothing was ever written after them.
         let compiled = cached.loaded().compiled();
-        let owner = &compiled.caches(Entry::Prefill, Part::Cached).next().unwrap().owner;
-        let keys = compiled.caches(Entry::Prefill, Part::Keys).find(|c| c.owner == *owner).unwrap().buffer;
+        let owner = &compiled.caches(Entry::Prefill, attention::part::CACHED).next().unwrap().owner;
+        let keys = compiled
+            .caches(Entry::Prefill, attention::part::KEYS)
+            .find(|c| c.owner == *owner)
+            .unwrap()
+            .buffer;
         let keys: Vec<f32> = cached.loaded().session().read_all(keys).unwrap();
         for (row, keys) in keys.chunks(TOKENS * 4).enumerate() {
             for (entry, key) in keys.chunks(4).enumerate() {

@@ -3,7 +3,7 @@
 use crate::scope::identifier;
 use crate::shape::listed;
 use crate::tree::{Expr, Stmt};
-use dreamc_compiler::bind::{Adapted, Factor, Part};
+use dreamc_compiler::bind::{Factor, Slice};
 use dreamc_compiler::compiled::{Init, TensorKind};
 use dreamc_compiler::ir::Module;
 use dreamc_compiler::lower::Weight;
@@ -104,14 +104,14 @@ pub fn declared(tensors: &[(String, &Weight)], module: &Module) -> Vec<Stmt> {
 
 /// The norms of an adapted matrix's rows, as which an adapter's magnitudes begin.
 fn norms(name: &str, weight: &Weight, module: &Module) -> Option<Expr> {
-    let Part::Adapter(matrix, Factor::Magnitude | Factor::Norm) = weight.part else { return None };
-    let of = format!("{}{}", name.strip_suffix(&*weight.part.path())?, matrix.part().path());
+    let Some((matrix, Factor::Magnitude | Factor::Norm)) = weight.part.adapter() else { return None };
+    let of = format!("{}{}", name.strip_suffix(weight.part.path())?, matrix.path());
     let rows = weight.dims.last().map_or(0, |&d| module.size(d));
-    let own = match matrix {
-        Adapted::Query => format!("[..., :{rows}, :]"),
-        Adapted::Key => format!("[..., -{}:-{rows}, :]", 2 * rows),
-        Adapted::Value => format!("[..., -{rows}:, :]"),
-        _ => String::new(),
+    let own = match matrix.rows() {
+        Slice::All => String::new(),
+        Slice::First(_) => format!("[..., :{rows}, :]"),
+        Slice::Last(_, 1) => format!("[..., -{rows}:, :]"),
+        Slice::Last(_, n) => format!("[..., -{}:-{}, :]", n * rows, (n - 1) * rows),
     };
     let matrix = Expr::name(format!("{}{own}", path(&of).text()));
     Some(matrix.method("detach", vec![]).method("norm", vec![Expr::name("dim=-1")]))

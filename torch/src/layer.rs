@@ -7,9 +7,8 @@ use crate::scope::{Item, Names, identifier, statements};
 use crate::shape::Varies;
 use crate::tree::{Expr, Stmt, lines};
 use dreamc_compiler::architecture::Architecture;
-use dreamc_compiler::bind::Part;
 use dreamc_compiler::ir::{Binding, Dim, Dims, Function, Lifetime, Op, Port, Value};
-use dreamc_compiler::lower::{Lowered, Weight};
+use dreamc_compiler::lower::{Lowered, Weight, skip};
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -27,7 +26,7 @@ impl Source<'_> {
     /// The variable of a state: what a pass leaves is what the next one reads, and tokens that a
     /// `skip` processed are those of its layer.
     pub fn handed(&self, name: &str, leader: Option<usize>) -> String {
-        let members = self.lowered.facts.states.get(name).filter(|state| state.part == Part::Members);
+        let members = self.lowered.facts.states.get(name).filter(|state| state.part == skip::part::MEMBERS);
         match (name, members, leader) {
             ("exit.next", ..) => state_name("exit.left"),
             (_, Some(state), Some(leader)) => {

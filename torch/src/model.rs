@@ -8,10 +8,11 @@ use crate::scope::{Names, statements};
 use crate::shape::{integer, listed, zeros};
 use crate::tree::{Expr, Stmt};
 use dreamc_compiler::architecture::{Apply, Block, continues, run_of};
-use dreamc_compiler::bind::{Owner, Part};
+use dreamc_compiler::bind::Owner;
 use dreamc_compiler::ir::{Binding, Function, Index, Input, Lifetime, Output, Port, Value};
-use dreamc_compiler::lower::{EMBED, HEAD, POOL, Weight};
+use dreamc_compiler::lower::{EMBED, HEAD, POOL, Weight, depths, skip};
 use dreamc_compiler::program::Affine;
+use dreamc_compiler::wiring::attend;
 use std::collections::BTreeMap;
 
 /// Names of loop variables, from the outermost.
@@ -196,7 +197,7 @@ impl Writer<'_> {
     /// its next pass chooses among them.
     fn copies(&self, name: &str, leader: usize) -> usize {
         let state = self.source.lowered.facts.states.get(name);
-        match state.is_some_and(|state| state.part == Part::Members) {
+        match state.is_some_and(|state| state.part == skip::part::MEMBERS) {
             true => self.source.architecture.prefixes().filter(|(_, (body, _))| *body == leader).count(),
             false => 1,
         }
@@ -281,7 +282,7 @@ impl Writer<'_> {
             let name = self.place(&port.name, apply);
             let state = self.source.lowered.facts.states.get(&port.name);
             let whole = port.binding == Binding::State(Lifetime::Saved)
-                || state.is_some_and(|s| s.part == Part::Sources);
+                || state.is_some_and(|s| s.part == attend::part::SOURCES);
             let cache = state.and_then(|s| self.source.architecture.cache_of(s.owner));
             let text = match cache.filter(|_| !whole) {
                 None => format!("{name} = {name}.detach()"),
@@ -297,7 +298,8 @@ impl Writer<'_> {
                     format!("{name} = {written}")
                 }
                 Some(cache) => {
-                    let behind = state.is_some_and(|s| matches!(s.part, Part::DepthKeys | Part::DepthValues));
+                    let behind =
+                        state.is_some_and(|s| matches!(s.part, depths::part::KEYS | depths::part::VALUES));
                     let row = apply.rows[cache].clone().plus(&Affine::constant(behind.into()));
                     let row = affine(&row).text();
                     format!("{name} = write({name}, {name}[{row}].detach(), {row})")

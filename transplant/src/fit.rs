@@ -1,8 +1,7 @@
 //! Shapes: how numbers of a donor's tensor become those of a tensor.
 
 use crate::{Heads, Side, Step, Weight, word};
-use dreamc_compiler::bind::Part;
-use dreamc_dsl::define::graph::Purpose;
+use dreamc_compiler::lower::attention::part;
 use dreamc_dsl::spec::{Attention, How};
 
 /// The steps from the shape of one tensor to that of another; none where no such way leads there.
@@ -23,7 +22,7 @@ pub(crate) fn steps(
         None => grouped((new, to), (old, from)).or_else(|| experts(to, &shape)),
         Some(How::Copy) => equal.then(Vec::new),
         Some(How::Slice) => fits(&to.shape, &shape).then(|| vec![Step::Slice]),
-        Some(How::Pad) => fits(&shape, &to.shape).then(|| vec![Step::Pad { zero: writes(to.part) }]),
+        Some(How::Pad) => fits(&shape, &to.shape).then(|| vec![Step::Pad { zero: to.part.ends() }]),
         Some(How::Group) => match grouped((new, to), (old, from)) {
             Some(steps) => Some(steps).filter(|steps| matches!(steps[..], [Step::Group(_)])),
             None if equal => Some(vec![]),
@@ -38,14 +37,6 @@ pub(crate) fn steps(
     }
 }
 
-/// Whether a tensor is of those that write the stream.
-pub(crate) fn writes(part: Part) -> bool {
-    matches!(
-        part,
-        Part::Out | Part::OutShared | Part::OutBias | Part::Down | Part::SharedDown | Part::DownBias
-    ) || matches!(part, Part::Own(_, Purpose::Output))
-}
-
 /// Whether a shape is within another.
 fn fits(small: &[u64], large: &[u64]) -> bool {
     small.len() == large.len() && small.iter().zip(large).all(|(a, b)| a <= b)
@@ -58,7 +49,7 @@ fn attention<'a>(side: &'a Side, weight: &Weight) -> Option<&'a Attention> {
 /// Another number of key and value heads for as many query heads.
 fn grouped((new, to): (&Side, &Weight), (old, from): (&Side, &Weight)) -> Option<Vec<Step>> {
     let (ours, theirs) = (attention(new, to)?, attention(old, from)?);
-    let fused = matches!(to.part, Part::Qkv | Part::QkvBias) && to.part == from.part;
+    let fused = matches!(to.part, part::QKV | part::QKV_BIAS) && to.part == from.part;
     let alike = (ours.heads, ours.head_size) == (theirs.heads, theirs.head_size);
     let plain = ours.latent.is_none() && theirs.latent.is_none() && theirs.kv_heads != ours.kv_heads;
     if !fused || !alike || !plain {

@@ -8,6 +8,7 @@
 use crate::apply::{Read, mean};
 use crate::{At, Decomposition, Side, Source, Step, TransplantError, Weight, decompose};
 use dreamc_compiler::bind::Part;
+use dreamc_compiler::lower::attention::part;
 use dreamc_dsl::spec::{Attention, Component};
 use serde::Serialize;
 use std::ops::Range;
@@ -223,11 +224,11 @@ pub(crate) fn becomes<'a>(
 fn matrix(part: Part, own: &Attention) -> Option<Matrix> {
     let l = own.latent.as_ref()?;
     match (part, l.query) {
-        (Part::QueryUp, None) => Some(Matrix::Query),
-        (Part::QueryUp, Some(rank)) => Some(Matrix::QueryUp(rank)),
-        (Part::QueryDown, Some(rank)) => Some(Matrix::QueryDown(rank)),
-        (Part::KvDown, _) => Some(Matrix::Down(l.kv)),
-        (Part::KvUp, _) => Some(Matrix::Up(l.kv)),
+        (part::QUERY_UP, None) => Some(Matrix::Query),
+        (part::QUERY_UP, Some(rank)) => Some(Matrix::QueryUp(rank)),
+        (part::QUERY_DOWN, Some(rank)) => Some(Matrix::QueryDown(rank)),
+        (part::KV_DOWN, _) => Some(Matrix::Down(l.kv)),
+        (part::KV_UP, _) => Some(Matrix::Up(l.kv)),
         _ => None,
     }
 }
@@ -245,7 +246,7 @@ pub(crate) fn step(
         let at = At::Field(format!("model.components.{component}.{key}"));
         Err(TransplantError::new("shape", at, message, help))
     };
-    if from.part != Part::Qkv || from.shape.len() != 2 || theirs.kv_from.is_some() {
+    if from.part != part::QKV || from.shape.len() != 2 || theirs.kv_from.is_some() {
         let message =
             format!("latents come of one matrix of queries, keys and values, and `{}` is none", from.name);
         let help = "say `how: fresh` in `transplant.map`, or take a donor without mixtures of projections";

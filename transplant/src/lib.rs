@@ -24,7 +24,7 @@ pub use side::{Layer, Place, Side, Weight};
 pub use svd::{Decomposition, decompose};
 
 use dreamc_compiler::CompileError;
-use dreamc_compiler::bind::Part;
+use dreamc_compiler::lower::ends;
 use dreamc_dsl::spec::{How, Transplant};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -199,7 +199,7 @@ pub fn plan(
             Some(rule) => rules.moved(rule, weight, (new, old))?,
             None => propose::proposed(weight, (new, old), &depths)?,
         };
-        if let (Some(tokens), Part::Table, [_]) = (&tokens, weight.part, &found.from[..]) {
+        if let (Some(tokens), ends::part::TABLE, [_]) = (&tokens, weight.part, &found.from[..]) {
             found.steps = vec![Step::Tokens(tokens.clone())];
         }
         moves.push(found);

@@ -1,8 +1,9 @@
 //! Proposals from names, roles and shapes, for tensors that no entry of `map` names.
 
-use crate::fit::{steps, ways, writes};
+use crate::fit::{steps, ways};
 use crate::{At, Move, Place, Side, Source, Step, Taken, TransplantError, Weight};
-use dreamc_compiler::bind::{Factor, Part};
+use dreamc_compiler::bind::Factor;
+use dreamc_compiler::lower::{attention, ends};
 use dreamc_dsl::spec::{Component, Known};
 
 /// A tensor that comes of nothing of the donor.
@@ -18,7 +19,7 @@ pub(crate) fn proposed(
 ) -> Result<Move, TransplantError> {
     let Place::Layer { set, component } = &to.place else { return outside(to, (new, old)) };
     let applied: Vec<&Taken> = new.layers[*set].applied.iter().map(|depth| &depths[*depth]).collect();
-    if applied.iter().all(|taken| taken.silent) && writes(to.part) {
+    if applied.iter().all(|taken| taken.silent) && to.part.ends() {
         return Ok(anew(to, Step::Zero));
     }
     let mut found = vec![];
@@ -42,11 +43,12 @@ pub(crate) fn proposed(
     if let Some(latent) = latent(to, (new, old), &found)? {
         return Ok(latent);
     }
-    if let Part::Low(adapted, factor) = to.part {
-        let tail = adapted.part().path().into_owned();
-        return Ok(low(to, old, &found, (&tail, factor)));
+    if let Some((adapted, factor)) = to.part.low() {
+        return Ok(low(to, old, &found, (adapted.path(), factor)));
     }
-    if matches!(to.part, Part::QkvShared | Part::OutShared) && !has(old, &found, &to.tail) {
+    if matches!(to.part, attention::part::QKV_SHARED | attention::part::OUT_SHARED)
+        && !has(old, &found, &to.tail)
+    {
         return Ok(anew(to, Step::Zero));
     }
     if !has(old, &found, &to.tail) {
@@ -92,19 +94,19 @@ fn mean(old: &Side, found: &[Found], tail: &str) -> Vec<Source> {
 fn latent(to: &Weight, (new, old): (&Side, &Side), found: &[Found]) -> Result<Option<Move>, TransplantError> {
     let Some((layer, Some(part), _)) = found.iter().flatten().next() else { return Ok(None) };
     let Some(both) = crate::latent::becomes((new, to), old, part) else { return Ok(None) };
-    let tail = Part::Qkv.path();
-    let (Some(fused), true) = (old.of(*layer, Some(part), &tail), has(old, found, &tail)) else {
+    let tail = attention::part::QKV.path();
+    let (Some(fused), true) = (old.of(*layer, Some(part), tail), has(old, found, tail)) else {
         return Ok(None);
     };
     let Some(step) = crate::latent::step(to, both, fused)? else { return Ok(None) };
-    let (to, shape, from) = (to.name.clone(), to.shape.clone(), mean(old, found, &tail));
+    let (to, shape, from) = (to.name.clone(), to.shape.clone(), mean(old, found, tail));
     Ok(Some(Move { to, shape, from, steps: vec![step], noise: 0.0 }))
 }
 
 /// A matrix for each application, of a mixture of projections.
 fn stacked(to: &Weight, old: &Side, found: &[Found]) -> Option<Move> {
     let [count, one @ ..] = &to.shape[..] else { return None };
-    if !matches!(to.part, Part::Qkv | Part::Out) || found.len() as u64 != *count {
+    if !matches!(to.part, attention::part::QKV | attention::part::OUT) || found.len() as u64 != *count {
         return None;
     }
     let mut from = vec![];
@@ -138,7 +140,7 @@ fn low(to: &Weight, old: &Side, found: &[Found], (tail, factor): (&str, Factor))
 
 /// A tensor in no layer: of the same name; the head of a donor without one is its embedding.
 fn outside(to: &Weight, (new, old): (&Side, &Side)) -> Result<Move, TransplantError> {
-    let table = to.part == Part::Table;
+    let table = to.part == ends::part::TABLE;
     let named = old.tensor(&to.name).filter(|found| found.part == to.part);
     let embedding = || old.tensor("embed.weight").filter(|_| table && old.model.tie);
     let Some(from) = named.or_else(embedding) else { return Ok(anew(to, Step::Fresh)) };

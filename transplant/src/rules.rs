@@ -3,7 +3,8 @@
 use crate::fit::steps;
 use crate::propose::{anew, sizes};
 use crate::{At, Move, Side, Source, Step, TransplantError, Weight, word};
-use dreamc_compiler::bind::{Factor, Part};
+use dreamc_compiler::bind::Factor;
+use dreamc_compiler::lower::attention;
 use dreamc_dsl::spec::{How, Move as Entry};
 use std::collections::BTreeMap;
 
@@ -77,10 +78,8 @@ impl<'a> Rules<'a> {
         let words: Vec<&str> = to.name.split('.').collect();
         let rest = &words[entry.to.split('.').count().min(words.len())..];
         let patterns = if entry.from.is_empty() { std::slice::from_ref(&entry.to) } else { &entry.from };
-        let low =
-            if let Part::Low(adapted, factor) = to.part { Some((adapted.part(), factor)) } else { None };
-        let tail = low.map(|(part, _)| part.path().into_owned());
-        let rest = tail.as_deref().map_or(rest.join("."), str::to_string);
+        let low = to.part.low();
+        let rest = low.map_or(rest.join("."), |(matrix, _)| matrix.path().into());
         let found: Vec<Option<Source>> = patterns
             .iter()
             .map(|pattern| {
@@ -124,8 +123,9 @@ impl<'a> Rules<'a> {
         let stars = captures(&entry.to, &to.name)?;
         let patterns = if entry.from.is_empty() { std::slice::from_ref(&entry.to) } else { &entry.from };
         // An entry that names a tensor of its own has no component of the donor.
-        let fused =
-            |pattern: &String| old.tensor(&format!("{}.{}", filled(pattern, &stars), Part::Qkv.path()));
+        let fused = |pattern: &String| {
+            old.tensor(&format!("{}.{}", filled(pattern, &stars), attention::part::QKV.path()))
+        };
         let found: Vec<&Weight> = patterns.iter().map(fused).collect::<Option<_>>()?;
         let both = crate::latent::becomes((new, to), old, found.first()?.component()?)?;
         let step = match crate::latent::step(to, both, found[0]) {

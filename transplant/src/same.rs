@@ -8,6 +8,7 @@ use crate::side::Done;
 use crate::{Move, Side, Step, Taken};
 use dreamc_compiler::bind::{Factor, Part};
 use dreamc_compiler::compiled::Init;
+use dreamc_compiler::lower::mixture;
 use dreamc_dsl::spec::{Attention, Component, Experts, Expr, Known, Latent, Mixes, Mlp, QkNorm, Score};
 use serde::Serialize;
 use std::borrow::Cow;
@@ -60,7 +61,7 @@ fn otherwise(reason: impl Into<String>) -> Same {
 /// Whether all that writes the stream is zero.
 fn adds_nothing(new: &Side, set: usize, name: &str, moves: &BTreeMap<&str, &Move>) -> bool {
     let own = new.tensors.iter().filter(|t| t.set() == Some(set) && t.component() == Some(name));
-    let mut writers = own.filter(|t| crate::fit::writes(t.part)).peekable();
+    let mut writers = own.filter(|t| t.part.ends()).peekable();
     writers.peek().is_some()
         && writers.all(|t| {
             moves.get(t.name.as_str()).is_some_and(|m| m.steps == [Step::Zero] || starts_zero(m, t.init))
@@ -96,20 +97,21 @@ fn part((new, old): (&Side, &Side), set: usize, name: &str, moves: &BTreeMap<&st
     };
     let mut groups = vec![];
     let factored = |tail: &str| {
-        let factors = tensors.iter().filter(|t| matches!(t.part, Part::Low(a, _) if a.part().path() == tail));
+        let factors =
+            tensors.iter().filter(|t| t.part.low().is_some_and(|(matrix, _)| matrix.path() == tail));
         let full = |m: &Move| full_rank(m, old);
         let mut factors = factors.map(|t| moves.get(t.name.as_str()).is_some_and(|m| full(m))).peekable();
         factors.peek().is_some() && factors.all(|full| full)
     };
     for t in &tensors {
         let Some(m) = moves.get(t.name.as_str()) else { continue };
-        if ignored.contains(&t.part) || (m.steps == [Step::Fresh] && matches!(t.part, Part::Adapter(..))) {
+        if ignored.contains(&t.part) || (m.steps == [Step::Fresh] && t.part.adapter().is_some()) {
             continue;
         }
         if m.noise > 0.0 {
             return otherwise(format!("`{}` has noise", t.tail));
         }
-        if let Part::Low(_, factor) = t.part {
+        if let Some((_, factor)) = t.part.low() {
             // At full rank they make up for any difference, and of equal layers there is none.
             if factor == Factor::B && !matches!(m.steps[..], [Step::Factor { .. }]) && !starts_zero(m, t.init)
             {
@@ -216,13 +218,13 @@ fn upcycled(own: &Experts, theirs: &Mlp) -> Result<Vec<Part>, String> {
         _ if own.shared > 0 => Err("shared experts add something".into()),
         _ if router.scale != 1.0 || !(router.normalise || all) => Err("its gates do not sum to one".into()),
         _ => Ok(vec![
-            Part::Router,
-            Part::RouterQuery,
-            Part::RouterKeys,
-            Part::RouterQueryNorm,
-            Part::RouterKeyNorm,
-            Part::RouterBias,
-            Part::LogitBias,
+            mixture::part::ROUTER,
+            mixture::part::ROUTER_QUERY,
+            mixture::part::ROUTER_KEYS,
+            mixture::part::ROUTER_QUERY_NORM,
+            mixture::part::ROUTER_KEY_NORM,
+            mixture::part::ROUTER_BIAS,
+            mixture::part::LOGIT_BIAS,
         ]),
     }
 }

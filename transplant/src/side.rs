@@ -3,6 +3,7 @@
 use dreamc_compiler::architecture::{Architecture, Work, components, for_each_application};
 use dreamc_compiler::bind::{Owner, Part};
 use dreamc_compiler::compiled::{Init, Tensor};
+use dreamc_compiler::lower::attention;
 use dreamc_compiler::{CompileError, Options, compile};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Component, Expr, Model};
@@ -147,7 +148,7 @@ impl Side {
 
     /// The rows of queries, keys or values of a fused matrix: `q`, `k` or `v`.
     pub(crate) fn rows(&self, weight: &Weight, which: &str) -> Option<std::ops::Range<u64>> {
-        if weight.part != Part::Qkv {
+        if weight.part != attention::part::QKV {
             return None;
         }
         let (Component::Sequence(a) | Component::Depth(a)) = self.components.get(weight.component()?)? else {
@@ -190,7 +191,7 @@ fn weight(architecture: &Architecture, t: Tensor) -> Weight {
         None => Place::Outside,
     };
     let tail = match (&component, set) {
-        (Some(_), Some(_)) => t.part.path().into_owned(),
+        (Some(_), Some(_)) => t.part.path().into(),
         (None, Some(_)) => own,
         (_, None) => t.name.clone(),
     };

@@ -4,12 +4,12 @@ use super::decoding::any_skip;
 use super::subject::{ROWS, Subject, of};
 use super::{Checks, Place, Proof, VerifyError, blame};
 use dreamc_compiler::architecture::{Architecture, names};
-use dreamc_compiler::bind::{Owner, Part};
+use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::{Entry, TensorKind};
 use dreamc_compiler::count::executed::{Executed, Masks, executed};
 use dreamc_compiler::count::{Options, counted_as};
 use dreamc_compiler::ir::Extents;
-use dreamc_compiler::lower::{Form, Shape};
+use dreamc_compiler::lower::{Form, Shape, attention};
 use dreamc_compiler::op::kernel::Units;
 use dreamc_compiler::oracle::Batch;
 use dreamc_compiler::program::KernelKind;
@@ -65,7 +65,8 @@ impl Proof for Counts {
         // its keys are those of the first pass, so is the number of queries.
         let sequence = |c: &str| matches!(s.spec.model.components.get(c), Some(Component::Sequence(_)));
         let queries = any_skip(s, &|_, inner| names(inner).into_iter().any(sequence));
-        let skips = |c: &Compiled| queries || c.caches(Entry::Prefill, Part::Cached).next().is_some();
+        let skips =
+            |c: &Compiled| queries || c.caches(Entry::Prefill, attention::part::CACHED).next().is_some();
         if let (Some(compiled), Some(cache)) = (writing.filter(|c| !skips(c)), options.cache) {
             // Not poisoned: inputs stay the zeros that they begin as.
             let mut session = device.0.load(&compiled.plan, &Group::alone())?;

@@ -5,9 +5,9 @@ use super::steps::Law;
 use super::subject::{Subject, backward, streams};
 use super::{Checks, Place, Proof, VerifyError, blame, error, transfer, widen};
 use dreamc_compiler::architecture::components;
-use dreamc_compiler::bind::{Input, Output, Owner, Part};
+use dreamc_compiler::bind::{Input, Output, Owner};
 use dreamc_compiler::compiled::{Compiled, Entry, Tensor, TensorKind};
-use dreamc_compiler::lower::Form;
+use dreamc_compiler::lower::{Form, attention};
 use dreamc_compiler::op::attention::drawn;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Options, PREPARE, matches};
@@ -168,7 +168,7 @@ fn fill(
             session.write_at(id, instance, 0, &values)?;
         }
     }
-    for cache in compiled.caches(Entry::Prefill, Part::Cached) {
+    for cache in compiled.caches(Entry::Prefill, attention::part::CACHED) {
         let b = plan.buffer(cache.buffer);
         let none = vec![-1; (b.elements() * b.instances) as usize];
         session.write_at(cache.buffer, 0, 0, &none)?;

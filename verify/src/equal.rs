@@ -3,10 +3,9 @@
 use super::subject::{Subject, apart, backward, streams};
 use super::{Checks, Place, Proof, VerifyError, blame, error, length, widen};
 use dreamc_compiler::Options;
-use dreamc_compiler::bind::Part;
 use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::ir::interpret::Tensor;
-use dreamc_compiler::lower::Form;
+use dreamc_compiler::lower::{Form, skip};
 use dreamc_compiler::oracle::Forward;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_dsl::Spec;
@@ -159,8 +158,8 @@ impl Proof for Plain {
         let mut wrapped = plain.with(wrapped)?;
         for t in &wrapped.compile(&Options { depths: vec![], ..wrapped.options() })?.tensors {
             let score = match t.part {
-                Part::Scale => 0.0,
-                Part::Offset => 1.0,
+                skip::part::SCALE => 0.0,
+                skip::part::OFFSET => 1.0,
                 _ => continue,
             };
             wrapped.weights.insert(t.name.clone(), Tensor::float(&[1], vec![score]));

@@ -223,7 +223,7 @@ impl<'a> Subject<'a> {
         if !model.adapt.as_ref().is_some_and(|adapt| adapt.dora) {
             return Ok(());
         }
-        for adapter in adapters(model, &tensors(&self.spec)?)? {
+        for adapter in adapters(&tensors(&self.spec)?)? {
             let (Some([_, name]), [.., high, wide]) = (&adapter.dora, &adapter.shape[..]) else { continue };
             let (high, wide) = (*high as usize, *wide as usize);
             let Some(w) = self.weights.get(&adapter.tensor) else { continue };

@@ -19,9 +19,11 @@
 use super::steps::whole;
 use super::subject::Pipeline;
 use dreamc_compiler::architecture::{Architecture, Work, components};
-use dreamc_compiler::bind::{Adapted, Factor, Owner, Part};
+use dreamc_compiler::bind::{Adapted, Factor, Owner};
 use dreamc_compiler::compiled::{Init, Tensor, TensorKind};
+use dreamc_compiler::lower::{self, attention, choice, exit, mixture, skip, statement};
 use dreamc_compiler::transfer::passes;
+use dreamc_compiler::wiring::{attend, lanes};
 use dreamc_compiler::{CompileError, Options};
 use dreamc_dsl::Spec;
 use dreamc_dsl::define::graph::{Graph, Purpose};
@@ -139,12 +141,11 @@ fn unit(spec: &Spec, t: &Tensor) -> Option<f64> {
         // Products over a size that stays.
         _ if matches!(
             t.part,
-            Part::RouterKeys
-                | Part::PredictorDown
-                | Part::NetworkDown
-                | Part::Low(_, Factor::B)
-                | Part::Adapter(_, Factor::B)
-        ) =>
+            mixture::part::ROUTER_KEYS
+                | skip::part::PREDICTOR_DOWN
+                | skip::part::NETWORK_DOWN
+                | choice::part::NETWORK_DOWN
+        ) || is_factor(t, Factor::B) =>
         {
             1.0 / i
         }
@@ -176,7 +177,10 @@ fn unit(spec: &Spec, t: &Tensor) -> Option<f64> {
 /// `e^(-(1 - 1/(1 + 4d)) ln √(ln t / t))`; of a product with `silu`, `2^3/4`; 1 of others.
 fn number(spec: &Spec, t: &Tensor) -> Option<f64> {
     let Owner::Component(i) = t.owner else { return Some(1.0) };
-    if !matches!(t.part, Part::Out | Part::OutShared | Part::Down | Part::SharedDown) {
+    if !matches!(
+        t.part,
+        attention::part::OUT | attention::part::OUT_SHARED | mixture::part::DOWN | mixture::part::SHARED_DOWN
+    ) {
         return Some(1.0);
     }
     let all = components(&spec.model);
@@ -228,23 +232,12 @@ fn ends(spec: &Spec, t: &Tensor) -> bool {
         _ => None,
     };
     if component == Some(true) {
-        return t.part == Part::PostNorm;
+        return t.part == lower::part::POST_NORM;
     }
-    matches!(
-        t.part,
-        Part::Out
-            | Part::OutShared
-            | Part::OutBias
-            | Part::Down
-            | Part::DownBias
-            | Part::SharedDown
-            | Part::Own(_, Purpose::Output)
-            | Part::Low(Adapted::Out | Adapted::Down | Adapted::Own(_, Purpose::Output), Factor::B)
-            | Part::Adapter(
-                Adapted::Out | Adapted::Down | Adapted::SharedDown | Adapted::Own(_, Purpose::Output),
-                Factor::B
-            )
-    )
+    match factor(t) {
+        Some((matrix, factor)) => factor == Factor::B && matrix.ends(),
+        None => t.part.ends(),
+    }
 }
 
 /// The deviation of a tensor's first values over that at the base, by the width; `None` of one that
@@ -255,10 +248,11 @@ pub(super) fn deviation(spec: &Spec, base: &Shapes, t: &Tensor) -> Option<f64> {
     let [m, _] = grown(t, base);
     // A norm stands after a router's query, so that its size is that of first values anyway. A
     // sphere keeps what it began with, which is the default.
-    let hidden = t.part == Part::RouterQuery || rule == TransferRule::Hyperp && whole(&spec.train, t);
+    let hidden =
+        t.part == mixture::part::ROUTER_QUERY || rule == TransferRule::Hyperp && whole(&spec.train, t);
     let stays = stays(t) && !hidden;
     // The spectral rule looks at the sizes themselves, whatever stands after them.
-    if (rule, t.part) == (TransferRule::Spectral, Part::RouterQuery) {
+    if (rule, t.part) == (TransferRule::Spectral, mixture::part::ROUTER_QUERY) {
         let by = |shape: &[u64]| match shape {
             [.., o, i] => (*i as f64).powf(-0.5) * (*o as f64 / *i as f64).sqrt().min(1.0),
             _ => 1.0,
@@ -273,34 +267,47 @@ pub(super) fn deviation(spec: &Spec, base: &Shapes, t: &Tensor) -> Option<f64> {
     })
 }
 
+/// The matrix and the factor that a tensor is of what a pass, or an adapter, adds.
+fn factor(t: &Tensor) -> Option<(Adapted, Factor)> {
+    t.part.low().or(t.part.adapter())
+}
+
+/// Whether a tensor is that factor of a matrix of low rank.
+fn is_factor(t: &Tensor, which: Factor) -> bool {
+    factor(t).is_some_and(|(_, factor)| factor == which)
+}
+
 /// Whether a tensor's numbers are factors of a sum over the width.
 fn sums_over_width(t: &Tensor) -> bool {
     match t.kind {
         TensorKind::Head => true,
         TensorKind::Embedding | TensorKind::Balance => false,
-        TensorKind::Matrix | TensorKind::Shared | TensorKind::Routed => {
-            !matches!(t.part, Part::Low(_, Factor::B) | Part::Adapter(_, Factor::B))
-        }
+        TensorKind::Matrix | TensorKind::Shared | TensorKind::Routed => !is_factor(t, Factor::B),
         TensorKind::Router => {
             matches!(
                 t.part,
-                Part::Router | Part::RouterQuery | Part::PredictorUp | Part::NetworkUp | Part::ChoiceTable
+                mixture::part::ROUTER
+                    | skip::part::ROUTER
+                    | mixture::part::ROUTER_QUERY
+                    | skip::part::PREDICTOR_UP
+                    | skip::part::NETWORK_UP
+                    | choice::part::NETWORK_UP
+                    | choice::part::TABLE
             )
         }
         TensorKind::Gain | TensorKind::Steady => {
-            t.shape.len() > 1 && t.part == Part::Mix
+            t.shape.len() > 1 && t.part == statement::part::MIX
                 || matches!(
                     t.part,
-                    Part::SharedWeight
-                        | Part::LaneAlphaWeight
-                        | Part::LaneBetaWeight
-                        | Part::LaneMixWeight
-                        | Part::ReadQuery
-                        | Part::ExitGate
-                        | Part::PredictorUp
-                        | Part::Low(_, Factor::A)
-                        | Part::Adapter(_, Factor::A)
+                    mixture::part::SHARED_WEIGHT
+                        | lanes::part::ALPHA_WEIGHT
+                        | lanes::part::BETA_WEIGHT
+                        | lanes::part::MIX_WEIGHT
+                        | attend::part::QUERY
+                        | exit::part::GATE
+                        | skip::part::PREDICTOR_UP
                 )
+                || is_factor(t, Factor::A)
         }
     }
 }
@@ -309,19 +316,20 @@ fn sums_over_width(t: &Tensor) -> bool {
 fn stays(t: &Tensor) -> bool {
     matches!(
         t.part,
-        Part::Table
-            | Part::SharedWeight
-            | Part::Router
-            | Part::PredictorUp
-            | Part::NetworkUp
-            | Part::LaneAlphaWeight
-            | Part::LaneBetaWeight
-            | Part::LaneMixWeight
-            | Part::LastLanes
-            | Part::ReadQuery
-            | Part::ExitGate
-            | Part::ChoiceTable
-            | Part::Low(_, Factor::A)
-            | Part::Adapter(_, Factor::A)
-    )
+        lower::ends::part::TABLE
+            | lanes::part::TABLE
+            | mixture::part::SHARED_WEIGHT
+            | mixture::part::ROUTER
+            | skip::part::ROUTER
+            | skip::part::PREDICTOR_UP
+            | skip::part::NETWORK_UP
+            | choice::part::NETWORK_UP
+            | lanes::part::ALPHA_WEIGHT
+            | lanes::part::BETA_WEIGHT
+            | lanes::part::MIX_WEIGHT
+            | lanes::part::LAST
+            | attend::part::QUERY
+            | exit::part::GATE
+            | choice::part::TABLE
+    ) || is_factor(t, Factor::A)
 }

@@ -39,7 +39,7 @@ mod walk;
 use crate::CompileError;
 use crate::architecture::{Architecture, Keys};
 use crate::autodiff::{Seed, body_seeds, differentiate, has_derivative, head_seeds, partition, prune};
-use crate::bind::{Owner, Part};
+use crate::bind::{Counted, Owner};
 use crate::compiled::TensorKind;
 use crate::ir::{
     Binding, Cost, CostError, DType, Function, Lifetime, Module, Node, Op, Output, Port, Type, Value,
@@ -893,17 +893,10 @@ impl<'a> Form<'a> {
             let f = self.function(&body.name);
             for (port, v) in &f.results {
                 let Some(&State { owner, part }) = states.get(&port.name) else { continue };
-                let counted = match part {
-                    Part::Keys
-                    | Part::Values
-                    | Part::FirstValues
-                    | Part::DepthKeys
-                    | Part::DepthValues
-                    | Part::Sources
-                    | Part::Kept(_)
-                    | Part::Behind(_) => true,
-                    Part::HandedKeys | Part::HandedValues => training || body.keys == Keys::Leaves,
-                    _ => false,
+                let counted = match part.when_counted() {
+                    Counted::Always => true,
+                    Counted::Handed => training || body.keys == Keys::Leaves,
+                    Counted::Never => false,
                 };
                 if counted && port.binding == Binding::State(Lifetime::Depth) {
                     caches.insert(port, (owner, f.ty(*v)));

@@ -49,8 +49,8 @@ impl Lower<'_> {
         let bound = (self.b.module.size(over).max(1) as f64).sqrt().recip();
         let [first, second] = [[rank, over], [out, rank]].map(|ends| [many, &ends].concat());
         let (uniform, zero) = (Init::Uniform(-bound, bound), Init::Constant(0.0));
-        let a = self.weight(c, Part::Adapter(matrix, Factor::A), &first, kind, Some(uniform));
-        let b = self.weight(c, Part::Adapter(matrix, Factor::B), &second, kind, Some(zero));
+        let a = self.weight(c, matrix.adapter(Factor::A), &first, kind, Some(uniform));
+        let b = self.weight(c, matrix.adapter(Factor::B), &second, kind, Some(zero));
         Some(Pair { a, b, rank, scale, dora })
     }
 
@@ -69,8 +69,7 @@ impl Lower<'_> {
         let again = self.dim_of(c, "adapter_again", size);
         let with = |dims: &[Dim]| [many, dims].concat();
         let (rows, one) = (with(&[out]), Some(Init::Constant(1.0)));
-        let mut vector =
-            |factor| self.weight(c, Part::Adapter(matrix, factor), &rows, TensorKind::Steady, one);
+        let mut vector = |factor| self.weight(c, matrix.adapter(factor), &rows, TensorKind::Steady, one);
         let (magnitude, own) = (vector(Factor::Magnitude), vector(Factor::Norm));
         // `A Wᵀ` and `B A Aᵀ`.
         let crossing = crossing(self, a);
@@ -146,10 +145,11 @@ impl Lower<'_> {
     pub(super) fn adapted_each(
         &mut self,
         c: Owner,
-        matrix: Adapted,
+        part: Part,
         ([x, y, offsets], w): ([Value; 3], Value),
         [many, out, over]: [Dim; 3],
     ) -> Value {
+        let Some(matrix) = part.adaptable() else { return y };
         let Some(pair) = self.pair(c, matrix, &[many], [out, over]) else { return y };
         let low = self.b.op(Grouped { over }, &[x, pair.a, offsets]);
         let low = self.b.scale(low, pair.scale);

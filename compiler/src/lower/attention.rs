@@ -2,10 +2,80 @@
 
 use super::define::Admitted;
 use super::*;
-use crate::bind::Adapted;
 use crate::op::ByHead;
 use crate::op::attention::kernel::LONGEST_SHARED;
 use smallvec::smallvec;
+
+/// Tensors and states of attentions.
+pub mod part {
+    use crate::bind::{Adapted, Counted, Part, Slice};
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("attention", path)
+    }
+
+    /// Queries, keys and values.
+    pub const QKV: Part = own("qkv.weight").with_low_rank();
+    /// Their shared expert.
+    pub const QKV_SHARED: Part = own("qkv.shared.weight");
+    /// The bias of queries, keys and values.
+    pub const QKV_BIAS: Part = own("qkv.bias");
+    /// The bias of queries, where values have none.
+    pub const QUERY_BIAS: Part = own("q.bias");
+    /// The bias of keys, where values have none.
+    pub const KEY_BIAS: Part = own("k.bias");
+    /// The gain of queries.
+    pub const QUERY_NORM: Part = own("q_norm.weight");
+    /// The gain of keys.
+    pub const KEY_NORM: Part = own("k_norm.weight");
+    /// The matrix of the vector that queries are made of.
+    pub const QUERY_DOWN: Part = own("q_down.weight").with_adapters();
+    /// The gain of that vector.
+    pub const QUERY_DOWN_NORM: Part = own("q_down_norm.weight");
+    /// The matrix of queries alone.
+    pub const QUERY_UP: Part = own("q_up.weight").with_adapters();
+    /// The matrix of the vector that keys and values are made of, and of the part of keys
+    /// that turns.
+    pub const KV_DOWN: Part = own("kv_down.weight").with_adapters();
+    /// The gain of that vector.
+    pub const KV_DOWN_NORM: Part = own("kv_down_norm.weight");
+    /// The matrix of keys and values.
+    pub const KV_UP: Part = own("kv_up.weight").with_adapters();
+    /// Logits in the denominators of the softmax.
+    pub const SINK: Part = own("sink");
+    /// The share of an attention's own values where those of its first application are mixed in.
+    pub const RESIDUAL: Part = own("value_residual");
+    /// The gate of what heads give.
+    pub const GATE: Part = own("gate.weight").with_low_rank();
+    /// The output projection.
+    pub const OUT: Part = own("out.weight").with_low_rank().at_end();
+    /// Its shared expert.
+    pub const OUT_SHARED: Part = own("out.shared.weight").at_end();
+    /// The bias of the output projection.
+    pub const OUT_BIAS: Part = own("out.bias").at_end();
+    /// Keys.
+    pub const KEYS: Part = own("keys").with_rows(0).repeatable();
+    /// Values.
+    pub const VALUES: Part = own("values").with_rows(0).repeatable();
+    /// Latents, which are both: what keys and values of all heads are made of, and what
+    /// heads share of keys.
+    pub const LATENTS: Part = own("latents");
+    /// Positions of the keys that a cache of processed tokens holds.
+    pub const CACHED: Part = own("cached");
+    /// Values of the first application.
+    pub const FIRST_VALUES: Part = own("first_values").with_rows(0);
+    /// Keys that others read.
+    pub const HANDED_KEYS: Part = own("handed_keys").with_rows(0).repeatable().counted(Counted::Handed);
+    /// Their values.
+    pub const HANDED_VALUES: Part = own("handed_values").with_rows(0).repeatable().counted(Counted::Handed);
+
+    /// The rows of [`QKV`] that make queries.
+    pub const QUERY_ROWS: Adapted = QKV.rows_named(Slice::First("q"));
+    /// Those that make keys.
+    pub const KEY_ROWS: Adapted = QKV.rows_named(Slice::Last("k", 2));
+    /// Those that make values.
+    pub const VALUE_ROWS: Adapted = QKV.rows_named(Slice::Last("v", 1));
+}
 
 /// The length of a place in the cache of a latent attention, that is the vector that keys and
 /// values of all heads are made of and what heads share of keys; `None` where the cache holds keys
@@ -100,8 +170,8 @@ impl Lower<'_> {
         }
         if shared == Keys::Leaves || shared == Keys::Makes && self.shape.cache.is_none() {
             let (k, v) = (self.every(k, Row::Key), self.every(v, Row::Key));
-            self.hand_row(c, Part::HandedKeys, k);
-            self.hand_row(c, Part::HandedValues, v);
+            self.hand_row(c, part::HANDED_KEYS, k);
+            self.hand_row(c, part::HANDED_VALUES, v);
         }
         // Kernels take the largest score from the largest `q·k`, and a key that is not there has
         // the lowest: a scale below 0 is the sign of the query.
@@ -131,7 +201,7 @@ impl Lower<'_> {
                 self.b.result(port, written);
                 written
             };
-            let (k, v) = (cache(Part::Keys, k), cache(Part::Values, v));
+            let (k, v) = (cache(part::KEYS, k), cache(part::VALUES, v));
             self.observe(c, Observation::Queries, q);
             if self.shape.scores {
                 self.depth_scores(c, &op, [q, k, v, row]);
@@ -162,7 +232,7 @@ impl Lower<'_> {
             let mask = match (self.shape.cache, ahead) {
                 (Some(places), _) if shared == Keys::Replaces => {
                     let mut all = Some(self.all_entries(rows[0], places));
-                    Some(self.cache_as(c, [Part::Keys, Part::Values], &mut operands, places, &mut all))
+                    Some(self.cache_as(c, [part::KEYS, part::VALUES], &mut operands, places, &mut all))
                 }
                 _ if of_all => self.first_places(&rows, ahead, spread),
                 (Some(places), _) if source.is_some() => Some(self.cached_places(&rows, places)),
@@ -242,8 +312,8 @@ impl Lower<'_> {
         }
         let init = self.output_init();
         let dims = [self.hidden(), queries];
-        let y = self.projection(c, [Part::Out, Part::OutShared], o, dims, &routing, init);
-        let y = self.bias(c, a.bias.is_some_and(spec::Bias::of_out).then_some(Part::OutBias), y);
+        let y = self.projection(c, [part::OUT, part::OUT_SHARED], o, dims, &routing, init);
+        let y = self.bias(c, a.bias.is_some_and(spec::Bias::of_out).then_some(part::OUT_BIAS), y);
         match (asking, &routing) {
             (Some(index), Some(_)) => Ok(self.b.op(Op::TakeTokens, &[y, index])),
             _ => Ok(y),
@@ -268,33 +338,33 @@ impl Lower<'_> {
         // Queries are the first rows of the matrix: a pass that makes no keys reads these alone.
         let all = if has_keys { self.dim_of(c, "qkv", wide + 2 * narrow) } else { queries };
         let dims = [all, self.hidden()];
-        let own = [(Adapted::Query, queries), (Adapted::Key, keys), (Adapted::Value, keys)];
+        let own = [(part::QUERY_ROWS, queries), (part::KEY_ROWS, keys), (part::VALUE_ROWS, keys)];
         let own = if has_keys { &own[..] } else { &own[..1] };
         // A mixture adapts the matrix of each expert as one.
         let qkv = match routing {
-            None => self.matrix_of(c, (Part::Qkv, own), n, dims, None),
-            Some(_) => self.projection(c, [Part::Qkv, Part::QkvShared], n, dims, routing, None),
+            None => self.matrix_of(c, (part::QKV, own), n, dims, None),
+            Some(_) => self.projection(c, [part::QKV, part::QKV_SHARED], n, dims, routing, None),
         };
-        let qkv = self.bias(c, a.bias.is_some_and(spec::Bias::of_qkv).then_some(Part::QkvBias), qkv);
+        let qkv = self.bias(c, a.bias.is_some_and(spec::Bias::of_qkv).then_some(part::QKV_BIAS), qkv);
 
         let parts = match has_keys {
             true => self.b.ops(Split(smallvec![queries, keys, keys]), &[qkv]),
             false => vec![qkv],
         };
         let of_qk = |part| a.bias.is_some_and(spec::Bias::of_qk).then_some(part);
-        let mut q = self.bias(c, of_qk(Part::QueryBias), parts[0]);
-        let mut k = parts.get(1).map(|&k| self.bias(c, of_qk(Part::KeyBias), k));
+        let mut q = self.bias(c, of_qk(part::QUERY_BIAS), parts[0]);
+        let mut k = parts.get(1).map(|&k| self.bias(c, of_qk(part::KEY_BIAS), k));
         let plain = k.zip(parts.get(2).copied());
         if a.qk_norm == QkNorm::RmsAll {
-            q = self.norm(q, c, Part::QueryNorm, 1);
-            k = k.map(|k| self.norm(k, c, Part::KeyNorm, 1));
+            q = self.norm(q, c, part::QUERY_NORM, 1);
+            k = k.map(|k| self.norm(k, c, part::KEY_NORM, 1));
         }
         let mut q = self.b.reshape(q, &with(&rows, &[heads, size]));
         let mut k = k.map(|k| self.b.reshape(k, &with(&rows, &[kv, size])));
         let v = parts.get(2).map(|&v| self.b.reshape(v, &with(&rows, &[kv, size])));
         if a.qk_norm == QkNorm::Rms {
-            q = self.norm(q, c, Part::QueryNorm, 1);
-            k = k.map(|k| self.norm(k, c, Part::KeyNorm, 1));
+            q = self.norm(q, c, part::QUERY_NORM, 1);
+            k = k.map(|k| self.norm(k, c, part::KEY_NORM, 1));
         }
         if let Some(rope) = a.rope {
             q = self.rope(q, c, rope, depth);
@@ -329,14 +399,14 @@ impl Lower<'_> {
 
         let wide = self.dim_of(c, "queries", a.heads * a.head_size);
         let q = match l.query {
-            None => self.matrix(c, Part::QueryUp, n, [wide, hidden], None),
+            None => self.matrix(c, part::QUERY_UP, n, [wide, hidden], None),
             Some(rank) => {
                 let rank = self.dim_of(c, "query_rank", rank);
-                let mut down = self.matrix(c, Part::QueryDown, n, [rank, hidden], None);
+                let mut down = self.matrix(c, part::QUERY_DOWN, n, [rank, hidden], None);
                 if l.norm {
-                    down = self.norm_of_latents(down, c, Part::QueryDownNorm, l.eps);
+                    down = self.norm_of_latents(down, c, part::QUERY_DOWN_NORM, l.eps);
                 }
-                self.matrix(c, Part::QueryUp, down, [wide, rank], None)
+                self.matrix(c, part::QUERY_UP, down, [wide, rank], None)
             }
         };
         let q = self.b.reshape(q, &with(&[heads, size]));
@@ -356,10 +426,10 @@ impl Lower<'_> {
             keys => (self.dim_of(c, "turned_keys", keys), self.dim_of(c, "all_turned", keys * l.turned)),
         };
         let both = self.dim_of(c, "kv_down", l.kv + l.keys * l.turned);
-        let down = self.matrix(c, Part::KvDown, n, [both, hidden], None);
+        let down = self.matrix(c, part::KV_DOWN, n, [both, hidden], None);
         let halves = self.b.ops(Split(smallvec![rank, parts]), &[down]);
         let latent = match l.norm {
-            true => self.norm_of_latents(halves[0], c, Part::KvDownNorm, l.eps),
+            true => self.norm_of_latents(halves[0], c, part::KV_DOWN_NORM, l.eps),
             false => halves[0],
         };
         let shared = self.b.reshape(halves[1], &with(&[groups, turned]));
@@ -412,7 +482,7 @@ impl Lower<'_> {
         let shared = self.b.reshape(shared, &with(&[kv, size_of_part]));
         let each = self.dim_of(c, "kv_each", still + l.value);
         let wide = self.dim_of(c, "kv_up", a.heads * (still + l.value));
-        let up = self.matrix(c, Part::KvUp, latent, [wide, rank], None);
+        let up = self.matrix(c, part::KV_UP, latent, [wide, rank], None);
         let up = self.b.reshape(up, &with(&[kv, each]));
         let (k, v) = match plain {
             None => (shared, self.b.reshape(up, &with(&[kv, value]))),
@@ -503,7 +573,7 @@ impl Lower<'_> {
         let rank = self.dim_of(c, "kv_rank", l.kv);
         let each = self.dim_of(c, "kv_each", still + l.value);
         let wide = self.dim_of(c, "kv_up", heads_of * (still + l.value));
-        let w = self.whole_matrix(c, Part::KvUp, [wide, rank], None);
+        let w = self.whole_matrix(c, part::KV_UP, [wide, rank], None);
         self.b.reshape(w, &[heads, each, rank])
     }
 
@@ -542,11 +612,9 @@ impl Lower<'_> {
             return (name, *value);
         }
         let rows = self.architecture.rows_of(c);
-        let depths = match part {
-            Part::Behind(_) | Part::DepthKeys | Part::DepthValues => {
-                self.dim_of(c, ".depths_behind", rows + 1)
-            }
-            _ => self.dim_of(c, "depths", rows),
+        let depths = match part.rows_before() {
+            0 => self.dim_of(c, "depths", rows),
+            before => self.dim_of(c, ".depths_behind", rows + before),
         };
         let ty = Type::f32(&[&[depths], &row.dims[..]].concat());
         let (port, state) = self.state(c, part, Lifetime::Depth, ty);
@@ -586,8 +654,8 @@ impl Lower<'_> {
 
     /// Leaves keys and values for components that read them.
     fn hand_keys(&mut self, c: Owner, k: Value, v: Value) {
-        self.hand_row(c, Part::HandedKeys, k);
-        self.hand_row(c, Part::HandedValues, v);
+        self.hand_row(c, part::HANDED_KEYS, k);
+        self.hand_row(c, part::HANDED_VALUES, v);
         self.made.insert(self.architecture.label(c), (k, v));
     }
 
@@ -603,8 +671,8 @@ impl Lower<'_> {
             None => {
                 let ty = Type::f32(&[rows, &heads].concat());
                 let latest = self.b.index(&format!("{label}.latest"), Index::Latest(cache));
-                let k = self.handed_row(source, Part::HandedKeys, &ty, latest);
-                (k, self.handed_row(source, Part::HandedValues, &ty, latest))
+                let k = self.handed_row(source, part::HANDED_KEYS, &ty, latest);
+                (k, self.handed_row(source, part::HANDED_VALUES, &ty, latest))
             }
             Some(places) => {
                 let entries = self.dim("places", places.tokens);
@@ -614,7 +682,7 @@ impl Lower<'_> {
                     self.facts.states.insert(name.clone(), State { owner: source, part });
                     self.b.param(&name, Binding::State(Lifetime::Token(PerToken::Latest)), ty.clone())
                 };
-                (latest(Part::Keys), latest(Part::Values))
+                (latest(part::KEYS), latest(part::VALUES))
             }
         }
     }
@@ -630,8 +698,8 @@ impl Lower<'_> {
         let rows = self.stream_rows();
         let Some(places) = self.shape.cache else {
             let (ty, row) = (Type::f32(&[&rows, &heads[..]].concat()), self.row(c));
-            let k = self.handed_row(c, Part::HandedKeys, &ty, row);
-            return (k, self.handed_row(c, Part::HandedValues, &ty, row));
+            let k = self.handed_row(c, part::HANDED_KEYS, &ty, row);
+            return (k, self.handed_row(c, part::HANDED_VALUES, &ty, row));
         };
         let entries = self.dim("places", places.tokens);
         let ty = Type::f32(&[&[rows[0], entries], &heads[..]].concat());
@@ -640,7 +708,7 @@ impl Lower<'_> {
             self.facts.states.insert(name.clone(), State { owner: c, part });
             self.b.param(&name, Binding::State(Lifetime::Token(PerToken::First)), ty.clone())
         };
-        (first(Part::Keys), first(Part::Values))
+        (first(part::KEYS), first(part::VALUES))
     }
 
     /// Keys and values of every token of the stream: those made here, and of tokens that take no
@@ -657,7 +725,7 @@ impl Lower<'_> {
         let by = self.body.and_then(|body| body.each_pass.get(cache as usize)).map_or(0, |by| *by as u32);
         let name = format!("{}.first_pass", self.architecture.label(c));
         let first = self.b.index(&name, Index::FirstPass { cache, by });
-        let [k, v] = [(k, Part::HandedKeys), (v, Part::HandedValues)].map(|(made, part)| {
+        let [k, v] = [(k, part::HANDED_KEYS), (v, part::HANDED_VALUES)].map(|(made, part)| {
             let made = self.every(made, Row::Key);
             let ty = self.b.ty(made).clone();
             let before = self.handed_row(c, part, &ty, first);
@@ -702,11 +770,11 @@ impl Lower<'_> {
 
     /// `λ v + (1 - λ) v_0`, `v_0` of the component's first application.
     fn residual_values(&mut self, c: Owner, v: Value) -> Value {
-        self.hand_row(c, Part::FirstValues, v);
+        self.hand_row(c, part::FIRST_VALUES, v);
         let (ty, first) = (self.b.ty(v).clone(), self.b.index("first", Index::First));
-        let before = self.handed_row(c, Part::FirstValues, &ty, first);
+        let before = self.handed_row(c, part::FIRST_VALUES, &ty, first);
         let one = self.one();
-        let share = self.weight(c, Part::Residual, &[one], TensorKind::Gain, Some(Init::Constant(0.5)));
+        let share = self.weight(c, part::RESIDUAL, &[one], TensorKind::Gain, Some(Init::Constant(0.5)));
         let share = self.b.reshape(share, &[]);
         let all = self.b.constant(1.0);
         let rest = self.b.sub(all, share);
@@ -726,7 +794,7 @@ impl Lower<'_> {
     /// Outputs of heads where each softmax has one more logit, of no value: the share `Σ e^s / (Σ
     /// e^s + e^sink)` of them.
     fn sunk(&mut self, c: Owner, o: Value, lse: Value, heads: Dim) -> Value {
-        let sink = self.weight(c, Part::Sink, &[heads], TensorKind::Gain, Some(Init::Constant(0.0)));
+        let sink = self.weight(c, part::SINK, &[heads], TensorKind::Gain, Some(Init::Constant(0.0)));
         let above = self.b.sub(lse, sink);
         let share = self.b.unary(Unary::Sigmoid, above);
         self.b.mul(o, share)
@@ -734,7 +802,7 @@ impl Lower<'_> {
 
     /// The log-sum-exp with the logit of its sink.
     fn with_sink(&mut self, c: Owner, lse: Value, heads: Dim) -> Value {
-        let sink = self.weight(c, Part::Sink, &[heads], TensorKind::Gain, Some(Init::Constant(0.0)));
+        let sink = self.weight(c, part::SINK, &[heads], TensorKind::Gain, Some(Init::Constant(0.0)));
         let above = self.b.sub(lse, sink);
         let more = self.b.unary(Unary::Softplus, above);
         self.b.add(more, sink)
@@ -756,7 +824,7 @@ impl Lower<'_> {
                 self.dim_of(c, "q", all)
             }
         };
-        let z = self.matrix(c, Part::Gate, n, [out, hidden], None);
+        let z = self.matrix(c, part::GATE, n, [out, hidden], None);
         let mut share = self.b.unary(Unary::Sigmoid, z);
         if gate == spec::HeadGate::Element {
             share = self.b.reshape(share, &[rows, heads].concat());
@@ -811,7 +879,7 @@ impl Lower<'_> {
     /// Appends keys and values to the caches of this application, latents that are both to one;
     /// positions of the queries and of what is cached.
     pub(super) fn cache(&mut self, c: Owner, operands: &mut [Value], places: Places) -> (Value, Value) {
-        let parts = if operands[1] == operands[2] { [Part::Latents; 2] } else { [Part::Keys, Part::Values] };
+        let parts = if operands[1] == operands[2] { [part::LATENTS; 2] } else { [part::KEYS, part::VALUES] };
         self.cache_as(c, parts, operands, places, &mut None)
     }
 
@@ -843,7 +911,7 @@ impl Lower<'_> {
                 let entries = places.entries(share);
                 let entries = self.dim(&format!("entries{entries}"), entries);
                 let ty = Type::i32(&[batch, entries]);
-                let (port, cached) = self.state(c, Part::Cached, Lifetime::Token(PerToken::Application), ty);
+                let (port, cached) = self.state(c, part::CACHED, Lifetime::Token(PerToken::Application), ty);
                 let admitted = self.b.ops(Op::Admit, &[cached, positions, taking]);
                 self.b.result(port, admitted[0]);
                 Admitted { entries, slots: admitted[1], keys: admitted[0] }
@@ -935,8 +1003,7 @@ impl Lower<'_> {
         let w = self.weight(c, part, &[many, out, over], TensorKind::Routed, init);
         let slots = self.b.op(Op::Gather, &[x, routing.order]);
         let y = self.b.op(Grouped { over }, &[slots, w, routing.offsets]);
-        let matrix = if part == Part::Qkv { Adapted::Qkv } else { Adapted::Out };
-        let y = self.adapted_each(c, matrix, ([slots, y, routing.offsets], w), [many, out, over]);
+        let y = self.adapted_each(c, part, ([slots, y, routing.offsets], w), [many, out, over]);
         let y = self.b.op(Op::Combine, &[y, routing.inverse]);
         let rows = self.b.rows(x);
         let s = self.b.reshape(routing.gates, &rows);

@@ -12,6 +12,32 @@ use crate::architecture::Choosing;
 use crate::op::PickGrad;
 use smallvec::smallvec;
 
+/// Tensors and states of the choice.
+pub mod part {
+    use crate::bind::Part;
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("choice", path)
+    }
+
+    /// The matrix by which tokens choose how many passes they make.
+    pub const TABLE: Part = own("weight");
+    /// The first matrix of a network that chooses.
+    pub const NETWORK_UP: Part = own("network.up.weight");
+    /// Its last.
+    pub const NETWORK_DOWN: Part = own("network.down.weight");
+    /// The bias that balances these choices.
+    pub const BIAS: Part = own("bias");
+    /// How often each number of passes was chosen.
+    pub const COUNTS: Part = own("counts");
+    /// The last pass of every token: i32.
+    pub const LAST: Part = own("last");
+    /// The share of that choice.
+    pub const GATE: Part = own("gate").with_rows(0);
+    /// The stream where the loop begins.
+    pub const START: Part = own("start").with_rows(0);
+}
+
 impl Lower<'_> {
     /// Before the first pass: `z = W x`, `p = softmax(z)`, and the last pass `argmax(p + b)`.
     pub(super) fn choose(&mut self, choosing: &Choosing) {
@@ -24,13 +50,13 @@ impl Lower<'_> {
         let router = TensorKind::Router;
         let z = match choosing.scorer.network {
             None => {
-                let w = self.weight(owner, Part::ChoiceTable, &[e, hidden], router, None);
+                let w = self.weight(owner, part::TABLE, &[e, hidden], router, None);
                 self.b.contract(read, w, &[hidden])
             }
             Some(size) => {
                 let inner = self.network_size(size);
-                let up = self.weight(owner, Part::NetworkUp, &[inner, hidden], router, None);
-                let down = self.weight(owner, Part::NetworkDown, &[e, inner], router, None);
+                let up = self.weight(owner, part::NETWORK_UP, &[inner, hidden], router, None);
+                let down = self.weight(owner, part::NETWORK_DOWN, &[e, inner], router, None);
                 let a = self.b.contract(read, up, &[hidden]);
                 let a = self.gelu_by_error_function(a);
                 self.b.contract(a, down, &[inner])
@@ -44,21 +70,21 @@ impl Lower<'_> {
         }
         let p = self.b.op(Op::Softmax, &[z]);
         let zero = Some(Init::Constant(0.0));
-        let bias = self.weight(owner, Part::ChoiceBias, &[e], TensorKind::Balance, zero);
-        let counts = self.architecture.name_of(owner, Part::ChoiceCounts);
+        let bias = self.weight(owner, part::BIAS, &[e], TensorKind::Balance, zero);
+        let counts = self.architecture.name_of(owner, part::COUNTS);
         let law = spec::Balance {
             rate: choosing.balance,
             target: spec::BalanceTarget::Median,
             law: spec::BalanceLaw::Sign,
         };
-        for w in self.weights.iter_mut().filter(|w| w.part == Part::ChoiceBias) {
+        for w in self.weights.iter_mut().filter(|w| w.part == part::BIAS) {
             w.balancing = Some(Balancing { counts: counts.clone(), law });
         }
         let selection = self.b.stop_gradient(p);
         let selection = self.b.add(selection, bias);
         let last = self.b.op(Route { k: one }, &[selection]);
         let gate = self.b.op(Op::Pick, &[p, last]);
-        for (part, value) in [(Part::ChoiceLast, last), (Part::ChoiceGate, gate), (Part::ChoiceStart, x)] {
+        for (part, value) in [(part::LAST, last), (part::GATE, gate), (part::START, x)] {
             let port = self.choice_port(part);
             self.b.result(port, value);
         }
@@ -66,7 +92,7 @@ impl Lower<'_> {
         let slots = self.dim(&format!("tokens{}", self.here(&rows)), slots);
         let offsets = self.dim_of(owner, &format!("passes{}+1", choosing.passes), choosing.passes + 1);
         let chosen = self.b.ops(Group { experts: e, offsets, slots }, &[last])[1];
-        let (port, counts) = self.state(owner, Part::ChoiceCounts, Lifetime::Set, Type::f32(&[e]));
+        let (port, counts) = self.state(owner, part::COUNTS, Lifetime::Set, Type::f32(&[e]));
         let counts = self.b.op(Op::AddCounts, &[counts, chosen]);
         self.b.result(port, counts);
     }
@@ -88,7 +114,7 @@ impl Lower<'_> {
     /// times the share of its choice.
     pub(super) fn weigh(&mut self) {
         let (x, ty) = (self.stream(), self.stream_type());
-        let port = self.choice_port(Part::ChoiceStart);
+        let port = self.choice_port(part::START);
         let start = self.b.param(&port.name, port.binding, ty);
         let gate = self.choice_gate();
         let made = self.b.mul(x, gate);
@@ -99,7 +125,7 @@ impl Lower<'_> {
     /// The share of each token's choice.
     fn choice_gate(&mut self) -> Value {
         let (rows, one) = (self.stream_rows(), self.one());
-        let port = self.choice_port(Part::ChoiceGate);
+        let port = self.choice_port(part::GATE);
         let gate = self.b.param(&port.name, port.binding, Type::f32(&[&rows[..], &[one]].concat()));
         self.b.reshape(gate, &rows)
     }
@@ -141,7 +167,7 @@ impl Lower<'_> {
     fn running(&mut self, x: Value, pass: u64, passes: u64) -> Value {
         let (rows, one) = (self.b.rows(x), self.one());
         let each = [&rows[..], &[one]].concat();
-        let port = self.choice_port(Part::ChoiceLast);
+        let port = self.choice_port(part::LAST);
         let last = self.b.param(&port.name, port.binding, Type::i32(&each));
         // 1 at the last pass of each token, a column for each pass.
         let e = self.passes_chosen(passes);

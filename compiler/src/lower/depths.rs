@@ -6,6 +6,26 @@ use super::*;
 use crate::ir::Attention;
 use smallvec::smallvec;
 
+/// Tensors and states of keys and values along depth.
+pub mod part {
+    use crate::bind::Part;
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("depths", path)
+    }
+
+    /// The matrix of keys and values that a component leaves in the depth stream.
+    pub const KV: Part = own("depth_kv.weight");
+    /// Its bias.
+    pub const KV_BIAS: Part = own("depth_kv.bias");
+    /// Keys of an attention, or of the depth stream, that later applications see, each in
+    /// the row after that of its application; the first row stands for the keys of the
+    /// sequence.
+    pub const KEYS: Part = own("depth_keys").with_rows(1).repeatable();
+    /// Its values.
+    pub const VALUES: Part = own("depth_values").with_rows(1).repeatable();
+}
+
 impl Lower<'_> {
     /// The output of one softmax over the keys of the sequence, whose output `o` and log-sum-exp
     /// are given, and the keys that the component's earlier applications made of the same token;
@@ -23,8 +43,7 @@ impl Lower<'_> {
         let wide = self.dim_of(c, "marked", width + 1);
         let depths = self.dim_of(c, "depths_behind", rows + 1);
         let ty = Type::f32(&[&[depths], heads, &[wide]].concat());
-        let states =
-            [Part::DepthKeys, Part::DepthValues].map(|part| self.state(c, part, Lifetime::Depth, ty.clone()));
+        let states = [part::KEYS, part::VALUES].map(|part| self.state(c, part, Lifetime::Depth, ty.clone()));
         let row = self.row(c);
         let [(_, keys), (_, values)] = &states;
         let (mixed, share, written) = self.among_depths(q, lse, scale, ([*keys, *values], row));
@@ -54,14 +73,13 @@ impl Lower<'_> {
         let q = match normed {
             false => q,
             true => {
-                let gain = self.gain(c, Part::KeyNorm, q, 1, TensorKind::Gain);
+                let gain = self.gain(c, attention::part::KEY_NORM, q, 1, TensorKind::Gain);
                 self.b.mul(q, gain)
             }
         };
         let q = self.b.reshape(q, &[dims[0], dims[1], dims[2], size]);
         let ty = Type::f32(&[dims[0], dims[1], kv, wide]);
-        let [keys, values] =
-            [Part::DepthKeys, Part::DepthValues].map(|part| self.handed(Owner::Depths, part, &ty));
+        let [keys, values] = [part::KEYS, part::VALUES].map(|part| self.handed(Owner::Depths, part, &ty));
         let row = match self.left {
             0 => self.row(Owner::Depths),
             left => self.depth_row(left),
@@ -79,8 +97,8 @@ impl Lower<'_> {
         let narrow = self.b.module.size(kv) * self.b.module.size(size);
         let (both, each) = (self.dim_of(c, "depth_kv", 2 * narrow), self.dim_of(c, "depth_k", narrow));
         let hidden = self.hidden();
-        let made = self.matrix(c, Part::DepthKv, n, [both, hidden], None);
-        let made = self.bias(c, biased.then_some(Part::DepthKvBias), made);
+        let made = self.matrix(c, part::KV, n, [both, hidden], None);
+        let made = self.bias(c, biased.then_some(part::KV_BIAS), made);
         let parts = self.b.ops(Split(smallvec![each, each]), &[made]);
         self.leave_in_depths(parts[0], parts[1]);
     }
@@ -95,7 +113,7 @@ impl Lower<'_> {
         let k = if normed { self.b.op(Rms { inner: 1, eps: self.eps() }, &[k]) } else { k };
         self.left += 1;
         let next = self.depth_row(self.left);
-        for (part, own) in [(Part::DepthKeys, k), (Part::DepthValues, v)] {
+        for (part, own) in [(part::KEYS, k), (part::VALUES, v)] {
             let own = self.unmarked(own, wide);
             self.hand_at(Owner::Depths, part, own, next);
         }

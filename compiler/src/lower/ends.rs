@@ -2,6 +2,22 @@
 
 use super::*;
 
+/// Tensors of the embedding and the head.
+pub mod part {
+    use crate::bind::Part;
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("ends", path)
+    }
+
+    /// The matrix of embedding or head.
+    pub const TABLE: Part = own("weight");
+    /// The vector that the head adds to its logits.
+    pub const HEAD_BIAS: Part = own("bias");
+    /// The norm of the stream before the head.
+    pub const FINAL_NORM: Part = own("norm.weight");
+}
+
 pub(super) fn embed(
     architecture: &Architecture,
     module: &mut Module,
@@ -10,7 +26,7 @@ pub(super) fn embed(
     let shape = Shape::default();
     let mut lower = Lower::new(architecture, None, shape, module, EMBED);
     let dims = [lower.dim("vocab", architecture.model.vocab), lower.hidden()];
-    let table = lower.weight(Owner::Embedding, Part::Table, &dims, TensorKind::Embedding, None);
+    let table = lower.weight(Owner::Embedding, part::TABLE, &dims, TensorKind::Embedding, None);
     let rows = lower.stream_rows();
     let ids = lower.b.param(Input::Ids.name(), Binding::Batch(Input::Ids), Type::i32(&rows));
     let x = lower.b.op(Op::Embed, &[table, ids]);
@@ -33,7 +49,7 @@ pub(super) fn pool(architecture: &Architecture, module: &mut Module) -> Result<F
     let mut sum: Option<Value> = None;
     for (i, pool) in architecture.pools.iter().enumerate() {
         let ty = lower.pool_type(i);
-        let (_, means) = lower.state(Owner::Pool(i as u32), Part::Pooled, Lifetime::Depth, ty.clone());
+        let (_, means) = lower.state(Owner::Pool(i as u32), skip::part::POOLED, Lifetime::Depth, ty.clone());
         let all = lower.b.reduce(Reduce::Sum, means, &ty.dims);
         let mean = lower.b.scale(all, 1.0 / pool.parts.max(1) as f64);
         let loss = lower.penalty(mean, pool.capacity, pool.penalty);
@@ -137,7 +153,7 @@ impl Lower<'_> {
     /// The stream that leaves, after the final norm.
     pub(super) fn read_by_head(&mut self, mut x: Value) -> Value {
         if self.architecture.final_norm {
-            x = self.norm(x, Owner::Stream, Part::FinalNorm, 1);
+            x = self.norm(x, Owner::Stream, part::FINAL_NORM, 1);
         }
         self.b.point("norm".into(), x);
         x
@@ -153,11 +169,11 @@ impl Lower<'_> {
             (Owner::Head, TensorKind::Head)
         };
         let vocab = self.dim("vocab", model.vocab);
-        let w = self.weight(owner, Part::Table, &[vocab, hidden], kind, None);
+        let w = self.weight(owner, part::TABLE, &[vocab, hidden], kind, None);
         let mut logits = self.b.contract(x, w, &[hidden]);
         if model.head_bias {
             let zero = Some(Init::Constant(0.0));
-            let bias = self.weight(Owner::Head, Part::HeadBias, &[vocab], TensorKind::Gain, zero);
+            let bias = self.weight(Owner::Head, part::HEAD_BIAS, &[vocab], TensorKind::Gain, zero);
             logits = self.b.add(logits, bias);
         }
         let logits = self.b.scaled(logits, model.logit_scale);

@@ -16,6 +16,28 @@ use super::*;
 use crate::architecture::Leaving;
 use smallvec::smallvec;
 
+/// Tensors and states of loops that tokens leave.
+pub mod part {
+    use crate::bind::{Counted, Part};
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("exit", path)
+    }
+
+    /// A norm of the stream whose gain has a name.
+    pub const NAMED_NORM: Part = own("norm.weight");
+    /// The vector of the gate of an exit.
+    pub const GATE: Part = own("weight");
+    /// Its bias.
+    pub const BIAS: Part = own("bias");
+    /// The logarithm of the share of the loss that no pass has had yet.
+    pub const LEFT: Part = own("left").with_rows(0);
+    /// Keys that the last pass of each token made, in a row after those of a pass.
+    pub const KEYS: Part = own("pass_keys").with_rows(0).counted(Counted::Never);
+    /// Its values.
+    pub const VALUES: Part = own("pass_values").with_rows(0).counted(Counted::Never);
+}
+
 /// The values that a pass leaves to the next one.
 pub(super) struct Left {
     /// The share that is left, in logarithms: `[b, t]`.
@@ -27,7 +49,7 @@ pub(super) struct Left {
 impl Lower<'_> {
     fn left_port(&mut self, name: &str) -> Port {
         let port = Port::new(name, Binding::State(Lifetime::Saved));
-        self.facts.states.insert(port.name.clone(), State { owner: Owner::Exit, part: Part::Left });
+        self.facts.states.insert(port.name.clone(), State { owner: Owner::Exit, part: part::LEFT });
         port
     }
 
@@ -141,8 +163,8 @@ impl Lower<'_> {
 
     /// Keys and values of an application in a loop, of latents that are both once.
     pub(super) fn of_last_pass(&mut self, c: Owner, k: Value, v: Value) -> (Value, Value) {
-        let keys = self.of_last(c, Part::PassKeys, k);
-        (keys, if v == k { keys } else { self.of_last(c, Part::PassValues, v) })
+        let keys = self.of_last(c, part::KEYS, k);
+        (keys, if v == k { keys } else { self.of_last(c, part::VALUES, v) })
     }
 
     /// A value of an application in a loop that later tokens read: that which the last pass of each
@@ -186,7 +208,7 @@ impl Lower<'_> {
             Some(k) => {
                 let normed = match self.architecture.model.body.last() {
                     Some(Item::Statement(Statement::Norm(Some(name)))) => self.norm_of_gain(name, x),
-                    _ => self.norm_called(format!("body.{k}.norm.weight"), Part::FinalNorm, x),
+                    _ => self.norm_called(format!("body.{k}.norm.weight"), ends::part::FINAL_NORM, x),
                 };
                 wiring(&self.architecture.model).end(self, normed)
             }
@@ -231,8 +253,8 @@ impl Lower<'_> {
     fn exit_gate(&mut self) -> [Value; 2] {
         let (hidden, one) = (self.hidden(), self.one());
         let zero = Some(Init::Constant(0.0));
-        let w = self.weight(Owner::Exit, Part::ExitGate, &[hidden], TensorKind::Steady, None);
-        [w, self.weight(Owner::Exit, Part::ExitBias, &[one], TensorKind::Steady, zero)]
+        let w = self.weight(Owner::Exit, part::GATE, &[hidden], TensorKind::Steady, None);
+        [w, self.weight(Owner::Exit, part::BIAS, &[one], TensorKind::Steady, zero)]
     }
 
     /// `z = w·x + c`, the share left after this pass, and what was left before it.
@@ -273,7 +295,7 @@ impl Lower<'_> {
 
     /// A norm whose gain is the one of that name.
     pub(super) fn norm_of_gain(&mut self, name: &str, x: Value) -> Value {
-        let part = if name == spec::LAST_GAIN { Part::FinalNorm } else { Part::NamedNorm };
+        let part = if name == spec::LAST_GAIN { ends::part::FINAL_NORM } else { part::NAMED_NORM };
         self.norm_called(spec::gain(name), part, x)
     }
 

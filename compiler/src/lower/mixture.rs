@@ -1,7 +1,52 @@
 //! Networks: dense, and mixtures of experts with their routers.
 
 use super::*;
-use crate::bind::Adapted;
+
+/// Tensors and states of networks, experts and routers.
+pub mod part {
+    use crate::bind::Part;
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("mixture", path)
+    }
+
+    /// The gate of an MLP, or of experts.
+    pub const GATE: Part = own("gate.weight").with_low_rank();
+    /// Their first matrix.
+    pub const UP: Part = own("up.weight").with_low_rank();
+    /// Their last matrix.
+    pub const DOWN: Part = own("down.weight").with_low_rank().at_end();
+    /// The bias of the gate of an MLP, or of each expert's.
+    pub const GATE_BIAS: Part = own("gate.bias");
+    /// The bias of their first matrix.
+    pub const UP_BIAS: Part = own("up.bias");
+    /// The bias of their last matrix.
+    pub const DOWN_BIAS: Part = own("down.bias").at_end();
+    /// The gate of shared experts.
+    pub const SHARED_GATE: Part = own("shared.gate.weight").with_adapters();
+    /// Their first matrix.
+    pub const SHARED_UP: Part = own("shared.up.weight").with_adapters();
+    /// Their last matrix.
+    pub const SHARED_DOWN: Part = own("shared.down.weight").with_adapters().at_end();
+    /// The vector whose product with the input gates what shared experts give.
+    pub const SHARED_WEIGHT: Part = own("shared_gate.weight");
+    /// A router's matrix.
+    pub const ROUTER: Part = own("router.weight");
+    /// The queries of a router.
+    pub const ROUTER_QUERY: Part = own("router.query.weight");
+    /// The keys of a router.
+    pub const ROUTER_KEYS: Part = own("router.keys.weight");
+    /// The gain of a router's queries.
+    pub const ROUTER_QUERY_NORM: Part = own("router.q_norm.weight");
+    /// The gain of a router's keys.
+    pub const ROUTER_KEY_NORM: Part = own("router.k_norm.weight");
+    /// The bias of a router's logits.
+    pub const LOGIT_BIAS: Part = own("router.logit_bias");
+    /// The balancing bias of a router.
+    pub const ROUTER_BIAS: Part = own("router.bias");
+    /// How often each candidate was chosen.
+    pub const ROUTER_COUNTS: Part = own("router.counts");
+}
 
 /// The factor within `t`, and those of its powers from the fifth down.
 const ERROR_FUNCTION: (f64, [f64; 5]) =
@@ -33,8 +78,8 @@ impl Lowering for spec::Mlp {
             l.leave_depths(c, n, self.biased);
         }
         let i = l.dim_of(c, "intermediate", self.intermediate);
-        let biases = self.biased.then_some([Part::GateBias, Part::UpBias, Part::DownBias]);
-        let parts = ([Part::Gate, Part::Up, Part::Down], biases);
+        let biases = self.biased.then_some([part::GATE_BIAS, part::UP_BIAS, part::DOWN_BIAS]);
+        let parts = ([part::GATE, part::UP, part::DOWN], biases);
         Ok(l.network(c, parts, i, self.activation, n))
     }
 }
@@ -63,27 +108,27 @@ impl Lower<'_> {
         let kind = TensorKind::Router;
         let logits = match &router.form {
             RouterForm::Linear => {
-                let w = self.weight(c, Part::Router, &[e, hidden], kind, None);
+                let w = self.weight(c, part::ROUTER, &[e, hidden], kind, None);
                 self.b.contract(n, w, &[hidden])
             }
             RouterForm::LowRank { query, rope } => {
                 let size = self.dim_of(c, if projection { "router_query" } else { "query" }, *query);
                 let size = self.routing(size);
-                let w = self.weight(c, Part::RouterQuery, &[size, hidden], kind, None);
-                let keys = self.weight(c, Part::RouterKeys, &[e, size], kind, None);
+                let w = self.weight(c, part::ROUTER_QUERY, &[size, hidden], kind, None);
+                let keys = self.weight(c, part::ROUTER_KEYS, &[e, size], kind, None);
                 let q = self.b.contract(n, w, &[hidden]);
-                let mut q = self.norm_as(q, c, Part::RouterQueryNorm, 1, kind);
+                let mut q = self.norm_as(q, c, part::ROUTER_QUERY_NORM, 1, kind);
                 if let Some(rope) = rope {
                     q = self.rope(q, c, *rope, true);
                 }
-                let keys = self.norm_as(keys, c, Part::RouterKeyNorm, 1, kind);
+                let keys = self.norm_as(keys, c, part::ROUTER_KEY_NORM, 1, kind);
                 let z = self.b.contract(q, keys, &[size]);
                 self.b.scale(z, 1.0 / (*query as f64).sqrt())
             }
         };
         let logits = match biased {
             true => {
-                let bias = self.weight(c, Part::LogitBias, &[e], kind, Some(Init::Constant(0.0)));
+                let bias = self.weight(c, part::LOGIT_BIAS, &[e], kind, Some(Init::Constant(0.0)));
                 self.b.add(logits, bias)
             }
             false => logits,
@@ -99,9 +144,9 @@ impl Lower<'_> {
         });
         if let Some(law) = router.balance {
             let zero = Some(Init::Constant(0.0));
-            let bias = self.weight(c, Part::RouterBias, &[e], TensorKind::Balance, zero);
-            let counts = self.architecture.name_of(c, Part::RouterCounts);
-            for w in self.weights.iter_mut().filter(|w| (w.owner, w.part) == (c, Part::RouterBias)) {
+            let bias = self.weight(c, part::ROUTER_BIAS, &[e], TensorKind::Balance, zero);
+            let counts = self.architecture.name_of(c, part::ROUTER_COUNTS);
+            for w in self.weights.iter_mut().filter(|w| (w.owner, w.part) == (c, part::ROUTER_BIAS)) {
                 w.balancing = Some(Balancing { counts: counts.clone(), law });
             }
             selection = self.b.add(selection, bias);
@@ -191,7 +236,7 @@ impl Lower<'_> {
             self.b.ops(Group { experts: e, offsets: all, slots }, &[chosen])[1]
         };
         if router.balance.is_some() {
-            let (port, counts) = self.state(c, Part::RouterCounts, Lifetime::Set, Type::f32(&[e]));
+            let (port, counts) = self.state(c, part::ROUTER_COUNTS, Lifetime::Set, Type::f32(&[e]));
             // Balanced are the choices of tokens that take part, where training asks for those of
             // all.
             let taken = match self.inside.last() {
@@ -328,27 +373,26 @@ impl Lower<'_> {
         let product = |lower: &mut Self, part, bias| {
             let w = lower.weight(c, part, &[many, i, h], TensorKind::Routed, None);
             let y = lower.b.op(Grouped { over: h }, &[x, w, r.offsets]);
-            let matrix = if part == Part::Gate { Adapted::Gate } else { Adapted::Up };
-            let y = lower.adapted_each(c, matrix, ([x, y, r.offsets], w), [many, i, h]);
+            let y = lower.adapted_each(c, part, ([x, y, r.offsets], w), [many, i, h]);
             lower.bias_of_each(c, e, bias, y, r.offsets)
         };
-        let gate = e.activation.gated().then(|| product(self, Part::Gate, Part::GateBias));
-        let up = product(self, Part::Up, Part::UpBias);
+        let gate = e.activation.gated().then(|| product(self, part::GATE, part::GATE_BIAS));
+        let up = product(self, part::UP, part::UP_BIAS);
         let a = self.activate(e.activation, gate, up);
         let init = self.output_init();
-        let down = self.weight(c, Part::Down, &[many, h, i], TensorKind::Routed, init);
+        let down = self.weight(c, part::DOWN, &[many, h, i], TensorKind::Routed, init);
         let y = self.b.op(Grouped { over: i }, &[a, down, r.offsets]);
-        let y = self.adapted_each(c, Adapted::Down, ([a, y, r.offsets], down), [many, h, i]);
-        let y = self.bias_of_each(c, e, Part::DownBias, y, r.offsets);
+        let y = self.adapted_each(c, part::DOWN, ([a, y, r.offsets], down), [many, h, i]);
+        let y = self.bias_of_each(c, e, part::DOWN_BIAS, y, r.offsets);
         let y = self.b.op(Op::Combine, &[y, r.inverse, r.gates]);
         if e.shared == 0 {
             return y;
         }
         let shared = self.dim_of(c, "shared", e.intermediate.saturating_mul(e.shared));
-        let parts = [Part::SharedGate, Part::SharedUp, Part::SharedDown];
+        let parts = [part::SHARED_GATE, part::SHARED_UP, part::SHARED_DOWN];
         let mut always = self.network(c, (parts, None), shared, e.activation, n);
         if e.shared_gate {
-            let w = self.weight(c, Part::SharedWeight, &[h], TensorKind::Gain, None);
+            let w = self.weight(c, part::SHARED_WEIGHT, &[h], TensorKind::Gain, None);
             let z = self.one_each(n, w, h);
             let share = self.b.unary(Unary::Sigmoid, z);
             always = self.b.mul(always, share);

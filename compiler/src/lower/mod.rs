@@ -16,18 +16,18 @@
 //! schedule sees from it which rows nobody needs.
 
 mod adapt;
-mod attention;
-mod choice;
+pub mod attention;
+pub mod choice;
 mod define;
-mod depths;
-mod ends;
-mod exit;
-mod mixture;
+pub mod depths;
+pub mod ends;
+pub mod exit;
+pub mod mixture;
 mod observe;
-mod pass;
+pub mod pass;
 mod points;
-mod skip;
-mod statement;
+pub mod skip;
+pub mod statement;
 mod stream;
 mod text;
 
@@ -56,6 +56,22 @@ use dreamc_dsl::spec::{
 use dreamc_dsl::with_component;
 use indexmap::IndexMap;
 use std::collections::{HashMap, HashSet};
+
+/// The norms around components.
+pub mod part {
+    use crate::bind::Part;
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("layer", path)
+    }
+
+    /// The norm before a component.
+    pub const NORM: Part = own("norm.weight");
+    /// The norm after a component.
+    pub const POST_NORM: Part = own("post_norm.weight");
+    /// The norm of the stream after each application.
+    pub const RESIDUAL_NORM: Part = own("residual_norm.weight");
+}
 
 /// Size of the batch a module is lowered for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -340,7 +356,7 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
                 set.push(weight);
             }
         }
-        for weight in others.iter().filter(|w| w.part == Part::NamedNorm) {
+        for weight in others.iter().filter(|w| w.part == exit::part::NAMED_NORM) {
             if globals.iter().all(|w: &Weight| w.name != weight.name) {
                 globals.push(weight.clone());
             }
@@ -668,7 +684,7 @@ impl<'a> Lower<'a> {
         let wiring = wiring(&self.architecture.model);
         let mut y = wiring.layer(self, x, expr)?;
         if body.residual_norm {
-            y = self.norm(y, Owner::Stream, Part::ResidualNorm, 1);
+            y = self.norm(y, Owner::Stream, part::RESIDUAL_NORM, 1);
         }
         let y = self.of_staying(x, y);
         self.b.point("out".into(), y);
@@ -740,10 +756,10 @@ impl<'a> Lower<'a> {
     /// The output of a component of what it is given.
     fn output_of(&mut self, c: Owner, component: &spec::Component, x: Value) -> Result<Value, CompileError> {
         let (pre_norm, post_norm) = component.norms();
-        let n = if pre_norm { self.norm(x, c, Part::Norm, 1) } else { x };
+        let n = if pre_norm { self.norm(x, c, part::NORM, 1) } else { x };
         self.point(c, "in", n);
         let y = with_component!(component, keys => keys.lower(self, c, component.kind(), n))?;
-        let y = if post_norm { self.norm(y, c, Part::PostNorm, 1) } else { y };
+        let y = if post_norm { self.norm(y, c, part::POST_NORM, 1) } else { y };
         let y = self.b.scaled(y, self.architecture.model.output_scale);
         self.point(c, "out", y);
         Ok(y)

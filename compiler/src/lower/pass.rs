@@ -7,6 +7,18 @@ use super::*;
 use crate::architecture::Passes;
 use crate::bind::{Adapted, Factor};
 
+/// Tensors of the passes of a loop.
+pub mod part {
+    use crate::bind::Part;
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("pass", path)
+    }
+
+    /// The vector that a pass adds to the stream where it begins.
+    pub const EMBEDDING: Part = own("embed.weight");
+}
+
 impl Lower<'_> {
     fn passes(&self) -> Option<Passes> {
         self.body.and_then(|body| body.passes)
@@ -18,7 +30,7 @@ impl Lower<'_> {
         let (hidden, passes) = (self.hidden(), self.passes().map(|passes| passes.count));
         let bound = (Binding::PassWeight, passes);
         let (zero, kind) = (Some(Init::Constant(0.0)), TensorKind::Steady);
-        let e = self.bound_weight(Owner::Loop, Part::PassEmbedding, &[hidden], kind, zero, bound);
+        let e = self.bound_weight(Owner::Loop, part::EMBEDDING, &[hidden], kind, zero, bound);
         let y = self.b.add(x, e);
         let y = self.of_staying(x, y);
         self.b.result(Port::new("y", Binding::Stream), y);
@@ -113,9 +125,9 @@ impl Lower<'_> {
         let rank = self.dim_of(c, &format!("rank{rank}"), rank);
         let bound = (Binding::PassWeight, Some(passes));
         let kind = TensorKind::Matrix;
-        let a = self.bound_weight(c, Part::Low(adapted, Factor::A), &[rank, over], kind, None, bound);
+        let a = self.bound_weight(c, adapted.low(Factor::A), &[rank, over], kind, None, bound);
         let zero = Some(Init::Constant(0.0));
-        let b = self.bound_weight(c, Part::Low(adapted, Factor::B), &[out, rank], kind, zero, bound);
+        let b = self.bound_weight(c, adapted.low(Factor::B), &[out, rank], kind, zero, bound);
         Some((a, b, rank))
     }
 }

@@ -2,6 +2,35 @@
 
 use super::*;
 
+/// Tensors and states of wrapped parts.
+pub mod part {
+    use crate::bind::{Counted, Part};
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("skip", path)
+    }
+
+    /// The vector whose product with the stream is a score.
+    pub const ROUTER: Part = own("router.weight");
+    /// The factor of a score that is a norm.
+    pub const SCALE: Part = own("router.scale.weight");
+    /// The offset of such a score.
+    pub const OFFSET: Part = own("router.offset.weight");
+    /// The first matrix of a network that scores tokens.
+    pub const NETWORK_UP: Part = own("network.up.weight");
+    /// Its last.
+    pub const NETWORK_DOWN: Part = own("network.down.weight");
+    /// The first matrix of a predictor.
+    pub const PREDICTOR_UP: Part = own("predictor.up.weight");
+    /// Its last.
+    pub const PREDICTOR_DOWN: Part = own("predictor.down.weight");
+    /// Means of masks.
+    pub const POOLED: Part = own("pooled").with_rows(0).counted(Counted::Never);
+    /// Places of the tokens that a nested `skip` processed, -1 for the others: i32. A pass
+    /// reads those of the pass before and leaves its own.
+    pub const MEMBERS: Part = own("members");
+}
+
 impl Lower<'_> {
     /// Leaves the means of this application's masks for [`POOL`].
     pub(super) fn keep_pooled(&mut self) {
@@ -12,7 +41,7 @@ impl Lower<'_> {
             let (owner, ty) = (Owner::Pool(pool as u32), self.pool_type(pool));
             let sum = self.b.reshape(sum, &ty.dims[1..]);
             let row = self.row(owner);
-            let (port, state) = self.state(owner, Part::Pooled, Lifetime::Depth, ty);
+            let (port, state) = self.state(owner, part::POOLED, Lifetime::Depth, ty);
             let written = self.b.op(Op::CacheWrite, &[state, sum, row]);
             self.b.result(port, written);
         }
@@ -249,7 +278,7 @@ impl Lower<'_> {
     fn members_port(&mut self, owner: Owner, name: &str) -> Port {
         let name = format!("{}.{name}", self.architecture.label(owner));
         let port = Port::new(name, Binding::State(Lifetime::Saved));
-        self.facts.states.insert(port.name.clone(), State { owner, part: Part::Members });
+        self.facts.states.insert(port.name.clone(), State { owner, part: part::MEMBERS });
         port
     }
 
@@ -518,15 +547,15 @@ impl Lower<'_> {
         if let Some(size) = skip.scorer.network {
             let (inner, each) = (self.network_size(size), skip.each_pass);
             let (up, down) = ((TensorKind::Router, None), (TensorKind::Router, init));
-            let up = self.weight_of_pass(owner, Part::NetworkUp, &[inner, hidden], up, each);
+            let up = self.weight_of_pass(owner, part::NETWORK_UP, &[inner, hidden], up, each);
             let a = self.b.contract(x, up, &[hidden]);
             let a = self.gelu_by_error_function(a);
-            let down = self.weight_of_pass(owner, Part::NetworkDown, &[inner], down, each);
+            let down = self.weight_of_pass(owner, part::NETWORK_DOWN, &[inner], down, each);
             return self.one_each(a, down, inner);
         }
         if skip.input == SkipInput::Hidden {
             let kind = (TensorKind::Router, init);
-            let w = self.weight_of_pass(owner, Part::Router, &[hidden], kind, skip.each_pass);
+            let w = self.weight_of_pass(owner, part::ROUTER, &[hidden], kind, skip.each_pass);
             return self.one_each(x, w, hidden);
         }
         let one = self.one();
@@ -534,7 +563,7 @@ impl Lower<'_> {
             let w = self.weight_of_pass(owner, part, &[one], (TensorKind::Router, init), skip.each_pass);
             self.b.reshape(w, &[])
         };
-        let (scale, bias) = (scalar(Part::Scale, init), scalar(Part::Offset, Some(Init::Constant(0.0))));
+        let (scale, bias) = (scalar(part::SCALE, init), scalar(part::OFFSET, Some(Init::Constant(0.0))));
         let norm = self.norm_of(x);
         let scaled = self.b.mul(norm, scale);
         self.b.add(scaled, bias)
@@ -573,10 +602,10 @@ impl Lower<'_> {
         let inner = self.routing(inner);
         let x = self.b.stop_gradient(x);
         let (kind, each) = ((TensorKind::Router, None), skip.each_pass);
-        let up = self.weight_of_pass(owner, Part::PredictorUp, &[inner, hidden], kind, each);
+        let up = self.weight_of_pass(owner, part::PREDICTOR_UP, &[inner, hidden], kind, each);
         let a = self.b.contract(x, up, &[hidden]);
         let a = self.b.unary(Unary::Silu, a);
-        let down = self.weight_of_pass(owner, Part::PredictorDown, &[inner], kind, each);
+        let down = self.weight_of_pass(owner, part::PREDICTOR_DOWN, &[inner], kind, each);
         self.one_each(a, down, inner)
     }
 

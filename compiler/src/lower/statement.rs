@@ -6,13 +6,37 @@
 use super::*;
 use smallvec::smallvec;
 
+/// Tensors and states of statements.
+pub mod part {
+    use crate::bind::Part;
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("statement", path)
+    }
+
+    /// The matrix of the statement `linear`.
+    pub const LINEAR: Part = own("linear.weight");
+    /// The matrix of a `mix`.
+    pub const MIX: Part = own("mix.weight");
+    /// The factor of the stream in a `mix`.
+    pub const LAMBDA: Part = own("mix.lambda");
+    /// The factor of the saved stream.
+    pub const MU: Part = own("mix.mu");
+    /// The step sizes of a diagonal `mix`, before softplus.
+    pub const DELTA: Part = own("mix.delta");
+    /// The logarithms of its rates of decay.
+    pub const DECAY: Part = own("mix.decay");
+    /// A saved stream.
+    pub const STREAM: Part = own("stream").whole(false);
+}
+
 impl Lower<'_> {
     pub(super) fn statement(&mut self, statement: &Statement) {
         let x = self.stream();
         let y = match statement {
-            Statement::Norm(None) => self.norm(x, Owner::Stream, Part::FinalNorm, 1),
+            Statement::Norm(None) => self.norm(x, Owner::Stream, ends::part::FINAL_NORM, 1),
             Statement::Norm(Some(name)) => self.norm_of_gain(name, x),
-            Statement::Linear(beginning) => self.square(x, Part::Linear, *beginning, TensorKind::Matrix),
+            Statement::Linear(beginning) => self.square(x, part::LINEAR, *beginning, TensorKind::Matrix),
             Statement::StartZeros => {
                 let ty = self.b.ty(x).clone();
                 self.b.zeros(&ty)
@@ -52,7 +76,7 @@ impl Lower<'_> {
         let dims = [self.dim(&format!("applications{all}"), all)];
         // One for the stream here.
         let init = Some(Init::Identity { columns: all, from: all - 1 });
-        let a = self.weight(Owner::Stream, Part::Mix, &dims, TensorKind::Steady, init);
+        let a = self.weight(Owner::Stream, part::MIX, &dims, TensorKind::Steady, init);
         let factors = self.b.ops(Split(smallvec![one; depths.len() + 1]), &[a]);
         let mut sources: Vec<Value> = depths.iter().map(|depth| self.saved(&remembered_as(*depth))).collect();
         sources.push(x);
@@ -69,7 +93,7 @@ impl Lower<'_> {
         let number = self.architecture.saved.iter().position(|s| s == name).unwrap_or(0);
         let owner = Owner::Saved(number as u32);
         let port = Port::new(self.architecture.label(owner), Binding::State(Lifetime::Saved));
-        self.facts.states.insert(port.name.clone(), State { owner, part: Part::Stream });
+        self.facts.states.insert(port.name.clone(), State { owner, part: part::STREAM });
         port
     }
 
@@ -106,7 +130,7 @@ impl Lower<'_> {
             Mixing::Linear(beginning) => {
                 let both = self.dim("streams", 2 * self.architecture.model.hidden);
                 let joined = self.b.op(Concat(both), &[x, e]);
-                self.square(joined, Part::Mix, beginning, TensorKind::Matrix)
+                self.square(joined, part::MIX, beginning, TensorKind::Matrix)
             }
             Mixing::Scaled => {
                 let mut times = |x: Value, part, begins| {
@@ -116,7 +140,7 @@ impl Lower<'_> {
                     let w = self.b.reshape(w, &[]);
                     self.b.mul(x, w)
                 };
-                let (x, e) = (times(x, Part::Lambda, 1.0), times(e, Part::Mu, 0.0));
+                let (x, e) = (times(x, part::LAMBDA, 1.0), times(e, part::MU, 0.0));
                 self.b.add(x, e)
             }
             Mixing::Diagonal => {
@@ -126,14 +150,14 @@ impl Lower<'_> {
                     self.weight(Owner::Stream, part, &hidden, TensorKind::Steady, init)
                 };
                 // At the start a step keeps sqrt(1/5) of the stream.
-                let (a, decay) = (vector(Part::Delta, (5f64.sqrt() - 1.0).ln()), vector(Part::Decay, 0.0));
+                let (a, decay) = (vector(part::DELTA, (5f64.sqrt() - 1.0).ln()), vector(part::DECAY, 0.0));
                 let step = self.b.unary(Unary::Softplus, a);
                 let rate = self.b.unary(Unary::Exp, decay);
                 let gone = self.b.mul(step, rate);
                 let gone = self.b.unary(Unary::Neg, gone);
                 let kept = self.b.unary(Unary::Exp, gone);
                 let x = self.b.mul(x, kept);
-                let read = self.square(e, Part::Mix, Beginning::Identity, TensorKind::Steady);
+                let read = self.square(e, part::MIX, Beginning::Identity, TensorKind::Steady);
                 let read = self.b.mul(read, step);
                 self.b.add(x, read)
             }

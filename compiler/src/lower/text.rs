@@ -20,17 +20,17 @@ impl Lower<'_> {
         masked.or_else(|| self.shape.cache.map(|_| self.given(Input::Slots)))
     }
 
-    /// The state that a component keeps of each text under that number, before this call:
+    /// The state of that part that a component keeps of each text, before this call:
     /// `f32[batch, ..]`. The function returns its new value under the same port.
-    pub(super) fn text_state(&mut self, c: Owner, number: u16, dims: &[Dim]) -> (Port, Value) {
+    pub(super) fn text_state(&mut self, c: Owner, part: Part, dims: &[Dim]) -> (Port, Value) {
         let batch = self.stream_rows()[0];
         let ty = Type::f32(&[&[batch], dims].concat());
-        self.state(c, Part::Text(number), Lifetime::Text, ty)
+        self.state(c, part, Lifetime::Text, ty)
     }
 
     /// The value `by` tokens before, zero where the text or its document has none. Its state is
-    /// that of this number.
-    pub(super) fn shifted(&mut self, c: Owner, number: u16, v: Value, by: u64) -> Value {
+    /// that part.
+    pub(super) fn shifted(&mut self, c: Owner, part: Part, v: Value, by: u64) -> Value {
         let mixed = self.mixed();
         if self.shape.cache.is_none() {
             let segments = self.shape.segments.then(|| self.given(Input::Segments));
@@ -40,7 +40,7 @@ impl Lower<'_> {
         }
         let slots = mixed.unwrap_or_else(|| self.given(Input::Slots));
         let rows = self.dim_of(c, &format!("before{by}"), by);
-        let (port, history) = self.text_state(c, number, &[&[rows], &self.b.dims(v)[2..]].concat());
+        let (port, history) = self.text_state(c, part, &[&[rows], &self.b.dims(v)[2..]].concat());
         let shifted = self.b.ops(Op::ShiftState, &[v, history, slots]);
         self.b.result(port, shifted[1]);
         shifted[0]

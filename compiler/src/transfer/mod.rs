@@ -26,7 +26,7 @@ pub use table::{Line, Multiplier, Table, Warning, findings, table};
 
 use crate::CompileError;
 use crate::architecture::{Architecture, Work};
-use crate::bind::{Owner, Part};
+use crate::bind::Owner;
 use crate::compiled::{Init, TensorKind};
 use crate::ir::{Dim, Function, Module};
 use crate::lower::{Lowered, Shape, Weight, lower};
@@ -174,7 +174,7 @@ fn begins(init: Init, at: (Init, Place), w: &Weight, unit_offset: bool, share: S
     match (init, at) {
         (Init::Normal(_), (Init::Normal(deviation), _)) => Init::Normal(deviation * by),
         (Init::Constant(gain), (_, Place::End)) => {
-            let one = if unit_offset && w.part == Part::PostNorm { 1.0 } else { 0.0 };
+            let one = if unit_offset && w.part == crate::lower::part::POST_NORM { 1.0 } else { 0.0 };
             Init::Constant((gain + one) * by - one)
         }
         (Init::Uniform(low, high), (_, Place::End)) => Init::Uniform(low * by, high * by),

@@ -10,12 +10,28 @@
 use super::Wiring;
 use crate::CompileError;
 use crate::architecture::{readers, units};
-use crate::bind::{Owner, Part};
+use crate::bind::Owner;
 use crate::compiled::{Init, TensorKind};
 use crate::ir::{Index, Lifetime, Op, Port, Type, Value};
 use crate::lower::Lower;
 use crate::op::ReadSources;
 use dreamc_dsl::spec::Expr;
+
+/// Tensors and states of readings over sources.
+pub mod part {
+    use crate::bind::Part;
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("attend", path)
+    }
+
+    /// The query of a reading.
+    pub const QUERY: Part = own("read.weight");
+    /// The gain of its keys.
+    pub const NORM: Part = own("read.norm.weight");
+    /// The sources so far.
+    pub const SOURCES: Part = own("sources").whole(true);
+}
 
 /// Readings over runs of `block` outputs.
 pub(crate) struct Attend {
@@ -68,7 +84,7 @@ impl Attend {
         let rows = lower.outputs().div_ceil(u64::from(self.block.max(1))) + 1;
         let rows = lower.dim("sources", rows);
         let ty = Type::f32(&[&[rows], &lower.b.dims(x)[..]].concat());
-        let (port, sources) = lower.state(Owner::Sources, Part::Sources, Lifetime::Depth, ty);
+        let (port, sources) = lower.state(Owner::Sources, part::SOURCES, Lifetime::Depth, ty);
         Runs { port, sources, last: x, outputs: 0 }
     }
 
@@ -81,8 +97,8 @@ impl Attend {
     fn read(&self, lower: &mut Lower, runs: &Runs, owner: Owner) -> Value {
         let hidden = lower.hidden();
         let init = Some(Init::Constant(0.0));
-        let w = lower.weight(owner, Part::ReadQuery, &[hidden], TensorKind::Gain, init);
-        let g = lower.gain(owner, Part::ReadNorm, runs.last, 1, TensorKind::Gain);
+        let w = lower.weight(owner, part::QUERY, &[hidden], TensorKind::Gain, init);
+        let g = lower.gain(owner, part::NORM, runs.last, 1, TensorKind::Gain);
         let q = lower.b.mul(w, g);
         let row = self.run(lower, runs);
         let eps = lower.eps();

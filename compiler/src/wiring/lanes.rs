@@ -17,6 +17,48 @@ use crate::op::{Concat, Rms, Split};
 use dreamc_dsl::spec::{Expr, LaneKind};
 use smallvec::smallvec;
 
+/// Tensors of lanes.
+pub mod part {
+    use crate::bind::Part;
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("lanes", path)
+    }
+
+    /// The vectors that lanes begin with, in addition to the embedding.
+    pub const EMBEDDING: Part = own("lanes.embed.weight");
+    /// How much of each lane is read, of lanes with weights.
+    pub const ALPHA: Part = own("alpha");
+    /// How much of an output each lane gets.
+    pub const BETA: Part = own("beta");
+    /// How lanes mix.
+    pub const MIX: Part = own("mix");
+    /// The gain of the norm of a lane that moves these numbers.
+    pub const NORM: Part = own("norm.weight");
+    /// The vector by which a lane moves how much of it is read.
+    pub const ALPHA_WEIGHT: Part = own("alpha_weight");
+    /// The vector by which a lane moves how much of an output it gets.
+    pub const BETA_WEIGHT: Part = own("beta_weight");
+    /// The matrix by which a lane moves how it mixes with others.
+    pub const MIX_WEIGHT: Part = own("mix_weight");
+    /// The factor of the first and the last of these.
+    pub const ALPHA_SCALE: Part = own("alpha_scale");
+    /// The factor of the second.
+    pub const BETA_SCALE: Part = own("beta_scale");
+    /// The matrix of all numbers that lanes themselves make.
+    pub const TABLE: Part = own("weight");
+    /// Their offsets.
+    pub const BIAS: Part = own("bias");
+    /// Their factors.
+    pub const SCALE: Part = own("scale");
+    /// The matrix by which lanes say how much of each the final norm reads.
+    pub const LAST: Part = own("lanes.weight");
+    /// The offsets of these numbers.
+    pub const LAST_BIAS: Part = own("lanes.bias");
+    /// Their factor.
+    pub const LAST_SCALE: Part = own("lanes.scale");
+}
+
 /// Added to every number that a sigmoid or softmax makes of the lanes, and to every sum that
 /// divides.
 const LEAST: f64 = 1e-6;
@@ -50,7 +92,7 @@ impl Wiring for Lanes {
             return lanes;
         }
         let (dims, zero) = ([self.lane(lower), lower.hidden()], Some(Init::Constant(0.0)));
-        let e = lower.weight(Owner::Stream, Part::LaneEmbedding, &dims, TensorKind::Steady, zero);
+        let e = lower.weight(Owner::Stream, part::EMBEDDING, &dims, TensorKind::Steady, zero);
         lower.b.add(lanes, e)
     }
 
@@ -63,7 +105,7 @@ impl Wiring for Lanes {
         let (mut j, mut norms) = (0, 0);
         for unit in units(expr) {
             if *unit == Expr::Norm {
-                let normed = lanes.iter().map(|&x| lower.norm(x, Owner::Norm(norms), Part::Gain, 1));
+                let normed = lanes.iter().map(|&x| lower.norm(x, Owner::Norm(norms), super::part::GAIN, 1));
                 lanes = normed.collect();
                 norms += 1;
                 continue;
@@ -88,9 +130,9 @@ impl Wiring for Lanes {
             return lower.b.reduce(Reduce::Sum, x, &[lane]);
         }
         let n = self.lane(lower);
-        let z = self.product(lower, Owner::Output, Part::LastLanes, x, n);
-        let scale = lower.number(Owner::Output, Part::LastLaneScale, Init::Constant(SCALE));
-        let bias = self.vector(lower, Owner::Output, Part::LastLaneBias, n, Init::Constant(0.0));
+        let z = self.product(lower, Owner::Output, part::LAST, x, n);
+        let scale = lower.number(Owner::Output, part::LAST_SCALE, Init::Constant(SCALE));
+        let bias = self.vector(lower, Owner::Output, part::LAST_BIAS, n, Init::Constant(0.0));
         let alpha = sigmoid(lower, z, scale, bias);
         let alpha = plus(lower, alpha, LEAST);
         let alpha = self.numbers(lower, alpha);
@@ -187,10 +229,10 @@ impl Lanes {
         let (lane, to, pairs) = (self.lane(lower), self.to(lower), self.pairs(lower));
         let (kind, columns) = (TensorKind::Gain, self.count);
         let pick = Init::Pick { place: unit, step: 0, columns };
-        let alpha = lower.weight_each(owner, Part::LaneAlpha, &[lane], kind, pick);
-        let beta = lower.weight_each(owner, Part::LaneBeta, &[lane], kind, Init::Constant(1.0));
+        let alpha = lower.weight_each(owner, part::ALPHA, &[lane], kind, pick);
+        let beta = lower.weight_each(owner, part::BETA, &[lane], kind, Init::Constant(1.0));
         let identity = Init::Identity { columns, from: 0 };
-        let mix = lower.weight_each(owner, Part::LaneMix, &[to, lane], kind, identity);
+        let mix = lower.weight_each(owner, part::MIX, &[to, lane], kind, identity);
         let mix = lower.b.reshape(mix, &[pairs]);
         Around {
             alpha: self.numbers(lower, alpha),
@@ -206,13 +248,13 @@ impl Lanes {
     fn dynamic(&self, lower: &mut Lower, owner: Owner, unit: u64, lanes: &[Value]) -> Around {
         let fixed = self.weights(lower, owner, unit);
         let (to, hidden) = (self.to(lower), lower.hidden());
-        let alpha = self.vector(lower, owner, Part::LaneAlphaWeight, hidden, Init::Constant(0.0));
-        let beta = self.vector(lower, owner, Part::LaneBetaWeight, hidden, Init::Constant(0.0));
+        let alpha = self.vector(lower, owner, part::ALPHA_WEIGHT, hidden, Init::Constant(0.0));
+        let beta = self.vector(lower, owner, part::BETA_WEIGHT, hidden, Init::Constant(0.0));
         let init = Some(Init::Constant(0.0));
-        let mix = lower.weight(owner, Part::LaneMixWeight, &[hidden, to], TensorKind::Matrix, init);
-        let scale = lower.number(owner, Part::LaneAlphaScale, Init::Constant(SCALE));
-        let beta_scale = lower.number(owner, Part::LaneBetaScale, Init::Constant(SCALE));
-        let normed: Vec<Value> = lanes.iter().map(|&x| lower.norm(x, owner, Part::Norm, 1)).collect();
+        let mix = lower.weight(owner, part::MIX_WEIGHT, &[hidden, to], TensorKind::Matrix, init);
+        let scale = lower.number(owner, part::ALPHA_SCALE, Init::Constant(SCALE));
+        let beta_scale = lower.number(owner, part::BETA_SCALE, Init::Constant(SCALE));
+        let normed: Vec<Value> = lanes.iter().map(|&x| lower.norm(x, owner, part::NORM, 1)).collect();
         let all = self.join(lower, &normed);
         // `[b, t, from, to]`
         let product = lower.b.contract(all, mix, &[hidden]);
@@ -259,11 +301,11 @@ impl Lanes {
         let (lane, to, pairs) = (self.lane(lower), self.to(lower), self.pairs(lower));
         let all = lower.dim("lane_all", 2 * self.count + self.count * self.count);
         let x = self.join(lower, lanes);
-        let z = self.product(lower, owner, Part::Table, x, all);
+        let z = self.product(lower, owner, part::TABLE, x, all);
         let three = lower.dim("lane_scales", 3);
-        let scale = self.vector(lower, owner, Part::LaneScale, three, Init::Constant(SCALE));
+        let scale = self.vector(lower, owner, part::SCALE, three, Init::Constant(SCALE));
         let scale = self.numbers(lower, scale);
-        let bias = self.vector(lower, owner, Part::LaneBias, all, Init::Constant(0.0));
+        let bias = self.vector(lower, owner, part::BIAS, all, Init::Constant(0.0));
         let parts = Split(smallvec![lane, lane, pairs]);
         let z = lower.b.ops(parts.clone(), &[z]);
         let bias = lower.b.ops(parts, &[bias]);

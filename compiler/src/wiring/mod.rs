@@ -9,8 +9,8 @@
 //! wrapped part) terms are on a [`Wire`], which is a sum: each reads it, has its output written to
 //! it, and what has been written leaves it as the output of the composition.
 
-mod attend;
-mod lanes;
+pub mod attend;
+pub mod lanes;
 mod sum;
 
 pub(crate) use attend::Attend;
@@ -21,6 +21,18 @@ use crate::CompileError;
 use crate::ir::Value;
 use crate::lower::Lower;
 use dreamc_dsl::spec::{Expr, Model, Stream};
+
+/// Tensors of every wiring.
+pub mod part {
+    use crate::bind::Part;
+
+    const fn own(path: &'static str) -> Part {
+        Part::new("wiring", path)
+    }
+
+    /// The gain of a norm among the terms of a layer.
+    pub const GAIN: Part = own("weight");
+}
 
 /// A way to wire the stream.
 pub(crate) trait Wiring {

@@ -2,7 +2,7 @@
 
 use super::Wiring;
 use crate::CompileError;
-use crate::bind::{Owner, Part};
+use crate::bind::Owner;
 use crate::build::Builder;
 use crate::ir::Value;
 use crate::lower::Lower;
@@ -25,7 +25,7 @@ impl Wiring for Sum {
         for term in terms {
             let read = wire.read(&mut lower.b);
             if *term == Expr::Norm {
-                wire = Wire::enter(lower.norm(read, Owner::Norm(norms), Part::Gain, 1));
+                wire = Wire::enter(lower.norm(read, Owner::Norm(norms), super::part::GAIN, 1));
                 norms += 1;
             } else {
                 let output = lower.expr(term, read)?;

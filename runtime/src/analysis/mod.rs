@@ -19,8 +19,8 @@ use crate::model::{Model, ModelError};
 use crate::train::health::{Pass, Passes};
 use dreamc_compiler::Compiled;
 use dreamc_compiler::architecture::components;
-use dreamc_compiler::bind::Part;
 use dreamc_compiler::compiled::{Application, Entry, Observation, Observed};
+use dreamc_compiler::lower::attention;
 use dreamc_data::{Batch, Batches};
 use dreamc_dsl::spec::{Component, Spec};
 use serde::Serialize;
@@ -271,7 +271,7 @@ impl Form {
     /// That of a depth attention whose queries are observed, and the keys of its cache.
     fn of(model: &Model, spec: &Spec, observed: &Observed) -> Result<(Form, Vec<f32>), ModelError> {
         let missing = || ModelError::NoBuffer(format!("{}.keys", observed.component));
-        let caches = model.compiled().caches(Entry::Whole, Part::Keys);
+        let caches = model.compiled().caches(Entry::Whole, attention::part::KEYS);
         let own = caches.filter(|cache| cache.owner == observed.owner).map(|cache| cache.buffer).next();
         let keys = own.ok_or_else(missing)?;
         let [_, _, _, kv_heads, size] = model.compiled().plan.buffer(keys).shape[..] else {

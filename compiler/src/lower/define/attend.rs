@@ -107,7 +107,7 @@ impl Lower<'_> {
     fn append_read(&mut self, d: &mut Defining, x: Value, admitted: Admitted) -> Value {
         let dims = self.b.dims(x);
         let ty = Type::f32(&[&[dims[0], admitted.entries], &dims[2..]].concat());
-        let part = Part::Kept(Symbol::new(&format!("read{}", d.text())));
+        let part = part::kept(&format!("read{}", d.text()));
         let (port, cache) = self.state(d.owner, part, Lifetime::Token(PerToken::Application), ty);
         let cache = self.b.op(Op::Append, &[cache, x, admitted.slots]);
         self.b.result(port, cache);

@@ -24,7 +24,7 @@ impl Lower<'_> {
         let number = d.text();
         let mut cache = |name: &str, value| {
             let ty = Type::f32(&[&[depths], &self.b.dims(value)[..]].concat());
-            let part = Part::Kept(Symbol::new(&format!("{name}{number}")));
+            let part = part::kept(&format!("{name}{number}"));
             let (port, state) = self.state(c, part, Lifetime::Depth, ty);
             let written = self.b.op(Op::CacheWrite, &[state, value, row]);
             self.b.result(port, written);
@@ -53,7 +53,7 @@ impl Lower<'_> {
         let row_dims = [self.stream_rows(), d.own(&node.ty)].concat();
         let depths = self.dim_of(c, ".depths_behind", self.architecture.rows_of(c) + 1);
         let ty = Type::f32(&[&[depths], &row_dims[..]].concat());
-        let part = Part::Behind(Symbol::new(&format!("earlier.{name}")));
+        let part = part::kept_behind(&format!("earlier.{name}"));
         let (port, state) = self.state(c, part, Lifetime::Depth, ty);
         let first = self.b.index("first", Index::First);
         let nothing = self.b.zeros(&Type::f32(&row_dims));
@@ -124,16 +124,16 @@ impl Lower<'_> {
         for name in self.read_values(&label) {
             let value = d.graph.value(&name).ok_or(MALFORMED)?;
             let mut value = self.each_token(d, d.value(value));
-            let symbol = Symbol::new(&format!("value.{name}"));
+            let path = format!("value.{name}");
             if self.architecture.skipped(d.owner) {
-                let part = Part::Behind(symbol);
+                let part = part::kept_behind(&path);
                 let dims = [self.stream_rows(), self.b.dims(value)[2..].into()].concat();
                 let before = self.latest_row(d.owner, part, &dims);
                 value = self.instead(value, before);
                 let next = self.next_row(d.owner);
                 self.hand_at(d.owner, part, value, next);
             } else {
-                self.hand_row(d.owner, Part::Kept(symbol), value);
+                self.hand_row(d.owner, part::kept(&path), value);
             }
             self.named.insert((label.clone(), name), value);
         }
@@ -173,13 +173,13 @@ impl Lower<'_> {
             node.ty.dims.iter().map(|&dim| (d.graph.name(dim).to_string(), d.graph.size(dim))).collect();
         let of_source: Dims = names.iter().map(|(name, size)| self.own_dim(source, name, *size)).collect();
         let of_source = [self.stream_rows(), of_source].concat();
-        let symbol = Symbol::new(&format!("value.{name}"));
+        let path = format!("value.{name}");
         let value = if self.architecture.skipped(source) {
-            self.latest_row(source, Part::Behind(symbol), &of_source)
+            self.latest_row(source, part::kept_behind(&path), &of_source)
         } else {
             let latest = Index::Latest(self.cache_number(source));
             let latest = self.b.index(&format!("{component}.latest"), latest);
-            self.handed_row(source, Part::Kept(symbol), &Type::f32(&of_source), latest)
+            self.handed_row(source, part::kept(&path), &Type::f32(&of_source), latest)
         };
         let value = self.here_again(value);
         Ok(self.b.reshape(value, &dims))

@@ -11,13 +11,46 @@ mod tokens;
 mod values;
 
 use super::*;
-use crate::bind::Symbol;
 use dreamc_dsl::define::graph::{
     self, DimId, Fact, Function as Of, Graph, Node, Purpose, Reads, Region, Turn, Type as Typed, ValueId,
     WeightId,
 };
 use smallvec::smallvec;
 use values::Values;
+
+/// Tensors and states of definitions, which have names of their own.
+mod part {
+    use super::Purpose;
+    use crate::bind::Part;
+
+    const OF: &str = "define";
+
+    /// A weight: matrices of products are adapted, and one may make what is returned.
+    pub(super) fn of_weight(path: &str, purpose: Purpose) -> Part {
+        let part = Part::named(OF, path);
+        match purpose {
+            Purpose::Matrix => part.with_low_rank(),
+            Purpose::Output => part.with_low_rank().at_end(),
+            Purpose::Bias | Purpose::Gain | Purpose::Filter | Purpose::Own => part,
+        }
+    }
+
+    /// A state, or a value that is kept of each application.
+    pub(super) fn kept(path: &str) -> Part {
+        Part::named(OF, path).with_rows(0)
+    }
+
+    /// A value that is kept of the last application to each token, in the row after that of the
+    /// application; the first row is zero.
+    pub(super) fn kept_behind(path: &str) -> Part {
+        Part::named(OF, path).with_rows(1)
+    }
+
+    /// A state of each text, by its number in the component.
+    pub(super) fn text(number: u16) -> Part {
+        Part::named(OF, &format!("text{number}"))
+    }
+}
 
 impl Lowering for spec::Defined {
     fn fits(&self, _: u64) -> Result<(), CompileError> {
@@ -103,6 +136,11 @@ impl Defining<'_> {
     fn text(&mut self) -> u16 {
         self.texts += 1;
         self.texts - 1
+    }
+
+    /// The next state of each text.
+    fn text_state(&mut self) -> Part {
+        part::text(self.text())
     }
 }
 
@@ -193,10 +231,10 @@ impl Lower<'_> {
             Of::Slice { of, .. } => self.sliced(d, node, at, *of),
             Of::Rope { base, over, at } => self.turned(d, node, *base, *over, *at),
             Of::Shift(by) => {
-                let (v, number) = (arg(0)?, d.text());
+                let (v, part) = (arg(0)?, d.text_state());
                 let v = self.each_token(d, v);
                 let v = self.of_last_token(d, v);
-                Ok(self.shifted(d.owner, number, v, *by))
+                Ok(self.shifted(d.owner, part, v, *by))
             }
             Of::Conv(width) => self.convolved(d, node, *width),
             Of::Running(block) => {
@@ -281,7 +319,7 @@ impl Lower<'_> {
         if self.staying.is_none() {
             return v;
         }
-        let part = Part::Kept(Symbol::new(&format!("pass{}", d.text())));
+        let part = part::kept(&format!("pass{}", d.text()));
         self.of_last(d.owner, part, v)
     }
 
@@ -349,7 +387,7 @@ impl Lower<'_> {
     fn own_weight(&mut self, d: &Defining, weight: WeightId, left_out: bool) -> Value {
         let weight = &d.graph.weights[weight.0 as usize];
         let init = self.beginning(d.graph, weight);
-        let part = Part::Own(Symbol::new(&weight.path), weight.purpose);
+        let part = part::of_weight(&weight.path, weight.purpose);
         match weight.purpose {
             Purpose::Matrix | Purpose::Output if left_out => d.input,
             Purpose::Matrix | Purpose::Output => {
@@ -374,8 +412,7 @@ impl Lower<'_> {
         let x = d.arg(node, 0)?;
         let Some(Of::Weight(id)) = d.made(node, 1).map(|n| &n.function) else { return Err(MALFORMED) };
         let weight = &d.graph.weights[id.0 as usize];
-        let (part, init) =
-            (Part::Own(Symbol::new(&weight.path), weight.purpose), self.beginning(d.graph, weight));
+        let (part, init) = (part::of_weight(&weight.path, weight.purpose), self.beginning(d.graph, weight));
         let x = self.each_token(d, x);
         let over = d.dims(over);
         let [out, sum] = self.ends(d, weight);

@@ -118,8 +118,8 @@ impl Lower<'_> {
         slots: Value,
     ) -> Result<Vec<Value>, CompileError> {
         let elements = step.state_elements(self.b.module).saturating_add(1);
-        let (number, n) = (d.text(), self.dim_of(d.owner, &format!(".state{elements}"), elements));
-        let (port, state) = self.text_state(d.owner, number, &[n]);
+        let (part, n) = (d.text_state(), self.dim_of(d.owner, &format!(".state{elements}"), elements));
+        let (port, state) = self.text_state(d.owner, part, &[n]);
         let from_zero = r.states.iter().all(|s| matches!(s.from, Begins::Number(0.0)));
         if let Some(found) = recognise(step).ok().filter(|_| from_zero) {
             let made = self.b.attempt(|b| {

@@ -57,8 +57,8 @@ impl Lower<'_> {
             }
             (Tokens::Kept, Some(slots)) => {
                 let before = self.dim_of(d.owner, &format!(".before{}", size - 1), size - 1);
-                let number = d.text();
-                let (port, history) = self.text_state(d.owner, number, &[&[before], &own[..]].concat());
+                let part = d.text_state();
+                let (port, history) = self.text_state(d.owner, part, &[&[before], &own[..]].concat());
                 let results = self.b.ops(op, &[v, filter, history, slots]);
                 self.b.result(port, results[1]);
                 results[0]
@@ -88,8 +88,8 @@ impl Lower<'_> {
             (Tokens::Kept, Some(slots)) => {
                 let halves = block.map(|_| self.dim("halves", 2));
                 let own = self.b.dims(v)[d.rows.len()..].to_vec();
-                let number = d.text();
-                let (port, sum) = self.text_state(d.owner, number, &[halves.as_slice(), &own].concat());
+                let part = d.text_state();
+                let (port, sum) = self.text_state(d.owner, part, &[halves.as_slice(), &own].concat());
                 let operands = [&[v, sum, slots], positions.as_slice()].concat();
                 let results = self.b.ops(op, &operands);
                 self.b.result(port, results[1]);
@@ -185,7 +185,7 @@ impl Lower<'_> {
         let mut operands = vec![self.b.stop_gradient(heads.q), k, k];
         let mask = match self.shape.cache {
             Some(places) => {
-                let part = Part::Kept(Symbol::new(&format!("ends{}", d.text())));
+                let part = part::kept(&format!("ends{}", d.text()));
                 Some(self.cache_as(d.owner, [part, part], &mut operands, places, &mut d.admitted))
             }
             None => self.positions_seen(),
@@ -403,7 +403,7 @@ impl Lower<'_> {
         let mask = match self.shape.cache {
             Some(places) => {
                 let number = d.text();
-                let part = |name: &str| Part::Kept(Symbol::new(&format!("{name}{number}")));
+                let part = |name: &str| part::kept(&format!("{name}{number}"));
                 let parts = [part("keys"), part("values")];
                 Some(self.cache_as(d.owner, parts, &mut operands, places, &mut d.admitted))
             }
