@@ -32,7 +32,7 @@ struct Role {
     factor: Option<(Reached, Adapted, Factor)>,
 }
 
-/// What adds a matrix of low rank to a matrix.
+/// Additions of a matrix of low rank to a matrix, by whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Reached {
     Never,
