@@ -10,7 +10,7 @@ use crate::tree::{Expr, Stmt};
 use dreamc_compiler::architecture::{Apply, Block, continues, run_of};
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::ir::{Binding, Function, Index, Input, Lifetime, Output, Port, Value};
-use dreamc_compiler::lower::{EMBED, HEAD, POOL, Weight, depths, skip};
+use dreamc_compiler::lower::{EMBED, HEAD, POOL, Weight, skip};
 use dreamc_compiler::program::Affine;
 use dreamc_compiler::wiring::attend;
 use std::collections::BTreeMap;
@@ -298,9 +298,8 @@ impl Writer<'_> {
                     format!("{name} = {written}")
                 }
                 Some(cache) => {
-                    let behind =
-                        state.is_some_and(|s| matches!(s.part, depths::part::KEYS | depths::part::VALUES));
-                    let row = apply.rows[cache].clone().plus(&Affine::constant(behind.into()));
+                    let before = state.map_or(0, |state| state.part.rows_before());
+                    let row = apply.rows[cache].clone().plus(&Affine::constant(before));
                     let row = affine(&row).text();
                     format!("{name} = write({name}, {name}[{row}].detach(), {row})")
                 }

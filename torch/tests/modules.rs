@@ -257,6 +257,24 @@ fn random_definitions_leave_as_they_are() {
     assert_eq!(compared(&python, folder.path(), &names), "");
 }
 
+/// Passes whose gradients are not taken leave values of theirs, each in the row after that of its
+/// application: no gradient flows through those.
+#[test]
+fn values_of_detached_passes_have_no_gradient() {
+    let text = "define recalled(size 6) {
+  v = linear(x, [size])
+  return linear(v + earlier(v), [hidden])
+}
+model m {
+  vocab 19  hidden 8  context 8
+  r = recalled {}
+  mlp = mlp { intermediate 9 }
+  recur 4 backprop 2 { r > mlp }
+}";
+    let ast = dreamc_dsl::parse("recalled", text, Spelling::Dream).unwrap();
+    check(vec![("recalled".into(), dreamc_dsl::check(&ast, &[]).unwrap().0)]);
+}
+
 /// Views that change nothing share the name of what they view: it is not given again before the
 /// last of them is read.
 #[test]
