@@ -137,6 +137,14 @@ impl AttentionShape {
         }
         need(lengths.len() == attention.read().len(), "a length for everything that the program reads")?;
         need(lengths.iter().all(|&n| n > 0), "a table of no numbers")?;
+        let plain = attention.softcap.is_none() && attention.program.is_none();
+        need(plain || !attention.listed(), "keys that are chosen have neither a soft-cap nor a program")?;
+        need(attention.softcap.is_none_or(|c| c > 0.0), "the soft-cap must be positive")?;
+        self.check_keys(attention)
+    }
+
+    /// Heads, and how keys are seen.
+    pub(crate) fn check_keys(&self, attention: &Scores) -> Result<(), String> {
         divides(self.kv_heads, self.heads, "query heads must be a multiple of key heads")?;
         need(self.size > 0, "heads of size 0")?;
         let square = self.queries == self.keys;
@@ -144,13 +152,9 @@ impl AttentionShape {
         need(positions || square, "a causal mask needs as many keys as queries; use positions")?;
         need(!attention.segments || square, "segments need as many keys as queries")?;
         need(attention.every != Some(0), "blocks of no token have no end")?;
-        let plain = attention.softcap.is_none() && attention.program.is_none();
-        need(plain || !attention.listed(), "keys that are chosen have neither a soft-cap nor a program")?;
-        if let Some(among) = attention.among {
-            need(among.block > 0, "a choice of blocks of no token")?;
-            divides(among.heads, self.heads, "query heads must be a multiple of the choices")?;
-        }
-        need(attention.softcap.is_none_or(|c| c > 0.0), "the soft-cap must be positive")
+        let Some(among) = attention.among else { return Ok(()) };
+        need(among.block > 0, "a choice of blocks of no token")?;
+        divides(among.heads, self.heads, "query heads must be a multiple of lists")
     }
 
     fn summary(&self) -> String {

@@ -4,6 +4,7 @@ mod among;
 pub(crate) mod cuda;
 pub mod formula;
 pub mod kernel;
+pub(in crate::op) mod keys;
 mod listed;
 mod parts;
 mod scored;
@@ -11,6 +12,7 @@ mod scored;
 use super::*;
 pub use among::{Among, Chosen};
 use formula::{Place, Program, Read};
+use keys::{K, LSE, Masked, Q, lists};
 pub(crate) use scored::{Scored, Scoring};
 use std::sync::{Arc, LazyLock};
 
@@ -74,39 +76,15 @@ by_bits!(
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttentionGrad(pub Attention);
 
-const Q: &str = "q[b, t, H, d]";
-const K: &str = "k[b, s, G, d]";
 const V: &str = "v[b, s, G, d]";
 const O: &str = "o[b, t, H, d]";
-const LSE: &str = "lse[b, t, H]";
 const DO: &str = "do[b, t, H, d]";
-const QUERIES: &str = "query_positions i32[b, t]";
-const KEYS: &str = "key_positions i32[b, s]";
-const SEGMENTS: &str = "segments i32[b, t]";
-const DRAWS: &str = "draws i32[b, t]";
-const CHOSEN: &str = "chosen i32[b, t, C, n]";
 const DLSE: &str = "dlse[b, t, H]?";
 const ALWAYS: &str = "dlse[b, t, H]";
 const X: &str = "x0";
 const DQ: &str = "dq[b, t, H, d]";
 const DK: &str = "dk[b, s, G, d]";
 const DV: &str = "dv[b, s, G, d]";
-
-/// Lists of operands by [`Attention::list`]: some, those of the mask, some, and those of the
-/// program.
-fn lists(first: &[&'static str], last: [&[&'static str]; 2]) -> Vec<Vec<&'static str>> {
-    let list = |number: usize| {
-        let [positions, segments, draws, chosen, reads] = [1, 2, 4, 8, 16].map(|bit| number & bit != 0);
-        let mut list = first.to_vec();
-        list.extend(if positions { &[QUERIES, KEYS][..] } else { &[] });
-        list.extend(segments.then_some(SEGMENTS));
-        list.extend(draws.then_some(DRAWS));
-        list.extend(chosen.then_some(CHOSEN));
-        list.extend(last[usize::from(reads)]);
-        list
-    };
-    (0..32).map(list).collect()
-}
 
 static FORWARD: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| lists(&[Q, K, V], [&[], &[X, "…"]]));
 static BACKWARD: LazyLock<Vec<Vec<&'static str>>> =
@@ -131,18 +109,6 @@ impl AttentionGrad {
 impl Attention {
     /// The first operand of the mask.
     pub const MASK: usize = 3;
-
-    /// Which list of operands it has.
-    fn list(&self) -> usize {
-        let flags = [
-            self.mask == Mask::Positions,
-            self.segments,
-            self.dropout.is_some(),
-            self.among.is_some(),
-            !self.read().is_empty(),
-        ];
-        flags.iter().rev().fold(0, |number, &flag| 2 * number + usize::from(flag))
-    }
 
     /// The mask's operands by their numbers among themselves: positions of queries and of keys,
     /// segments.
@@ -410,55 +376,13 @@ impl Attention {
     }
 
     fn check(&self, x: &Operands, mask: usize) -> Result<(), TypeError> {
-        let (q, k, v) = (&x[0], &x[1], &x[2]);
-        let fits = q.dims.len() == 4
-            && k.dims.len() == 4
-            && k == v
-            && q.dtype.is_float()
-            && q.dtype == k.dtype
-            && q.dims[0] == k.dims[0]
-            && q.dims[3] == k.dims[3];
-        x.check(fits, "takes q[b, t, heads, d], k[b, s, kv_heads, d], v of k's type")?;
-        let same_tokens = x.size(q.dims[1]) == x.size(k.dims[1]);
-        x.check(
-            self.mask != Mask::Causal || same_tokens,
-            "a causal mask needs as many keys as queries; give their positions",
-        )?;
-        x.check(!self.segments || same_tokens, "segments need as many keys as queries")?;
-        let (of_queries, of_keys) = (Type::i32(&q.dims[..2]), Type::i32(&k.dims[..2]));
-        let (positions, segments) = self.mask_operands();
-        let mut expected = vec![];
-        if positions.is_some() {
-            expected.extend([of_queries.clone(), of_keys]);
-        }
-        if segments.is_some() {
-            expected.push(of_queries.clone());
-        }
+        self.check_keys(x, mask)?;
+        x.check(x[1] == x[2], "v has the type of k")?;
         if let Some(p) = self.dropout {
             x.check((0.0..1.0).contains(&p), "drops weights with a probability from 0 to 1, not 1")?;
-            expected.push(of_queries.clone());
         }
-        x.check(self.every != Some(0), "blocks of no token have no end")?;
         let plain = self.softcap.is_none() && self.program.is_none();
-        x.check(plain || !self.listed(), "keys that are chosen have neither a soft-cap nor a program")?;
-        if let Some(among) = self.among {
-            let chosen = &x[mask + self.chosen()];
-            let fits = matches!(chosen.dims[..], [b, t, c, n]
-                if [b, t] == of_queries.dims[..] && x.size(c) == among.heads && x.size(n) == among.count);
-            x.check(fits && chosen.dtype == DType::I32, "the choice is i32[b, t, choices, count]")?;
-            let heads = among.heads > 0 && x.size(q.dims[2]).is_multiple_of(among.heads);
-            x.check(heads && among.block > 0, "each choice is of as many heads, and of blocks of tokens")?;
-        }
-        if (mask..).zip(&expected).any(|(k, expected)| x[k] != *expected) {
-            let expected: Vec<String> = expected.iter().map(|t| x.module.show(t)).collect();
-            return x.fail(format!("the mask's operands must be {}", expected.join(", ")));
-        }
-        self.check_heads(x, q.dims[2], k.dims[2])
-    }
-
-    pub(super) fn check_heads(&self, x: &Operands, heads: Dim, kv_heads: Dim) -> Result<(), TypeError> {
-        let each = x.size(heads).is_multiple_of(x.size(kv_heads));
-        x.check(each, "heads must be a multiple of kv_heads")
+        x.check(plain || !self.listed(), "keys that are chosen have neither a soft-cap nor a program")
     }
 
     pub(super) fn random_options(case: &mut Case, mask: Mask, segments: bool) -> Attention {
@@ -624,13 +548,6 @@ impl<'a> Visible<'a> {
     }
 }
 
-/// Query heads and key heads; each key head serves the same number of query heads.
-pub(super) fn random_heads(case: &mut Case) -> (Dim, Dim) {
-    let groups = 1 + case.rng.below(2);
-    let each = 1 + case.rng.below(3);
-    (case.sized("heads", groups * each), case.sized("kv_heads", groups))
-}
-
 /// The forward operation's options and operands, and the mask's, which are made for the gradient
 /// after its own.
 struct Random {
@@ -644,13 +561,10 @@ struct Random {
 
 /// An instance with a program where the blank has one.
 fn random(case: &mut Case, blank: &Attention) -> Random {
-    let mask = if case.rng.once_in(2) { Mask::Causal } else { Mask::Positions };
-    let segments = case.rng.once_in(3);
-    let (b, t) = (case.dim("b"), case.dim("t"));
-    let s = if mask == Mask::Causal || segments { t } else { case.dim("s") };
-    let (heads, groups) = random_heads(case);
+    let of = Masked::random(case);
+    let Masked { b, t, s, heads, groups, .. } = of;
     let d = case.dim("d");
-    let mut a = Attention::random_options(case, mask, segments);
+    let mut a = Attention::random_options(case, of.mask, of.segments);
     if blank.program.is_some() {
         (a.softcap, a.program) = (None, Some(Arc::new(scored::random(&mut case.rng))));
         a.dropout = case.rng.once_in(3).then_some(0.25);
@@ -664,14 +578,7 @@ fn random(case: &mut Case, blank: &Attention) -> Random {
     let qkv = [("q", q.clone()), ("k", vec![b, s, groups, d]), ("v", vec![b, s, groups, d])]
         .map(|(name, dims)| case.floats(name, &dims));
     let mut forward = case.clone();
-    let mut masks = vec![];
-    if mask == Mask::Positions {
-        masks.push(forward.ints("query_positions", &[b, t], 8));
-        masks.push(forward.ints_from("key_positions", &[b, s], |rng| rng.below(9) as i32 - 1));
-    }
-    if segments {
-        masks.push(forward.ints("segments", &[b, t], 2));
-    }
+    let mut masks = of.operands(&mut forward);
     if a.dropout.is_some() {
         masks.push(forward.ints_from("draws", &[b, t], |rng| rng.below(1 << 32) as u32 as i32));
     }
@@ -750,7 +657,7 @@ impl Operation for Attention {
     fn signature(&self) -> Signature<'_> {
         Signature {
             name: "attention",
-            operands: &FORWARD[self.list()],
+            operands: &FORWARD[self.list(!self.read().is_empty())],
             results: &["o[b, t, H, d]", "lse[b, t, H]"],
             class: Class::anchored(self),
             rows: if self.mask == Mask::Positions { Rows::Of(rows) } else { Rows::All },
@@ -842,7 +749,7 @@ impl Operation for AttentionGrad {
     fn signature(&self) -> Signature<'_> {
         Signature {
             name: "attention_grad",
-            operands: &BACKWARD[self.0.list()],
+            operands: &BACKWARD[self.0.list(!self.0.read().is_empty())],
             results: match self.0.moved().is_empty() {
                 true => &[DQ, DK, DV],
                 false => &[DQ, DK, DV, "dx0", "…"],

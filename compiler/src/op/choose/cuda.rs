@@ -31,11 +31,7 @@ pub(super) fn choose(kernel: &ChooseKeys, variant: Variant) -> Result<Option<Sou
     let (positions, block) = (kernel.seen.mask == Mask::Positions, kernel.block());
     let (near, first) = (kernel.near.min(kernel.count), kernel.first.min(kernel.count));
     let softmax = kernel.measure == Measure::Softmax;
-    let measure = match kernel.measure {
-        Measure::Products => 0,
-        Measure::Relu => 1,
-        Measure::Softmax => 2,
-    };
+    let measure = kernel.measure.number();
     let rows = if s.queries > FEW { ROWS } else { FEW };
     let scored = if positions { s.keys } else { s.keys / block };
     let kinds = if softmax { s.heads } else { kernel.lists };

@@ -7,9 +7,7 @@ use crate::codegen::text::float;
 use crate::codegen::{CodegenError, Source, Variant};
 use crate::ir::{Attention, Mask};
 use crate::op::attention::kernel::AttentionShape;
-use crate::op::kernel::{
-    Amount, KernelKind, Slot, Units, Work, divides, input, ints, need, result, small, times, wide,
-};
+use crate::op::kernel::{Amount, KernelKind, Slot, Units, Work, divides, need, result, small, times, wide};
 use crate::program::Kernel;
 use crate::schedule::{Choose, Select};
 use std::fmt::Display;
@@ -45,30 +43,20 @@ impl ChooseKeys {
 impl KernelKind for ChooseKeys {
     fn signature(&self) -> Vec<Slot> {
         let s = &self.shape;
-        let mut list = vec![
-            input("q", &[s.batch, s.queries, s.heads, s.size]).float(0).rows(2),
-            input("k", &[s.batch, s.keys, s.kv_heads, s.size]).float(0).rows(2),
-        ];
-        if self.seen.mask == Mask::Positions {
-            list.push(ints("query_positions", &[s.batch, s.queries]));
-            list.push(ints("key_positions", &[s.batch, s.keys]));
-        }
-        list.extend(self.seen.segments.then(|| ints("segments", &[s.batch, s.queries])));
-        list.extend(self.weighed.then(|| input("weights", &[s.batch, s.queries, s.heads])));
+        let mut list = vec![s.queries("q"), s.keys("k")];
+        list.extend(s.masks(&self.seen));
+        list.extend(self.weighed.then(|| s.lse("weights")));
         list.push(result("chosen", &[s.batch, s.queries, self.lists, self.count]).ints());
         list
     }
 
     fn check(&self) -> Result<(), String> {
         let s = &self.shape;
-        divides(s.kv_heads, s.heads, "query heads must be a multiple of key heads")?;
+        s.check_keys(&self.seen)?;
         divides(self.lists, s.heads, "query heads must be a multiple of lists")?;
         small(s.keys, "more keys than integers")?;
-        need(self.seen.every.is_some_and(|every| every > 0), "blocks of no token")?;
-        need(s.size > 0 && self.count > 0, "heads of size 0, or lists of none")?;
-        let square = s.queries == s.keys;
-        need(self.seen.mask == Mask::Positions || square, "a causal mask needs as many keys as queries")?;
-        need(!self.seen.segments || square, "segments need as many keys as queries")
+        need(self.seen.every.is_some(), "no blocks to choose")?;
+        need(self.count > 0, "lists of none")
     }
 
     fn summary(&self) -> String {
@@ -103,11 +91,6 @@ impl KernelKind for ChooseKeys {
 
     fn naive(&self, variant: Variant) -> Result<Option<Source>, CodegenError> {
         let s = &self.shape;
-        let measure = match self.measure {
-            Measure::Products => 0,
-            Measure::Relu => 1,
-            Measure::Softmax => 2,
-        };
         let numbers: &[(&str, &dyn Display)] = &[
             ("QUERIES", &whole(s.queries)),
             ("KEYS", &whole(s.keys)),
@@ -120,7 +103,7 @@ impl KernelKind for ChooseKeys {
             ("NEAR", &whole(self.near)),
             ("FIRST", &whole(self.first)),
             ("SCALE", &float(self.seen.scale)),
-            ("MEASURE", &measure),
+            ("MEASURE", &self.measure.number()),
             ("WEIGHED", &u8::from(self.weighed)),
             ("POSITIONS", &u8::from(self.seen.mask == Mask::Positions)),
             ("SEGMENTS", &u8::from(self.seen.segments)),

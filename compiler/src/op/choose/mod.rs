@@ -3,6 +3,7 @@
 mod cuda;
 pub mod kernel;
 
+use super::attention::keys::{K, Masked, Q, WEIGHTS, lists};
 use super::attention::{Mask, Visible};
 use super::*;
 use std::cmp::Ordering;
@@ -48,25 +49,16 @@ pub enum Measure {
     Softmax,
 }
 
-const Q: &str = "q[b, t, H, d]";
-const K: &str = "k[b, s, G, d]";
-const WEIGHTS: &str = "weights[b, t, H]";
+impl Measure {
+    const ALL: [Measure; 3] = [Measure::Products, Measure::Relu, Measure::Softmax];
 
-static OPERANDS: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| {
-    let list = |number: usize| {
-        let [positions, segments, weighed] = [1, 2, 4].map(|bit| number & bit != 0);
-        let mut list = vec![Q, K];
-        list.extend(if positions {
-            &["query_positions i32[b, t]", "key_positions i32[b, s]"][..]
-        } else {
-            &[]
-        });
-        list.extend(segments.then_some("segments i32[b, t]"));
-        list.extend(weighed.then_some(WEIGHTS));
-        list
-    };
-    (0..8).map(list).collect()
-});
+    /// Its number, which kernels have.
+    fn number(self) -> usize {
+        Measure::ALL.iter().position(|m| *m == self).unwrap_or(0)
+    }
+}
+
+static OPERANDS: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| lists(&[Q, K], [&[], &[WEIGHTS]]));
 
 /// Blocks that one query chooses from.
 struct Scored {
@@ -221,7 +213,7 @@ impl ChooseKeys {
 impl Payload for ChooseKeys {
     fn blanks() -> Vec<Self> {
         let of = |measure| ChooseKeys { measure, ..ChooseKeys::default() };
-        [Measure::Products, Measure::Relu, Measure::Softmax].map(of).into()
+        Measure::ALL.map(of).into()
     }
 
     fn attributes(&mut self, a: &mut dyn Attributes) -> Parsed<()> {
@@ -238,25 +230,19 @@ impl Payload for ChooseKeys {
         a.word("scale")?;
         a.float(&mut self.seen.scale)?;
         a.word("score")?;
-        let all = [Measure::Products, Measure::Relu, Measure::Softmax];
-        let mut measure = all.iter().position(|m| *m == self.measure).unwrap_or(0);
+        let mut measure = self.measure.number();
         a.choice(&["products", "relu", "softmax"], &mut measure)?;
-        self.measure = all[measure];
+        self.measure = Measure::ALL[measure];
         a.flag("weighed", &mut self.weighed)?;
-        let mut positions = self.seen.mask == Mask::Positions;
-        a.flag("positions", &mut positions)?;
-        self.seen.mask = if positions { Mask::Positions } else { Mask::Causal };
-        a.flag("segments", &mut self.seen.segments)
+        self.seen.visit_mask(a)
     }
 }
 
 impl Operation for ChooseKeys {
     fn signature(&self) -> Signature<'_> {
-        let flags = [self.seen.mask == Mask::Positions, self.seen.segments, self.weighed];
-        let number = flags.iter().rev().fold(0, |number, &flag| 2 * number + usize::from(flag));
         Signature {
             name: "choose_keys",
-            operands: &OPERANDS[number],
+            operands: &OPERANDS[self.seen.list(self.weighed)],
             results: &["chosen i32[b, t, C, n]"],
             class: Class::anchored(self),
             rows: Rows::All,
@@ -267,35 +253,15 @@ impl Operation for ChooseKeys {
     }
 
     fn infer(&self, x: &Operands) -> Result<Vec<Type>, TypeError> {
-        let (q, k) = (&x[0], &x[1]);
-        let fits = q.dims.len() == 4
-            && k.dims.len() == 4
-            && q.dtype.is_float()
-            && q.dtype == k.dtype
-            && q.dims[0] == k.dims[0]
-            && q.dims[3] == k.dims[3];
-        x.check(fits, "takes q[b, t, heads, d], k[b, s, kv_heads, d]")?;
-        let (seen, tokens) = (&self.seen, &q.dims[..2]);
-        let same_tokens = x.size(q.dims[1]) == x.size(k.dims[1]);
-        x.check(
-            seen.mask == Mask::Positions || same_tokens,
-            "a causal mask needs as many keys as queries; give their positions",
-        )?;
-        x.check(!seen.segments || same_tokens, "segments need as many keys as queries")?;
-        let mut expected = vec![];
-        if seen.mask == Mask::Positions {
-            expected.extend([Type::i32(tokens), Type::i32(&k.dims[..2])]);
-        }
-        expected.extend(seen.segments.then(|| Type::i32(tokens)));
-        expected.extend(self.weighed.then(|| Type::f32(&q.dims[..3])));
-        let fits = (ChooseKeys::MASK..).zip(&expected).all(|(k, expected)| x[k] == *expected);
-        x.check(fits, "positions and segments are integers of tokens, weights f32[b, t, heads]")?;
-        let heads = x.size(q.dims[2]);
-        let each = heads.is_multiple_of(x.size(k.dims[2])) && heads.is_multiple_of(x.size(self.lists));
-        x.check(each, "heads must be a multiple of kv_heads and of lists")?;
-        x.check(self.block() > 0 && seen.every.is_some_and(|every| every > 0), "a block has tokens")?;
+        self.seen.check_keys(x, ChooseKeys::MASK)?;
+        let [b, t, heads] = x[0].dims[..3] else { return x.fail("takes q[b, t, heads, d]") };
+        let weights = !self.weighed || x[self.weights()] == Type::f32(&[b, t, heads]);
+        x.check(weights, "weights are f32[b, t, heads]")?;
+        let each = x.size(heads).is_multiple_of(x.size(self.lists));
+        x.check(each, "heads must be a multiple of lists")?;
+        x.check(self.seen.every.is_some(), "a choice is of blocks of tokens")?;
         x.check(x.size(self.count) > 0, "a list has blocks")?;
-        Ok(vec![Type::i32(&[tokens[0], tokens[1], self.lists, self.count])])
+        Ok(vec![Type::i32(&[b, t, self.lists, self.count])])
     }
 
     fn interpret(&self, e: &mut Evaluation) -> Result<Vec<Data>, String> {
@@ -314,34 +280,21 @@ impl Operation for ChooseKeys {
     }
 
     fn random(&self, mut case: Case) -> Instance {
-        let mask = if case.rng.once_in(2) { Mask::Causal } else { Mask::Positions };
-        let segments = case.rng.once_in(3);
-        let (b, t) = (case.dim("b"), case.dim("t"));
-        let s = if mask == Mask::Causal || segments { t } else { case.dim("s") };
-        let (heads, groups) = super::attention::random_heads(&mut case);
+        let of = Masked::random(&mut case);
         let (d, count) = (case.dim("d"), case.dim("n"));
-        let lists = match case.rng.below(3) {
-            0 => heads,
-            1 => groups,
-            _ => case.sized("one", 1),
-        };
+        let lists = of.lists(&mut case);
         let seen = Attention {
             scale: case.rng.between(0.3, 1.2),
-            mask,
-            segments,
+            mask: of.mask,
+            segments: of.segments,
             every: Some(1 + case.rng.below(3)),
             ..Attention::default()
         };
         let (near, first) = (case.rng.below(3), case.rng.below(2));
         let weighed = case.rng.once_in(2);
+        let Masked { b, t, s, heads, groups, .. } = of;
         let mut inputs = vec![case.floats("q", &[b, t, heads, d]), case.floats("k", &[b, s, groups, d])];
-        if mask == Mask::Positions {
-            inputs.push(case.ints("query_positions", &[b, t], 8));
-            inputs.push(case.ints_from("key_positions", &[b, s], |rng| rng.below(9) as i32 - 1));
-        }
-        if segments {
-            inputs.push(case.ints("segments", &[b, t], 2));
-        }
+        inputs.extend(of.operands(&mut case));
         if weighed {
             inputs.push(case.floats("weights", &[b, t, heads]));
         }

@@ -7,7 +7,7 @@ use crate::codegen::text::float;
 use crate::codegen::{CodegenError, Source, Variant};
 use crate::ir::{Attention, Mask};
 use crate::op::attention::kernel::{AttentionShape, window};
-use crate::op::kernel::{Amount, KernelKind, Slot, Units, Work, divides, input, need, result, times, wide};
+use crate::op::kernel::{Amount, KernelKind, Slot, Units, Work, input, need, result, times, wide};
 use crate::program::Kernel;
 use crate::schedule::{Choose, Select};
 use std::fmt::Display;
@@ -48,16 +48,10 @@ fn of_lists(s: &AttentionShape, seen: &Attention) -> [u64; 4] {
 }
 
 fn check(s: &AttentionShape, seen: &Attention) -> Result<(), String> {
-    divides(s.kv_heads, s.heads, "query heads must be a multiple of key heads")?;
-    let Some(among) = seen.among else { return Err("no keys that were chosen".into()) };
-    divides(among.heads, s.heads, "query heads must be a multiple of lists")?;
-    need(among.block > 0 && among.count > 0, "blocks of no token, or lists of none")?;
-    need(s.size > 0 && seen.every != Some(0), "heads of size 0, or ends of blocks of no token")?;
+    s.check_keys(seen)?;
+    need(seen.among.is_some_and(|among| among.count > 0), "no keys that were chosen, or lists of none")?;
     let plain = seen.program.is_none() && seen.softcap.is_none() && seen.dropout.is_none();
-    need(plain, "chosen keys have neither a program, a soft-cap nor dropout")?;
-    let square = s.queries == s.keys;
-    need(seen.mask == Mask::Positions || square, "a causal mask needs as many keys as queries")?;
-    need(!seen.segments || square, "segments need as many keys as queries")
+    need(plain, "chosen keys have neither a program, a soft-cap nor dropout")
 }
 
 fn summary(name: &str, s: &AttentionShape, seen: &Attention) -> String {

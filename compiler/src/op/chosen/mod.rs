@@ -5,6 +5,7 @@
 
 pub mod kernel;
 
+use super::attention::keys::{K, LSE, Masked, Q, WEIGHTS, lists};
 use super::attention::{Among, Chosen, Mask, Visible};
 use super::*;
 use std::sync::LazyLock;
@@ -40,36 +41,11 @@ pub struct KeyScores {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyScoresGrad(pub KeyScores);
 
-const Q: &str = "q[b, t, H, d]";
-const K: &str = "k[b, s, G, d]";
+const D: &str = "d[b, t, C, n]";
 
-/// Lists of operands by [`number`]: `first`, those of the mask, weights, and `last`.
-fn lists(first: &[&'static str], last: &[&'static str]) -> Vec<Vec<&'static str>> {
-    let list = |number: usize| {
-        let [positions, segments, weighed] = [1, 2, 4].map(|bit| number & bit != 0);
-        let mut list = first.to_vec();
-        list.extend(if positions {
-            &["query_positions i32[b, t]", "key_positions i32[b, s]"][..]
-        } else {
-            &[]
-        });
-        list.extend(segments.then_some("segments i32[b, t]"));
-        list.push("chosen i32[b, t, C, n]");
-        list.extend(weighed.then_some("weights[b, t, H]"));
-        list.extend(last);
-        list
-    };
-    (0..8).map(list).collect()
-}
-
-fn number(seen: &Attention, weighed: bool) -> usize {
-    let flags = [seen.mask == Mask::Positions, seen.segments, weighed];
-    flags.iter().rev().fold(0, |number, &flag| 2 * number + usize::from(flag))
-}
-
-static MASS: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| lists(&[Q, K, "lse[b, t, H]"], &[]));
-static SCORES: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| lists(&[Q, K], &[]));
-static BACKWARD: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| lists(&[Q, K], &["d[b, t, C, n]"]));
+static MASS: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| lists(&[Q, K, LSE], [&[], &[]]));
+static SCORES: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| lists(&[Q, K], [&[], &[WEIGHTS]]));
+static BACKWARD: LazyLock<Vec<Vec<&'static str>>> = LazyLock::new(|| lists(&[Q, K], [&[D], &[WEIGHTS, D]]));
 
 impl KeyMass {
     /// The first operand of the mask.
@@ -123,42 +99,13 @@ fn reads(seen: &Attention, x: &[&Tensor], mask: usize) -> Vec<Read> {
     found
 }
 
-/// Queries, keys and the mask's operands fit; the types that follow.
+/// Queries, keys and the mask's operands fit; the type of a number for each block of each list.
 fn check(seen: &Attention, x: &Operands, mask: usize) -> Result<Type, TypeError> {
-    let (q, k) = (&x[0], &x[1]);
-    let fits = q.dims.len() == 4
-        && k.dims.len() == 4
-        && q.dtype.is_float()
-        && q.dtype == k.dtype
-        && q.dims[0] == k.dims[0]
-        && q.dims[3] == k.dims[3];
-    x.check(fits, "takes q[b, t, heads, d], k[b, s, kv_heads, d]")?;
-    let same_tokens = x.size(q.dims[1]) == x.size(k.dims[1]);
-    x.check(
-        seen.mask != Mask::Causal || same_tokens,
-        "a causal mask needs as many keys as queries; give their positions",
-    )?;
-    x.check(!seen.segments || same_tokens, "segments need as many keys as queries")?;
+    seen.check_keys(x, mask)?;
     let plain = seen.program.is_none() && seen.softcap.is_none() && seen.dropout.is_none();
-    x.check(plain && seen.every != Some(0), "chosen keys have neither a program, a soft-cap nor dropout")?;
-    let tokens = &q.dims[..2];
-    let mut expected = vec![];
-    if seen.mask == Mask::Positions {
-        expected.extend([Type::i32(tokens), Type::i32(&k.dims[..2])]);
-    }
-    expected.extend(seen.segments.then(|| Type::i32(tokens)));
-    let fits = (mask..).zip(&expected).all(|(k, expected)| x[k] == *expected);
-    x.check(fits, "positions and segments are integers of tokens")?;
-    let Some(among) = seen.among else { return x.fail("takes keys that were chosen") };
-    let chosen = &x[mask + seen.chosen()];
-    let fits = matches!(chosen.dims[..], [b, t, c, n]
-        if [b, t] == tokens[..] && x.size(c) == among.heads && x.size(n) == among.count);
-    x.check(fits && chosen.dtype == DType::I32, "the choice is i32[b, t, lists, count]")?;
-    let heads = x.size(q.dims[2]);
-    let each = among.heads > 0 && heads.is_multiple_of(among.heads);
-    x.check(each && among.block > 0, "each list is of as many heads, and of blocks of tokens")?;
-    x.check(heads.is_multiple_of(x.size(k.dims[2])), "heads must be a multiple of kv_heads")?;
-    Ok(Type::f32(&chosen.dims))
+    x.check(plain, "chosen keys have neither a program, a soft-cap nor dropout")?;
+    x.check(seen.among.is_some(), "takes keys that were chosen")?;
+    Ok(Type::f32(&x[mask + seen.chosen()].dims))
 }
 
 /// `products` products and `elementwise` operations for each key that a head reads.
@@ -185,17 +132,10 @@ struct Random {
 
 /// Queries, keys, and what `more` adds before the operands of the mask.
 fn random(case: &mut Case, block: u64, more: impl Fn(&mut Case, &[Dim])) -> Random {
-    let mask = if case.rng.once_in(2) { Mask::Causal } else { Mask::Positions };
-    let segments = case.rng.once_in(3);
-    let (b, t) = (case.dim("b"), case.dim("t"));
-    let s = if mask == Mask::Causal || segments { t } else { case.dim("s") };
-    let (heads, groups) = super::attention::random_heads(case);
+    let masked = Masked::random(case);
+    let Masked { mask, segments, b, t, s, heads, groups } = masked;
     let (d, count) = (case.dim("d"), case.dim("n"));
-    let list = match case.rng.below(3) {
-        0 => heads,
-        1 => groups,
-        _ => case.sized("one", 1),
-    };
+    let list = masked.lists(case);
     let of = |dim: Dim, case: &Case| case.module.size(dim);
     let among = Among { block, count: of(count, case), heads: of(list, case), own: false };
     let seen = Attention {
@@ -208,14 +148,7 @@ fn random(case: &mut Case, block: u64, more: impl Fn(&mut Case, &[Dim])) -> Rand
     };
     let (q, k) = (case.floats("q", &[b, t, heads, d]), case.floats("k", &[b, s, groups, d]));
     more(case, &[b, t, heads]);
-    let mut masks = vec![];
-    if mask == Mask::Positions {
-        masks.push(case.ints("query_positions", &[b, t], 8));
-        masks.push(case.ints_from("key_positions", &[b, s], |rng| rng.below(9) as i32 - 1));
-    }
-    if segments {
-        masks.push(case.ints("segments", &[b, t], 2));
-    }
+    let mut masks = masked.operands(case);
     // Lists in increasing order: each number is as likely as the others, and -1 comes last.
     let lists: Dims = [b, t, list, count].into_iter().collect();
     let mut numbers: Vec<i32> = vec![];
@@ -245,10 +178,7 @@ fn attributes(seen: &mut Attention, a: &mut dyn Attributes) -> Parsed<()> {
     if ends {
         a.integer(seen.every.get_or_insert_default())?;
     }
-    let mut positions = seen.mask == Mask::Positions;
-    a.flag("positions", &mut positions)?;
-    seen.mask = if positions { Mask::Positions } else { Mask::Causal };
-    a.flag("segments", &mut seen.segments)
+    seen.visit_mask(a)
 }
 
 impl Payload for KeyMass {
@@ -261,7 +191,7 @@ impl Operation for KeyMass {
     fn signature(&self) -> Signature<'_> {
         Signature {
             name: "key_mass",
-            operands: &MASS[number(&self.0, false)],
+            operands: &MASS[self.0.list(false)],
             results: &["mass[b, t, C, n]"],
             class: Class::anchored(self),
             rows: Rows::All,
@@ -347,7 +277,7 @@ impl Operation for KeyScores {
     fn signature(&self) -> Signature<'_> {
         Signature {
             name: "key_scores",
-            operands: &SCORES[number(&self.seen, self.weighed)],
+            operands: &SCORES[self.seen.list(self.weighed)],
             results: &["scores[b, t, C, n]"],
             class: Class::anchored(self),
             rows: Rows::All,
@@ -413,7 +343,7 @@ impl Operation for KeyScoresGrad {
     fn signature(&self) -> Signature<'_> {
         Signature {
             name: "key_scores_grad",
-            operands: &BACKWARD[number(&self.0.seen, self.0.weighed)],
+            operands: &BACKWARD[self.0.seen.list(self.0.weighed)],
             results: match self.0.weighed {
                 true => &["dq[b, t, H, d]", "dk[b, s, G, d]", "dweights[b, t, H]"],
                 false => &["dq[b, t, H, d]", "dk[b, s, G, d]"],

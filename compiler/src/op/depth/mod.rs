@@ -3,7 +3,8 @@
 pub(crate) mod cuda;
 pub mod kernel;
 
-use super::attention::{Query, random_heads};
+use super::attention::Query;
+use super::attention::keys::random_heads;
 use super::*;
 
 /// Scaled scores of depth attention below this are those of keys that are not there.
