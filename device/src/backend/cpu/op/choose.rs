@@ -5,7 +5,7 @@
 //! product has one order of its sums however many there are, so that a token alone chooses as one
 //! among others.
 
-use super::attention::listed::{Order, exponentials, widen_head};
+use super::attention::listed::{Cut, Order, exponentials, widen_head};
 use super::{Run, sizes};
 use crate::backend::cpu::product::{Side, block, block_scratch};
 use crate::backend::cpu::simd::{add_scaled, kernel_fn};
@@ -15,10 +15,6 @@ use dreamc_compiler::op::choose::{Rank, chosen_of};
 use dreamc_compiler::program::kernel::ChooseKeys;
 use std::ops::Range;
 
-/// Fewest queries of a task, where there are that many.
-const QUERIES: usize = 256;
-/// Parts of the queries of a sequence at most.
-const PARTS: usize = 4;
 /// Queries whose products are made at once.
 const TOGETHER: usize = 32;
 
@@ -144,14 +140,14 @@ impl Run for ChooseKeys {
             };
             (0..batch).map(of).sum::<u64>() * s.heads * s.size
         });
-        let part = QUERIES.max(queries.div_ceil(PARTS));
-        let parts = queries.div_ceil(part);
+        let cut = Cut::new(queries);
+        let parts = cut.parts();
         cx.parallel(batch * lists * parts, |task, _| {
-            let (part_of, list, b) = (task % parts, task / parts % lists, task / parts / lists);
+            let (part, list, b) = (task % parts, task / parts % lists, task / parts / lists);
             let mut of = List::<T>::new(self, args, b, list);
-            let (mut blocks, end) = (vec![], ((part_of + 1) * part).min(queries));
-            for first in (part_of * part..end).step_by(TOGETHER) {
-                let some = first..(first + TOGETHER).min(end);
+            let (mut blocks, all) = (vec![], cut.queries(part));
+            for first in all.clone().step_by(TOGETHER) {
+                let some = first..(first + TOGETHER).min(all.end);
                 let keys = of.score(some.clone());
                 for (row, i) in some.enumerate() {
                     let out = &mut chosen.row_mut(b * queries + i)[list * count..(list + 1) * count];

@@ -4,7 +4,7 @@
 //! *Promise*: work is in proportion to the keys of lists, and no choice of threads changes a bit:
 //! parts of queries are as many on every machine, and their sums are added in order.
 
-use super::attention::listed::{Order, add_to_rows, exponentials, products, sum_rows, widen_head};
+use super::attention::listed::{Cut, Order, add_to_rows, exponentials, products, sum_rows, widen_head};
 use super::{Run, sizes};
 use crate::backend::cpu::simd::add_scaled;
 use crate::backend::cpu::{Arguments, Context, Stored};
@@ -15,11 +15,6 @@ use dreamc_compiler::program::AttentionShape;
 use dreamc_compiler::program::kernel::{KeyMass, KeyScores, KeyScoresGrad};
 use std::ops::Range;
 use std::sync::OnceLock;
-
-/// Fewest queries of a part, where there are that many.
-const QUERIES: usize = 256;
-/// Parts of the queries of a sequence at most.
-const PARTS: usize = 4;
 
 /// Sizes of a launch.
 #[derive(Clone, Copy)]
@@ -34,8 +29,7 @@ struct Of<'a> {
     size: usize,
     lists: usize,
     count: usize,
-    /// Queries of a part.
-    part: usize,
+    cut: Cut,
 }
 
 impl<'a> Of<'a> {
@@ -44,16 +38,8 @@ impl<'a> Of<'a> {
         let [batch, queries, keys] = sizes([s.batch, s.queries, s.keys]);
         let [heads, kv_heads, size] = sizes([s.heads, s.kv_heads, s.size]);
         let [lists, count] = sizes([among.heads, among.count]);
-        let part = QUERIES.max(queries.div_ceil(PARTS));
-        Of { seen, among, batch, queries, keys, heads, kv_heads, size, lists, count, part }
-    }
-
-    fn parts(&self) -> usize {
-        self.queries.div_ceil(self.part)
-    }
-
-    fn queries(&self, part: usize) -> Range<usize> {
-        part * self.part..((part + 1) * self.part).min(self.queries)
+        let cut = Cut::new(queries);
+        Of { seen, among, batch, queries, keys, heads, kv_heads, size, lists, count, cut }
     }
 
     /// The list of a head, and its head of keys.
@@ -105,10 +91,10 @@ impl<'a> Of<'a> {
     ) {
         let [q, k] = ["q", "k"].map(|name| args.view::<T>(name));
         let out = args.floats(name).rows_of(self.lists * self.count);
-        let (size, parts, each) = (self.size, self.parts(), self.heads / self.lists);
+        let (size, parts, each) = (self.size, self.cut.parts(), self.heads / self.lists);
         cx.parallel(self.batch * self.lists * parts, |task, _| {
             let (part, list, b) = (task % parts, task / parts % self.lists, task / parts / self.lists);
-            let queries = self.queries(part);
+            let queries = self.cut.queries(part);
             let read = self.read(args, b, list, queries.clone());
             let (mut wide, mut of_group) = (vec![0.0; self.keys * size], None);
             let (mut room, mut terms) = (vec![0.0; size], vec![0.0; read.most()]);
@@ -198,7 +184,7 @@ impl Run for KeyScoresGrad {
         let d = args.floats("d").rows_of(of.lists * of.count);
         let of_heads = |name| scores.weighed.then(|| args.floats(name).rows_of(of.heads));
         let (weights, dweights) = (of_heads("weights"), of_heads("dweights"));
-        let (size, scale, parts) = (of.size, scores.seen.scale as f32, of.parts());
+        let (size, scale, parts) = (of.size, scores.seen.scale as f32, of.cut.parts());
         let each = of.heads / of.kv_heads;
         cx.count(|| 3 * of.pairs(args) * scores.shape.size);
         // Sums of what each part of the queries adds to the keys of a head.
@@ -206,7 +192,7 @@ impl Run for KeyScoresGrad {
             (0..of.batch * of.kv_heads * parts).map(|_| OnceLock::new()).collect();
         cx.parallel(sums.len(), |task, _| {
             let (part, group, b) = (task % parts, task / parts % of.kv_heads, task / parts / of.kv_heads);
-            let queries = of.queries(part);
+            let queries = of.cut.queries(part);
             let (mut wide, mut of_keys) = (vec![0.0; of.keys * size], vec![0.0; of.keys * size]);
             widen_head(k, (0..of.keys).map(|j| b * of.keys + j), group * size, size, &mut wide);
             let (mut read, mut of_list) = (of.read(args, b, 0, 0..0), None);

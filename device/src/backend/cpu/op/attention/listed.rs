@@ -11,13 +11,38 @@ use crate::backend::cpu::simd::{dot, exp, fma, kernel_fn};
 use crate::backend::cpu::{Arguments, Context, Scratch, Stored, View};
 use dreamc_compiler::ir::{Attention as Scoring, Mask};
 use dreamc_compiler::op::attention::Chosen;
+use std::ops::Range;
 
-/// Fewest queries of a task, where there are that many.
-const QUERIES: usize = 256;
-/// Parts of the queries of a sequence at most.
-const PARTS: usize = 4;
 /// Elements of a row whose sums are in registers at once.
 const WIDE: usize = 64;
+
+/// The queries of a sequence, cut for threads: into as many parts on every machine, so that sums of
+/// parts have the same bits.
+#[derive(Clone, Copy)]
+pub(in crate::backend::cpu::op) struct Cut {
+    queries: usize,
+    each: usize,
+}
+
+impl Cut {
+    /// Fewest queries of a part, where there are that many.
+    const FEWEST: usize = 256;
+    /// Parts at most.
+    const MOST: usize = 4;
+
+    pub fn new(queries: usize) -> Self {
+        Cut { queries, each: Cut::FEWEST.max(queries.div_ceil(Cut::MOST)) }
+    }
+
+    pub fn parts(&self) -> usize {
+        self.queries.div_ceil(self.each)
+    }
+
+    /// The queries of a part.
+    pub fn queries(&self, part: usize) -> Range<usize> {
+        part * self.each..((part + 1) * self.each).min(self.queries)
+    }
+}
 
 /// The keys of one sequence in the order of segments and positions; of a mask of `every` those at
 /// ends of blocks alone.
@@ -69,7 +94,7 @@ impl<'a> Order<'a> {
     }
 
     /// Their places among all.
-    pub fn range(&self, query: usize, from: i64, to: i64) -> std::ops::Range<usize> {
+    pub fn range(&self, query: usize, from: i64, to: i64) -> Range<usize> {
         let (at, segment) = (self.query(query), self.segments.map_or(0, |s| s[query]));
         let first = self.window.map_or(0, |w| (at + 1).saturating_sub_unsigned(w)).max(from).max(0);
         let last = (at + 1).min(to);
@@ -253,11 +278,10 @@ pub(super) fn forward<T: Stored>(
     let o = args.view::<T>("o").rows_of(s.heads * s.size);
     let lse = args.floats("lse").rows_of(s.heads);
     let (size, scale, few) = (s.size, attention.scale as f32, few(s));
-    let part = QUERIES.max(s.queries.div_ceil(PARTS));
-    let parts = s.queries.div_ceil(part);
+    let cut = Cut::new(s.queries);
+    let parts = cut.parts();
     cx.parallel(s.batch * s.kv_heads * parts, |task, mut scratch| {
-        let (part_of, kv_head, sequence) =
-            (task % parts, task / parts % s.kv_heads, task / parts / s.kv_heads);
+        let (part, kv_head, sequence) = (task % parts, task / parts % s.kv_heads, task / parts / s.kv_heads);
         let held = if few { 0 } else { s.keys };
         let [keys, values] = [(); 2].map(|()| take(&mut scratch, held * size));
         let weights = take(&mut scratch, most(s, attention));
@@ -267,7 +291,7 @@ pub(super) fn forward<T: Stored>(
         widen_head(k, (0..s.keys).map(all), of_kv.start, size, keys);
         widen_head(v, (0..s.keys).map(all), of_kv.start, size, values);
         let mut lists = Lists::new(s, attention, args, sequence);
-        for query in part_of * part..((part_of + 1) * part).min(s.queries) {
+        for query in cut.queries(part) {
             let row = sequence * s.queries + query;
             for head in kv_head * s.group..(kv_head + 1) * s.group {
                 let rows = lists.rows(query, head);
