@@ -266,3 +266,38 @@ pub struct Matrix {
     /// Elements from column to column.
     pub column: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn affine(base: u64, terms: &[(u32, u64)]) -> Affine {
+        Affine { base, terms: terms.to_vec() }
+    }
+
+    /// A difference has the difference of the values wherever there is one, and gives back the
+    /// first with the second.
+    #[test]
+    fn a_difference_is_that_of_the_values() {
+        let (a, b) = (affine(7, &[(0, 5), (2, 3)]), affine(2, &[(2, 3), (0, 1)]));
+        let less = a.minus(&b).unwrap();
+        assert_eq!(less, affine(5, &[(0, 4)]));
+        assert_eq!(less.clone().plus(&b), a);
+        for variables in [[0, 0, 0], [4, 1, 0], [2, 9, 3]] {
+            assert_eq!(less.at(&variables), a.at(&variables) - b.at(&variables), "{variables:?}");
+        }
+        assert_eq!(a.minus(&Affine::default()), Some(a.clone()));
+        assert_eq!(a.minus(&a), Some(Affine::default()));
+        assert_eq!(a.times(3).minus(&a), Some(a.times(2)));
+    }
+
+    #[test]
+    fn no_value_of_a_difference_is_below_zero() {
+        let a = affine(7, &[(0, 5)]);
+        for below in [affine(8, &[]), affine(0, &[(0, 6)]), affine(0, &[(1, 1)])] {
+            assert_eq!(a.minus(&below), None, "{below:?}");
+        }
+        // A factor of zero is no term.
+        assert_eq!(a.minus(&affine(0, &[(1, 0)])), Some(a.clone()));
+    }
+}
