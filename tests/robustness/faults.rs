@@ -16,6 +16,8 @@ mod followed;
 mod fp8;
 #[path = "faults/kernels.rs"]
 mod kernel_texts;
+#[path = "faults/keys.rs"]
+mod keys;
 #[path = "faults/preferences.rs"]
 mod preferences;
 #[path = "faults/spread.rs"]

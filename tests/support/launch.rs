@@ -137,7 +137,7 @@ impl Case {
         }
     }
 
-    /// The bits of the result, of bf16 and of bytes as those of the same f32.
+    /// The bits of the result, of bf16, integers and bytes as those of the same f32.
     pub fn run(&self, device: &dyn Device) -> Vec<u32> {
         let mut session =
             device.load(&self.plan, &Group::alone()).unwrap_or_else(|e| panic!("{e}\n{}", self.plan));
@@ -149,6 +149,10 @@ impl Case {
             DType::Bf16 => {
                 let all = session.read_all::<bf16>(self.result).unwrap();
                 all.iter().map(|x| x.to_f32().to_bits()).collect()
+            }
+            DType::I32 => {
+                let all = session.read_all::<i32>(self.result).unwrap();
+                all.into_iter().map(|n| (n as f32).to_bits()).collect()
             }
             // Codes and exponents as numbers: they are equal or not.
             DType::E4m3 => {

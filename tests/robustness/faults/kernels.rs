@@ -1,10 +1,12 @@
-//! Faults in the text of kernels that read blocks, and of those that make codes of e4m3 and
-//! multiply them: the CPU's numbers notice each.
+//! Faults in the text of kernels that read blocks, of those that make codes of e4m3 and multiply
+//! them, and of those of [chosen and shared keys](super::keys): the CPU's numbers notice each, or
+//! the interpreter, which finds races.
 //!
 //! A line of a file of `kernels/` is spoiled in a folder that `DREAMC_KERNELS` names. Texts are
 //! read once in a process, so each fault has one of its own: this program again, asked for the
 //! sound test of the format and the kernel that reads the line.
 
+use super::keys;
 use crate::support::launch::{Case, devices, floats, product};
 use dreamc_compiler::format::Packed;
 use dreamc_compiler::program::kernel;
@@ -37,6 +39,14 @@ pub enum Form {
     Codes,
     /// The codes of columns.
     Columns,
+    /// Choices of blocks of keys.
+    Choices,
+    /// Attention over chosen blocks.
+    Blocks,
+    /// Attention over few chosen tokens.
+    Tokens,
+    /// Attention over keys that heads share.
+    Latents,
 }
 
 impl Form {
@@ -50,6 +60,10 @@ impl Form {
             Form::Some => "rows left out",
             Form::Codes => "products of codes",
             Form::Columns => "codes of columns",
+            Form::Choices => "choices",
+            Form::Blocks => "chosen blocks",
+            Form::Tokens => "chosen tokens",
+            Form::Latents => "latents",
         }
     }
 
@@ -88,7 +102,16 @@ impl Form {
             }
             Form::Codes => codes(),
             Form::Columns => columns(),
+            Form::Choices => keys::choices(),
+            Form::Blocks => keys::blocks(),
+            Form::Tokens => keys::tokens(),
+            Form::Latents => keys::latents(),
         }
+    }
+
+    /// How far a GPU may be from the CPU: weights of attention are rounded to bf16.
+    fn bound(self) -> f64 {
+        if matches!(self, Form::Blocks | Form::Tokens | Form::Latents) { 1.0 / 128.0 } else { 4e-6 }
     }
 }
 
@@ -120,6 +143,8 @@ fn columns() -> Case {
 
 /// The words that [`sound`] says of a difference.
 const APART: &str = "apart from the CPU";
+/// The words that the interpreter says of races, and of what is read too early.
+const RACE: &str = "shared memory";
 
 /// The forms and the formats that are tested without a fault.
 pub fn all() -> Vec<(Form, &'static str)> {
@@ -127,12 +152,16 @@ pub fn all() -> Vec<(Form, &'static str)> {
     [each(Form::One), each(Form::Few), each(Form::Many)].concat().into_iter().chain(MIXED).collect()
 }
 
-const MIXED: [(Form, &str); 5] = [
+const MIXED: [(Form, &str); 9] = [
     (Form::Experts, "q4_0"),
     (Form::Heads, "q4_0"),
     (Form::Some, "q4_0"),
     (Form::Codes, "e4m3"),
     (Form::Columns, "e4m3"),
+    (Form::Choices, "none"),
+    (Form::Blocks, "none"),
+    (Form::Tokens, "none"),
+    (Form::Latents, "none"),
 ];
 
 /// Both kernels of a GPU have the numbers of the CPU.
@@ -143,7 +172,7 @@ pub fn sound(form: Form, format: &str) -> Result<(), Failed> {
     let fast = if form == Form::Codes { &hopper } else { &devices.fast };
     for (rung, device) in [("fast", fast), ("naive", &devices.naive)] {
         let apart = case.apart(device, &devices.cpu);
-        if apart.is_nan() || apart > 4e-6 {
+        if apart.is_nan() || apart > form.bound() {
             return Err(format!("{rung}: {apart:e} {APART}").into());
         }
     }
@@ -153,11 +182,11 @@ pub fn sound(form: Form, format: &str) -> Result<(), Failed> {
 /// A fault of a text.
 pub struct Fault {
     pub name: &'static str,
-    file: &'static str,
-    form: Form,
-    format: &'static str,
-    line: &'static str,
-    fault: &'static str,
+    pub file: &'static str,
+    pub form: Form,
+    pub format: &'static str,
+    pub line: &'static str,
+    pub fault: &'static str,
 }
 
 pub fn faults() -> Vec<Fault> {
@@ -496,6 +525,7 @@ pub fn faults() -> Vec<Fault> {
     ] {
         all.push(Fault { name, file, form, format: "e4m3", line, fault });
     }
+    all.extend(keys::faults());
     all
 }
 
@@ -515,7 +545,7 @@ pub fn noticed(fault: &Fault) -> Result<String, Failed> {
     command.args(["--exact", &name(fault.form, fault.format)]).env("DREAMC_KERNELS", folder.path());
     let out = command.output()?;
     let said = String::from_utf8_lossy(&out.stdout);
-    match said.lines().find(|line| line.contains(APART)) {
+    match said.lines().find(|line| line.contains(APART) || line.contains(RACE)) {
         Some(line) if !out.status.success() => Ok(line.trim().into()),
         _ => Err(format!("no number notices:\n{said}").into()),
     }
