@@ -19,10 +19,25 @@ struct Value {
     read: bool,
 }
 
+/// A choice of keys, and the attention among them.
+struct Choice {
+    name: String,
+    attention: String,
+    /// The dimension of the blocks of a list.
+    blocks: String,
+    /// Dimensions of a number for each block of each list.
+    over: String,
+    /// Whether it is one of tokens whose scores a loss may read.
+    scored: bool,
+}
+
 struct Writer {
     r: Rng,
     lines: Vec<String>,
     values: Vec<Value>,
+    choices: Vec<Choice>,
+    /// The size of the dimension that is called `choices`.
+    of_choices: Option<u64>,
 }
 
 /// The specification of that seed: every second one is a random specification with the definition
@@ -78,7 +93,13 @@ pub fn specification(seed: u64) -> String {
 
 impl Writer {
     fn new(seed: u64) -> Writer {
-        Writer { r: Rng::new(seed ^ 0x6465_6669_6e65), lines: vec![], values: vec![] }
+        Writer {
+            r: Rng::new(seed ^ 0x6465_6669_6e65),
+            lines: vec![],
+            values: vec![],
+            choices: vec![],
+            of_choices: None,
+        }
     }
 
     fn pick<T: Copy>(&mut self, of: &[T]) -> T {
@@ -92,6 +113,7 @@ impl Writer {
             self.statement();
         }
         self.losses(seed);
+        self.followed(seed);
         let unread: Vec<Value> = self.values.iter().filter(|value| !value.read).cloned().collect();
         let terms: Vec<String> = unread
             .iter()
@@ -139,6 +161,26 @@ impl Writer {
                 false => format!("  loss 0.1 * sum(square({bounded} - 0.2), over {over})"),
             };
             self.lines.push(line);
+        }
+    }
+
+    /// Losses by which choices follow attention, of half of the choices, of draws of their own.
+    fn followed(&mut self, seed: u64) {
+        let mut r = Rng::new(seed ^ 0x666f_6c6c_6f77);
+        let first = &self.values[0];
+        let by = format!("sigmoid(sum({}, over {}))", first.name, first.dims.join(" "));
+        for (n, Choice { name, attention, blocks, over, scored }) in self.choices.iter().enumerate() {
+            if r.once_in(2) {
+                continue;
+            }
+            if !scored {
+                self.lines.push(format!("  loss 0.1 * {by} * sum(square(mass({attention})), over {over})"));
+                continue;
+            }
+            let most = format!("stop(maximum(scores({name}), over {blocks}))");
+            self.lines.push(format!("  s{n}_of = scores({name}) - {most}"));
+            let away = format!("log(sum(exp(s{n}_of), over {blocks})) - s{n}_of");
+            self.lines.push(format!("  loss 0.1 * sum(mass({attention}) * ({away}), over {over})"));
         }
     }
 
@@ -222,9 +264,18 @@ impl Writer {
     /// Elements that another value of theirs chooses.
     fn choice(&mut self) {
         let (v, s, n) = (self.matrix(&["heads", "value"]), self.matrix(&["heads"]), self.values.len());
+        self.blocks(2);
         self.lines.push(format!("  s{n} = {s}\n  p{n} = top(s{n}, 2, over heads)"));
         let text = format!("sum(pick({v}, p{n}) * sigmoid(pick(s{n}, p{n})), over choices)");
         self.push(text, vec!["value"]);
+    }
+
+    /// The dimension of choices of so many: the first size has the plain name.
+    fn blocks(&mut self, count: u64) -> String {
+        match *self.of_choices.get_or_insert(count) == count {
+            true => "choices".into(),
+            false => format!("choices{count}"),
+        }
     }
 
     fn element(&mut self) {
@@ -332,19 +383,31 @@ impl Writer {
         let [q, k] = [(); 2].map(|()| self.matrix(&["heads", "size"]));
         let v = self.matrix(&["heads", "value"]);
         self.lines.push(format!("  query{n} = {q}\n  key{n} = {k}"));
-        let words = match self.r.below(4) {
-            0 => ", every = 2".into(),
+        let (call, count, scored) = match self.r.below(4) {
+            0 => (String::new(), 0, false),
             1 => {
                 let ends = format!("running(key{n}, block = 2) / 2");
-                format!(", among = choose(query{n}, {ends}, 2, block = 2, near = 1)")
+                (format!("choose(query{n}, {ends}, 2, block = 2, near = 1)"), 2, false)
             }
             2 => {
                 let (index, keys) = (self.matrix(&["heads", "size"]), self.matrix(&["size"]));
                 let weights = self.matrix(&["heads"]);
-                format!(", among = choose({index}, {keys}, 3, relu, weights = {weights}, over heads)")
+                let words = format!("relu, weights = {weights}, over heads");
+                (format!("choose({index}, {keys}, 3, {words})"), 3, true)
             }
-            _ => format!(", among = choose(query{n}, key{n}, 3, block = 3, near = 1, first = 1, softmax)"),
+            _ => {
+                let words = "block = 3, near = 1, first = 1, softmax";
+                (format!("choose(query{n}, key{n}, 3, {words})"), 3, false)
+            }
         };
+        let mut words = ", every = 2".to_string();
+        if count > 0 {
+            let (name, blocks) = (format!("chosen{n}"), self.blocks(count));
+            self.lines.push(format!("  {name} = {call}"));
+            words = format!(", among = {name}");
+            let over = if scored { blocks.clone() } else { format!("heads {blocks}") };
+            self.choices.push(Choice { name, attention: format!("v{n}"), blocks, over, scored });
+        }
         let more = self.pick(&["", ", window = 4", ", sink", ", scale = 0.5", ", dropout = 0.3"]);
         self.push(format!("attend(query{n}, key{n}, {v}{words}{more})"), vec!["heads", "value"]);
     }
@@ -397,6 +460,15 @@ mod tests {
     fn definitions_stand_in_random_specifications() {
         let found = (0..100).filter(|seed| super::within(*seed).is_some()).count();
         assert!(found > 70, "{found} of 100");
+    }
+
+    /// Choices have losses that read their scores, and how much attention reads of them.
+    #[test]
+    fn choices_follow_attention() {
+        let texts: Vec<String> = (0..400).map(super::specification).collect();
+        let found = |word: &str| texts.iter().filter(|text| text.contains(word)).count();
+        let (scores, masses) = (found("= scores("), found("mass("));
+        assert!(scores >= 10 && masses > scores, "{scores} of scores, {masses} of masses");
     }
 
     #[test]
