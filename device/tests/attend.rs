@@ -489,3 +489,47 @@ fn ratios_to_plain_attention() {
         println!("{name:12} {:8.2} ms, {:.2} times plain", 1e3 * best, best / plain);
     }
 }
+
+/// Prints what eight documents take of the time of one text as long, forward and back, and what
+/// they take where every block of 64 tokens has tokens of two more, so that none is passed over;
+/// sides alternate.
+/// `cargo test --release -p dreamc-device --test attend -- --ignored --nocapture documents`
+#[test]
+#[ignore = "a measurement"]
+fn shares_of_documents() {
+    let device = cpu();
+    for tokens in [1024, 2048, 4096, 8192] {
+        let documents = |i: u64| i * 8 / tokens;
+        let everywhere = |i: u64| match i % 64 {
+            0 => 8,
+            63 => 9,
+            _ => documents(i),
+        };
+        let mut sides = [None, Some(&documents as &dyn Fn(u64) -> u64), Some(&everywhere)].map(|of| {
+            let case = Case { sizes: [1, tokens, 4, 4, 64], segments: of.is_some(), ..Case::default() };
+            let module = case.module();
+            let f = &module.functions["f"];
+            let mut args = case.args(&module);
+            if let (Some(of), Some(n)) = (of, f.params.iter().position(|p| p.name == "segments")) {
+                args[n] = Tensor::int(&[1, tokens as usize], (0..tokens).map(|i| of(i) as i32).collect());
+            }
+            let plan = plan_of(&module, f);
+            let mut session = device.load(&plan, &Group::alone()).unwrap();
+            fill(session.as_mut(), &plan, &args);
+            (session, f64::INFINITY)
+        });
+        for _ in 0..8 {
+            for (session, best) in &mut sides {
+                let started = Instant::now();
+                session.run("run").unwrap();
+                *best = best.min(started.elapsed().as_secs_f64());
+            }
+        }
+        let [whole, passed, all] = sides.map(|(_, best)| 1e3 * best);
+        println!(
+            "{tokens} tokens: {whole:8.2} ms, documents {passed:8.2} ms ({:.2}), none passed over {all:8.2} ms ({:.2})",
+            passed / whole,
+            all / whole
+        );
+    }
+}

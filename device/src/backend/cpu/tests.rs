@@ -3,8 +3,8 @@
 use super::{CpuDevice, CpuOptions};
 use crate::{Device, DeviceError, Group, Instrument, PlanError, Session};
 use dreamc_compiler::ir::{self, Attention, DType, Mask, Positions, Reduce, Rope, Unary};
-use dreamc_compiler::op::Bits;
 use dreamc_compiler::op::attention::Among;
+use dreamc_compiler::op::Bits;
 use dreamc_compiler::program::*;
 use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget};
 
@@ -862,6 +862,38 @@ fn attention() {
                 close(["dq", "dk", "dv"][i], out[out.len() - 3 + i].f(), &exact);
             }
         }
+    }
+}
+
+/// Blocks of queries and keys without a document in common are not computed: keys and values of
+/// another document that are no numbers reach nothing, forward and back.
+#[test]
+fn other_documents_are_not_read() {
+    let (tokens, size, mut r) = (256, 16, Random(3));
+    let shape =
+        AttentionShape { batch: 1, queries: tokens, keys: tokens, heads: 1, kv_heads: 1, size: size as u64 };
+    let (own, n) = (128 * size, 256 * size);
+    let documents = I((0..tokens as i32).map(|i| i / 128).collect());
+    let mut rows = |first: f32| {
+        let mut x = r.floats(n);
+        x[..own].fill(first);
+        F(x)
+    };
+    let [q, o, d] = [0.5, 0.5, 0.5].map(&mut rows);
+    let [k, v] = [f32::NAN; 2].map(&mut rows);
+    let room = |n: usize| F(vec![7.0; n]);
+    for window in [None, Some(200)] {
+        let attention = Attention { scale: 0.25, segments: true, window, ..Attention::default() };
+        let forward =
+            kernel::Attention { shape, attention: attention.clone(), shared: false, lengths: vec![] };
+        let operands = [q.clone(), k.clone(), v.clone(), documents.clone(), room(n), room(256)];
+        let (out, _) = launch_wide(forward.into(), &operands);
+        assert!(out[4].f()[own..].iter().all(|x| x.is_finite()));
+        let backward = kernel::AttentionGrad { shape, attention, log: false, lengths: vec![] };
+        let given = [&q, &k, &v, &o, &out[5], &d, &documents].map(Clone::clone);
+        let operands = [&given[..], &[room(n), room(n), room(n)]].concat();
+        let (out, _) = launch_wide(backward.into(), &operands);
+        assert!(out[7..].iter().all(|x| x.f()[own..].iter().all(|x| x.is_finite())));
     }
 }
 

@@ -156,11 +156,20 @@ impl<'a> Visible<'a> {
 
     /// Whether any of some queries may see any of some keys.
     fn any(&self, queries: &Range<usize>, keys: &Range<usize>) -> bool {
+        // Two blocks have no document in common where all numbers of one are above the other's.
+        let ends = |s: &[i32]| s.iter().fold((i32::MAX, i32::MIN), |(l, h), &s| (l.min(s), h.max(s)));
+        let apart = |s: &[i32]| {
+            let (of_queries, of_keys) = (ends(&s[queries.clone()]), ends(&s[keys.clone()]));
+            of_keys.1 < of_queries.0 || of_queries.1 < of_keys.0
+        };
+        if self.segments.is_some_and(apart) {
+            return false;
+        }
         match self.positions {
             None => keys.start < queries.end && self.window.is_none_or(|w| queries.start < keys.end - 1 + w),
             Some((q, k)) => {
                 let (q, k) = (&q[queries.clone()], &k[keys.clone()]);
-                let (low, high) = q.iter().fold((i32::MAX, i32::MIN), |(l, h), &q| (l.min(q), h.max(q)));
+                let (low, high) = ends(q);
                 let window = self.window.map_or(i64::MAX, |w| w as i64);
                 k.iter().any(|&k| k >= 0 && k <= high && ((low as i64) - (k as i64)) < window)
             }
