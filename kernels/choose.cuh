@@ -43,9 +43,29 @@ template <class C> struct Places {
     }
 };
 
+// The number of keys from the first on that a query of a sequence may see.
+template <class C> DEVICE int scored(int i) {
+    return C::POSITIONS ? C::SCORED : (i + 1) / C::BLOCK;
+}
+
 constexpr int ACROSS = 64, DEEP = 32;
 
-// Scores of a tile of queries with 64 keys; of what is not seen -inf. 256 threads, each with some
+// Whether some list depends on a product of a tile: not where lists have room for all that their
+// queries see, nor where no query sees a key. All threads call it.
+template <class C> DEVICE bool decides(const Places<C> &places, int from, int first) {
+    int last = from + C::ROWS < C::QUERIES ? from + C::ROWS : C::QUERIES;
+    if (scored<C>(last - 1) + C::NEAR + C::FIRST <= C::COUNT) return false;
+    if (!C::POSITIONS && !C::SEGMENTS) return true;
+    int some = 0;
+    for (int pair = int(threadIdx.x); pair < C::ROWS * ACROSS; pair += 256) {
+        int i = from + pair / ACROSS, n = first + pair % ACROSS;
+        some |= i < last && n < C::SCORED && places.sees(i, C::key(n)) ? 1 : 0;
+    }
+    return __syncthreads_or(some) != 0;
+}
+
+// Scores of a tile of queries with 64 keys; of what is not seen -inf, and zero where none decides.
+// 256 threads, each with some
 // rows and four keys. Shared memory: pieces of both, an element of all rows together.
 template <class C, class E>
 DEVICE void choose_scores(const E *q, i64 q_stride, const E *k, i64 k_stride, const int *query_positions,
@@ -61,7 +81,7 @@ DEVICE void choose_scores(const E *q, i64 q_stride, const E *k, i64 k_stride, co
     if (!C::POSITIONS && C::key(first) >= from + ROWS) return;
     Places<C> places(query_positions, key_positions, segments, sequence);
     q += i64(sequence) * C::QUERIES * q_stride, k += i64(sequence) * C::KEYS * k_stride;
-    int x = int(threadIdx.x) % 16 * 4, y = int(threadIdx.x) / 16 * EACH;
+    int x = int(threadIdx.x) % 16 * 4, y = int(threadIdx.x) / 16 * EACH, end = decides(places, from, first) ? C::SIZE : 0;
     for (int list = 0; list < C::LISTS; ++list) {
         float total[EACH][4];
 #pragma unroll
@@ -75,7 +95,7 @@ DEVICE void choose_scores(const E *q, i64 q_stride, const E *k, i64 k_stride, co
 #pragma unroll
                 for (int c = 0; c < 4; ++c) dot[r][c] = 0.0f;
             int of_query = head * C::SIZE, of_key = head / (C::HEADS / C::KV_HEADS) * C::SIZE;
-            for (int deep = 0; deep < C::SIZE; deep += DEEP) {
+            for (int deep = 0; deep < end; deep += DEEP) {
                 __syncthreads();
                 for (int v = int(threadIdx.x); v < DEEP * ROWS; v += 256) {
                     int row = v % ROWS, d = v / ROWS;
@@ -124,11 +144,6 @@ DEVICE void choose_scores(const E *q, i64 q_stride, const E *k, i64 k_stride, co
                     seen ? total[r][c] : -infinity();
             }
     }
-}
-
-// The number of keys from the first on that a query of a sequence may see.
-template <class C> DEVICE int scored(int i) {
-    return C::POSITIONS ? C::SCORED : (i + 1) / C::BLOCK;
 }
 
 // The largest product and the denominator of each query and head, in the order of keys.

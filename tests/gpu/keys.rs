@@ -407,8 +407,25 @@ fn choices_are_those_of_the_naive_kernel() {
         ..choice.clone()
     };
     let none = kernel::ChooseKeys { shape: of(1, 7, 7, [2, 2], 16), count: 9, ..moba.clone() };
+    // The lists of the first tile of queries have room for all that these see, those of the last
+    // not.
+    let room = kernel::ChooseKeys {
+        shape: of(1, 70, 70, [4, 1], 16),
+        seen: seen(2, Mask::Causal),
+        count: 33,
+        ..dsa.clone()
+    };
+    // The last tile of queries is of a document that the first tile of keys has none of.
+    let documents = kernel::ChooseKeys {
+        shape: of(1, 150, 150, [2, 2], 16),
+        seen: Attention { segments: true, ..seen(1, Mask::Causal) },
+        count: 4,
+        ..moba.clone()
+    };
     for (what, choice) in [
         ("products", moba.clone()),
+        ("room for all", room),
+        ("documents", documents),
         ("softmax", nsa.clone()),
         ("relu", dsa.clone()),
         ("no block", none),

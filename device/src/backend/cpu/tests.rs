@@ -4,7 +4,7 @@ use super::{CpuDevice, CpuOptions};
 use crate::{Device, DeviceError, Group, Instrument, PlanError, Session};
 use dreamc_compiler::ir::{self, Attention, DType, Mask, Positions, Reduce, Rope, Unary};
 use dreamc_compiler::op::attention::Among;
-use dreamc_compiler::op::Bits;
+use dreamc_compiler::op::{Bits, Measure};
 use dreamc_compiler::program::*;
 use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget};
 
@@ -894,6 +894,54 @@ fn other_documents_are_not_read() {
         let operands = [&given[..], &[room(n), room(n), room(n)]].concat();
         let (out, _) = launch_wide(backward.into(), &operands);
         assert!(out[7..].iter().all(|x| x.f()[own..].iter().all(|x| x.is_finite())));
+    }
+}
+
+/// Lists have the largest scores, also where some queries see no more than their lists have room
+/// for, and need no score.
+#[test]
+fn choices_of_keys() {
+    let (tokens, size, mut r) = (90, 8, Random(9));
+    let (q, k) = (r.floats(tokens * size), r.floats(tokens * size));
+    for (block, near, first, count) in
+        [(1, 0, 0, 40), (1, 2, 1, 40), (3, 1, 1, 12), (2, 0, 0, 90), (4, 3, 0, 3)]
+    {
+        let choice = kernel::ChooseKeys {
+            shape: AttentionShape {
+                batch: 1,
+                queries: tokens as u64,
+                keys: tokens as u64,
+                heads: 1,
+                kv_heads: 1,
+                size: size as u64,
+            },
+            seen: Attention { scale: 0.5, every: Some(block as u64), ..Attention::default() },
+            measure: Measure::Products,
+            weighed: false,
+            near,
+            first,
+            lists: 1,
+            count: count as u64,
+        };
+        let operands = [F(q.clone()), F(k.clone()), I(vec![7; tokens * count])];
+        let (out, _) = launch_wide(choice.into(), &operands);
+        let I(found) = &out[2] else { panic!("lists are integers") };
+        for (i, found) in found.chunks_exact(count).enumerate() {
+            let score = |number: usize| -> f64 {
+                let key = number * block + block - 1;
+                (0..size).map(|c| f64::from(q[i * size + c]) * f64::from(k[key * size + c])).sum()
+            };
+            let own = i / block;
+            let forced: Vec<usize> =
+                (0..=own).filter(|n| n + near as usize > own || *n < first as usize).take(count).collect();
+            let mut rest: Vec<usize> = (0..(i + 1) / block).filter(|n| !forced.contains(n)).collect();
+            rest.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
+            let mut list: Vec<i32> =
+                forced.iter().chain(rest.iter().take(count - forced.len())).map(|n| *n as i32).collect();
+            list.sort_unstable();
+            list.resize(count, -1);
+            assert_eq!(found, list, "query {i}: {block}, {near}, {first}, {count}");
+        }
     }
 }
 

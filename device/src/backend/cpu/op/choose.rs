@@ -1,9 +1,9 @@
 //! The blocks of keys that queries read.
 //!
 //! A task takes some queries of one list of one sequence: products of [`TOGETHER`] at a time with
-//! the keys that have a score, whose rows it widens once, then the largest scores of each. A
-//! product has one order of its sums however many there are, so that a token alone chooses as one
-//! among others.
+//! the keys that have a score, whose rows it widens once, then the largest scores of each. Queries
+//! whose list has room for all that they see need no score. A product has one order of its sums
+//! however many there are, so that a token alone chooses as one among others.
 
 use super::attention::listed::{Cut, Order, exponentials, widen_head};
 use super::{Run, sizes};
@@ -73,11 +73,18 @@ impl<'a, T: Stored> List<'a, T> {
         if self.order.query(query) < 0 { 0..0 } else { self.order.range(query, 0, i64::MAX) }
     }
 
+    /// Whether scores decide what a query chooses of the keys that it sees: not where its list has
+    /// room for all of them.
+    fn decides(&self, seen: &Range<usize>) -> bool {
+        seen.len() as u64 + self.of.near + self.of.first > self.of.count
+    }
+
     /// Makes the scores of at most [`TOGETHER`] queries; the keys that their rows are of.
     fn score(&mut self, some: Range<usize>) -> Range<usize> {
         let s = &self.of.shape;
         let [queries, size, group] = sizes([s.queries, s.size, s.heads / s.kv_heads]);
-        let seen: Vec<_> = some.clone().map(|i| self.seen(i)).collect();
+        let scored = |seen: Range<usize>| if self.decides(&seen) { seen } else { 0..0 };
+        let seen: Vec<_> = some.clone().map(|i| scored(self.seen(i))).collect();
         let there = || seen.iter().filter(|range| !range.is_empty());
         let first = there().map(|range| range.start).min().unwrap_or(0);
         let n = there().map(|range| range.end).max().unwrap_or(first) - first;
@@ -117,10 +124,14 @@ impl<'a, T: Stored> List<'a, T> {
         let (block, seen) = (self.of.block() as i64, self.seen(query));
         blocks.clear();
         if !seen.is_empty() {
-            let scores = &self.scores[row * keys.len() + seen.start - keys.start..][..seen.len()];
+            let scores = match self.decides(&seen) {
+                true => &self.scores[row * keys.len() + seen.start - keys.start..][..seen.len()],
+                false => &[],
+            };
             let number = |&(_, p, _): &(i32, i32, u32)| (i64::from(p) / block) as i32;
             let numbers = self.order.all()[seen].iter().map(number);
-            blocks.extend(numbers.zip(scores).map(|(number, score)| Rank::new(number, *score)));
+            let scores = scores.iter().copied().chain(std::iter::repeat(0.0));
+            blocks.extend(numbers.zip(scores).map(|(number, score)| Rank::new(number, score)));
         }
         let own = (position / block) as i32;
         chosen_of(own, self.of.near, self.of.first, self.of.count as usize, blocks)
