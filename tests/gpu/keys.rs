@@ -321,12 +321,32 @@ fn attention_of_chosen_keys_is_right_and_clean() {
     let every = Attention { every: Some(3), ..some.attention.clone() };
     Case { attention: every, ..some }.compare("ends of blocks", both, false);
     Case { dtype: F32, ..chosen(90, [4, 2], 40, [8, 3, 2]) }.compare("f32", &["attention<S>"], false);
-    for (queries, block) in [(1, 8), (37, 1)] {
-        let case = chosen(210, [4, 2], 64, [block, 9, 2]);
-        let attention = Attention { mask: Mask::Positions, ..case.attention.clone() };
-        let shape = AttentionShape { batch: 2, queries, ..case.shape };
-        Case { shape, attention, ..case }.compare("a cache", both, false);
+    of_a_cache(chosen(210, [4, 2], 64, [1, 9, 2]), 37).compare("a prompt", both, false);
+    // Heads that read one head of keys by lists of their own are no rows of one tile.
+    of_a_cache(chosen(210, [4, 2], 64, [8, 9, 4]), 1).compare("a list each", both, false);
+}
+
+/// The last tokens of two texts, over caches of as many keys.
+fn of_a_cache(case: Case, queries: u64) -> Case {
+    let attention = Attention { mask: Mask::Positions, ..case.attention.clone() };
+    let shape = AttentionShape { batch: 2, queries, ..case.shape };
+    Case { shape, attention, ..case }
+}
+
+/// A token that is written reads its chosen keys in parts, each by blocks of its own, which are
+/// joined: lists of heads, of groups and of all heads; of single tokens and blocks; a window.
+#[test]
+fn chosen_keys_of_a_cache_are_read_in_parts() {
+    if !interpreted() {
+        return;
     }
+    let parts = &["flash_parts<F>", "flash_join<S, F::PARTS>", BACKWARD];
+    let case = of_a_cache(chosen(300, [4, 2], 64, [8, 9, 2]), 1);
+    case.compare("blocks of groups", parts, true);
+    of_a_cache(chosen(290, [6, 2], 32, [1, 40, 1]), 2).compare("tokens of all heads", parts, false);
+    let heads = of_a_cache(chosen(270, [3, 3], 96, [16, 4, 3]), 3);
+    let window = Attention { window: Some(200), ..heads.attention.clone() };
+    Case { attention: window, ..heads }.compare("blocks of heads, a window", parts, false);
 }
 
 /// The lists that a device chooses.

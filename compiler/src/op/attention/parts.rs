@@ -1,8 +1,10 @@
 //! The CUDA of attention over keys that many query heads share, or whose few queries leave a GPU
-//! idle: keys are cut into parts, which a second pass joins.
+//! idle: keys are cut into parts, which a second pass joins. Of chosen keys a part reads those of
+//! its own: tiles that no list has are passed over.
 
 use super::cuda::{attention_name, attention_shape, scored, scores};
 use super::kernel::{Attention, LONGEST_SHARED, X};
+use super::listed;
 use crate::codegen::text::{Builder, Operands, blocks, scratch, times};
 use crate::codegen::{CodegenError, HOPPER_SHARED, Source, Variant};
 use crate::ir::Mask;
@@ -36,9 +38,11 @@ impl Parts {
     pub(super) fn of(kernel: &Attention, variant: Variant) -> Option<Self> {
         let s = &kernel.shape;
         let fits = variant.is_narrow(0) && variant.aligned && s.size.is_multiple_of(32);
-        // Rows of a tile have one list or none.
-        let fits = fits && kernel.attention.among.is_none();
-        let rows = times(&[s.queries, s.heads / s.kv_heads.max(1)]);
+        let group = s.heads / s.kv_heads.max(1);
+        // The heads of a tile's rows have one list or none.
+        let one = |lists: u64| (s.heads / lists.max(1)).is_multiple_of(group.max(1));
+        let fits = fits && kernel.attention.among.is_none_or(|among| one(among.heads));
+        let rows = times(&[s.queries, group]);
         let few = kernel.attention.mask == Mask::Positions && rows <= 16 && s.size <= LONGEST;
         if !fits || rows == 0 || s.keys == 0 || !(kernel.shared && s.size <= LONGEST_SHARED || few) {
             return None;
@@ -68,6 +72,7 @@ impl Parts {
         let mut builder = Builder::new(name, "flash_parts.cuh");
         let reads = scored(&mut builder, s, a, &kernel.lengths);
         builder.line(&line);
+        let (bits, of_bits) = listed::passes(&mut builder, s, a, o)?;
         let Parts { groups, sharers, tile, part, parts, .. } = *self;
         let same = kernel.shared;
         builder.line(&format!("typedef FlashParts<S, {same}, {groups}, {sharers}, {tile}, {part}> F;"));
@@ -84,8 +89,9 @@ impl Parts {
         for name in &X[..a.read().len()] {
             list.push(o.get(name)?);
         }
+        list.extend(bits);
         let body = format!(
-            "    flash_parts<F>(q, q_stride, k, k_stride, v, v_stride, {mask_names}, o, lse, sums, shares, {}{reads});\n",
+            "    flash_parts<F>(q, q_stride, k, k_stride, v, v_stride, {mask_names}, o, lse, sums, shares, {}{reads}{of_bits});\n",
             scores(a)
         );
         let threads = (32 * groups * sharers) as u32;
