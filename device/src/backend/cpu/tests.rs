@@ -4,6 +4,7 @@ use super::{CpuDevice, CpuOptions};
 use crate::{Device, DeviceError, Group, Instrument, PlanError, Session};
 use dreamc_compiler::ir::{self, Attention, DType, Mask, Positions, Reduce, Rope, Unary};
 use dreamc_compiler::op::attention::Among;
+use dreamc_compiler::op::chosen::ABSENT;
 use dreamc_compiler::op::{Bits, Measure};
 use dreamc_compiler::program::*;
 use dreamc_dsl::spec::{Balance, BalanceLaw, BalanceTarget};
@@ -942,6 +943,88 @@ fn choices_of_keys() {
             list.resize(count, -1);
             assert_eq!(found, list, "query {i}: {block}, {near}, {first}, {count}");
         }
+    }
+}
+
+/// How much heads read of the blocks of a list, the scores of its tokens and their gradient, by
+/// their definitions; of queries in several parts.
+#[test]
+fn losses_of_chosen_keys() {
+    let (tokens, heads, size, mut r) = (300, 4, 6, Random(4));
+    let (lists, groups, count) = (2, 2, 5);
+    let of_queries = tokens * heads;
+    let [q, k] = [of_queries, tokens * groups].map(|n| r.floats(n * size));
+    let [weights, lse] = [(); 2].map(|()| r.floats(of_queries));
+    let d = r.floats(tokens * lists * count);
+    for (block, window) in [(1, None), (1, Some(90)), (7, Some(50))] {
+        // In increasing order, the last of every third list none, some after the query.
+        let step = tokens / block / count;
+        let number = |n: usize| (n % count * step + (n / count * 7) % step) as i32;
+        let chosen: Vec<i32> = (0..tokens * lists * count)
+            .map(|n| if n / count % 3 == 0 && n % count + 1 == count { -1 } else { number(n) })
+            .collect();
+        let among = Among { block: block as u64, count: count as u64, heads: lists as u64, own: false };
+        let seen = Attention { scale: 0.6, window, among: Some(among), ..Attention::default() };
+        let shape = AttentionShape {
+            batch: 1,
+            queries: tokens as u64,
+            keys: tokens as u64,
+            heads: heads as u64,
+            kv_heads: groups as u64,
+            size: size as u64,
+        };
+        let absent = f64::from(ABSENT as f32);
+        let (mut mass, mut scores) = (vec![0.0; d.len()], vec![absent; d.len()]);
+        let [mut dq, mut dk] = [&q, &k].map(|x| vec![0.0; x.len()]);
+        let (mut dweights, mut pairs) = (vec![0.0; of_queries], 0);
+        for (at, &number) in chosen.iter().enumerate().filter(|(_, number)| **number >= 0) {
+            let (i, list) = (at / count / lists, at / count % lists);
+            let first = number as usize * block;
+            for j in (first..first + block).filter(|j| *j <= i && window.is_none_or(|w| i - j < w as usize)) {
+                let score = if scores[at] == absent { 0.0 } else { scores[at] };
+                scores[at] = score;
+                for h in list * heads / lists..(list + 1) * heads / lists {
+                    let (row, key) = (i * heads + h, j * groups + h / (heads / groups));
+                    let s: f64 =
+                        (0..size).map(|c| f64::from(q[row * size + c]) * f64::from(k[key * size + c])).sum();
+                    let (s, weight) = (0.6 * s, f64::from(weights[row]));
+                    pairs += 1;
+                    mass[at] += (s - f64::from(lse[row])).exp();
+                    scores[at] += weight * s.max(0.0);
+                    dweights[row] += f64::from(d[at]) * s.max(0.0);
+                    let by = if s > 0.0 { 0.6 * weight * f64::from(d[at]) } else { 0.0 };
+                    for c in 0..size {
+                        dq[row * size + c] += by * f64::from(k[key * size + c]);
+                        dk[key * size + c] += by * f64::from(q[row * size + c]);
+                    }
+                }
+            }
+        }
+        let [of_q, of_k] = [&q, &k].map(|x| F(x.clone()));
+        let room = |n: usize| F(vec![7.0; n]);
+        let given = [of_q.clone(), of_k.clone(), F(lse.clone()), I(chosen.clone()), room(d.len())];
+        let (out, counted) = launch(kernel::KeyMass { shape, seen: seen.clone() }.into(), &given);
+        close("mass", out[4].f(), &mass);
+        assert_eq!(counted, pairs * size as u64);
+        if block > 1 {
+            continue;
+        }
+        let of = kernel::KeyScores { shape, seen, relu: true, weighed: true };
+        let given = [of_q, of_k, I(chosen), F(weights.clone())];
+        let (out, counted) = launch_wide(of.clone().into(), &[&given[..], &[room(d.len())]].concat());
+        let there =
+            |x: &[f64]| -> Vec<f64> { x.iter().map(|x| if *x == absent { 0.0 } else { *x }).collect() };
+        let found: Vec<f64> = out[4].f().iter().map(|x| f64::from(*x)).collect();
+        assert!(found.iter().zip(&scores).all(|(a, b)| (*a == absent) == (*b == absent)));
+        close("scores", &there(&found).iter().map(|x| *x as f32).collect::<Vec<_>>(), &there(&scores));
+        assert_eq!(counted, pairs * size as u64);
+        let results = [F(d.clone()), room(q.len()), room(k.len()), room(of_queries)];
+        let (out, counted) =
+            launch_wide(kernel::KeyScoresGrad { scores: of }.into(), &[&given[..], &results].concat());
+        close("dq", out[5].f(), &dq);
+        close("dk", out[6].f(), &dk);
+        close("dweights", out[7].f(), &dweights);
+        assert_eq!(counted, 3 * pairs * size as u64);
     }
 }
 
