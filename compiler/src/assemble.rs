@@ -18,7 +18,7 @@ use crate::memory::{Key, Slot, Temporaries, WeightSet, cotangent};
 use crate::pipeline::Options;
 use crate::probe::{Inserted, Probed};
 use crate::program::{
-    Affine, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, Space, Step, kernel,
+    Affine, BufferId, Kernel, KernelId, Launch, Operand, Plan, Program, ProgramKey, Space, Step, Task, kernel,
 };
 use crate::resolve::{self, Asked, Held, Resolver, Site, Wanted, WeightKey};
 use crate::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
@@ -60,9 +60,9 @@ pub(crate) struct Assembly<'a> {
 /// The use of the model whose programs are put together.
 #[derive(Default)]
 pub(crate) struct UseUnderWay {
-    /// Which one, and what the names of its programs and buffers begin with.
+    /// Which one, and its name, with which those of its buffers begin.
     pub(crate) number: usize,
-    pub(crate) prefix: String,
+    pub(crate) name: &'static str,
     /// The program over caches, where there are several.
     pub(crate) entry: Entry,
     /// Bytes of buffers that it has alone.
@@ -77,7 +77,7 @@ pub(crate) struct UseUnderWay {
 
 /// A use of the model that has been put together.
 pub(crate) struct Use {
-    scope: String,
+    of: &'static str,
     trains: bool,
     observed: Vec<Observed>,
     probed: Vec<Probed>,
@@ -803,23 +803,22 @@ impl<'a> Assembly<'a> {
     }
 
     /// Begins a use.
-    pub(crate) fn begin(&mut self, number: usize, name: &str, options: &Options) {
-        let prefix = if name.is_empty() { String::new() } else { format!("{name}.") };
+    pub(crate) fn begin(&mut self, number: usize, name: &'static str, options: &Options) {
         self.options = options.clone();
-        self.now = UseUnderWay { number, prefix, ..UseUnderWay::default() };
+        self.now = UseUnderWay { number, name, ..UseUnderWay::default() };
     }
 
     /// Adds a program of the use.
-    pub(crate) fn add(&mut self, name: &str, program: Program) {
+    pub(crate) fn add(&mut self, task: Task, program: Program) {
         let program = self.spread_out(program);
-        self.plan.programs.insert(format!("{}{name}", self.now.prefix), program);
+        self.plan.programs.insert(ProgramKey { of: self.now.name, task }, program);
     }
 
     /// Ends a use.
     pub(crate) fn end_use(&mut self) -> Result<(), CompileError> {
         let sequence = self.sequence()?;
         self.uses.push(Use {
-            scope: self.now.prefix.clone(),
+            of: self.now.name,
             trains: self.options.train,
             observed: self.observed(),
             probed: self.probed(),
@@ -886,7 +885,7 @@ impl<'a> Assembly<'a> {
         };
         Compiled {
             plan: self.plan.clone(),
-            scope: u.scope.clone(),
+            of: u.of,
             tensors: self.set.tensors.iter().map(tensor).collect(),
             depth: self.architecture.depth,
             ends,

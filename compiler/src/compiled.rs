@@ -3,7 +3,7 @@
 use crate::bind::{Input, Output, Owner, Part};
 use crate::ir::DType;
 use crate::probe::Probed;
-use crate::program::{BufferId, Plan};
+use crate::program::{BufferId, Plan, ProgramKey, Task};
 use crate::teach::Taught;
 use dreamc_dsl::spec::Shard;
 
@@ -21,8 +21,8 @@ use dreamc_dsl::spec::Shard;
 pub struct Compiled {
     /// The launch list, of all uses of the model.
     pub plan: Plan,
-    /// The prefix of the names of this use's programs, see [`Compiled::program`].
-    pub(crate) scope: String,
+    /// The name of this use, see [`Compiled::program`].
+    pub(crate) of: &'static str,
     /// Every tensor of the model, in checkpoint order.
     pub tensors: Vec<Tensor>,
     /// Total depth `L`: applications of layers.
@@ -89,13 +89,13 @@ impl Entry {
     /// All of them.
     pub const ALL: [Entry; 4] = [Entry::Whole, Entry::Prefill, Entry::Every, Entry::Decode];
 
-    /// The name of its forward program.
-    pub fn name(self) -> &'static str {
+    /// Its forward program.
+    pub fn task(self) -> Task {
         match self {
-            Entry::Whole => "evaluate",
-            Entry::Prefill => "prefill",
-            Entry::Every => "prefill_every",
-            Entry::Decode => "decode",
+            Entry::Whole => Task::Evaluate,
+            Entry::Prefill => Task::Prefill,
+            Entry::Every => Task::PrefillEvery,
+            Entry::Decode => Task::Decode,
         }
     }
 
@@ -206,14 +206,14 @@ impl SequenceState {
 }
 
 impl Compiled {
-    /// The name in the plan of a program of this use.
-    pub fn program(&self, name: &str) -> String {
-        format!("{}{name}", self.scope)
+    /// Which program of the plan does that for this use.
+    pub fn program(&self, task: Task) -> ProgramKey {
+        ProgramKey { of: self.of, task }
     }
 
     /// Whether this use has a program.
-    pub fn has(&self, name: &str) -> bool {
-        self.plan.programs.contains_key(&self.program(name))
+    pub fn has(&self, task: Task) -> bool {
+        self.plan.programs.contains_key(&self.program(task))
     }
 
     /// The buffer of something that the host gives; none where the programs do not read it.

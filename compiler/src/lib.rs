@@ -48,7 +48,7 @@ pub use compiled::Compiled;
 pub use error::CompileError;
 pub use passes::{PASSES, Pass, Timing, Watch};
 pub use pipeline::{
-    Cache, LAST, Options, PREPARE, compile, compile_timed, compile_together, compile_watched,
-    compile_with_report, compile_within,
+    Cache, Options, compile, compile_timed, compile_together, compile_watched, compile_with_report,
+    compile_within,
 };
 pub use recipe::matches;

@@ -738,7 +738,7 @@ impl Assembly<'_> {
         };
         let scope = self.scope_of(&slot);
         let name = if own { format!("{}{name}", self.now.entry.prefix()) } else { name };
-        let name = if scope > 0 { format!("{}{name}", self.now.prefix) } else { name };
+        let name = if scope > 0 { format!("{}.{name}", self.now.name) } else { name };
         let key = |depth| Key { slot: slot.clone(), scope, entry: own.then_some(self.now.entry), depth };
         let fits = |b: &Buffer| b.shape == shape && b.dtype == dtype && b.instances >= instances;
         let (mut key, mut name) = (key(None), name);

@@ -18,7 +18,7 @@ use crate::lower::{self, Lowered, Shape, Weight, lower, lower_evaluation};
 use crate::passes::{Pass, Passes, Timing, Watch};
 use crate::precision::Narrow;
 use crate::probe::{self, Probe};
-use crate::program::{Plan, Program};
+use crate::program::{Plan, Program, Task};
 use crate::rewrite::{Optimiser, Report, Rewriting};
 use crate::teach;
 use dreamc_dsl::spec::{Shard, Spec};
@@ -51,7 +51,8 @@ pub struct Options {
     /// Further counts of the outermost `recur`, each with a program `backward@{count}`: for
     /// training at random depths.
     pub depths: Vec<u64>,
-    /// Programs `prefill` (and `prefill_every`) and `decode` over sequence caches, and [`PREPARE`].
+    /// Programs `prefill` (and `prefill_every`) and `decode` over sequence caches, and
+    /// [`Task::Prepare`].
     pub cache: Option<Cache>,
     /// A token leaves its loop after the first pass at which `Σ q` exceeds this, with the `q` of
     /// its `exit gate`; it runs all passes where absent. [`CompileError::Exclude`] with `train`.
@@ -150,15 +151,6 @@ impl Options {
         }
     }
 }
-
-/// The program that computes what `prefill` and `decode` read of weights alone. Whoever gives a
-/// model weights runs it before the next of them; a plan whose weights are read as they are has
-/// none.
-pub const PREPARE: &str = "prepare";
-
-/// The program `backward` of the last micro-batch of a step, where gradients are summed over ranks
-/// while it goes on; of another depth, `backward.last@{depth}`.
-pub const LAST: &str = "backward.last";
 
 /// Tokens that one preparation of weights serves, at the least: a short answer.
 pub(crate) const ANSWER: f64 = 64.0;
@@ -353,10 +345,10 @@ fn cached(
             assembly.know(&part);
             assembly.evaluate(&part.module, &forms, vec![])
         })?;
-        assembly.add(entry.name(), program);
+        assembly.add(entry.task(), program);
     }
     if !preparing.steps.is_empty() {
-        assembly.add(PREPARE, preparing);
+        assembly.add(Task::Prepare, preparing);
     }
     Ok(())
 }
@@ -399,10 +391,10 @@ fn rows<'a>(
     };
     if options.train {
         assembly.keep(&whole.module, &forms, options.again);
-        let mut programs = others.iter().map(|(d, a)| (a, format!("backward@{d}"))).collect::<Vec<_>>();
-        programs.push((architecture, "backward".into()));
+        let mut programs = others.iter().map(|(d, a)| (a, Some(*d))).collect::<Vec<_>>();
+        programs.push((architecture, None));
         programs.sort_by_key(|(a, _)| std::cmp::Reverse(a.depth));
-        for (deep, name) in programs {
+        for (deep, depth) in programs {
             assembly.architecture = deep;
             let program = if deep.depth == architecture.depth {
                 passes.run(Pass::Assemble, || assembly.backward(&whole.module, &forms))?
@@ -420,16 +412,16 @@ fn rows<'a>(
             // Of weights that are cut, gradients are summed as soon as they are whole.
             if options.ranks > 1 && !assembly.is_spread() {
                 let sending = passes.run(Pass::Assemble, || assembly.sending(&program));
-                assembly.add(&name.replacen("backward", LAST, 1), sending);
+                assembly.add(Task::Backward { depth, last: true }, sending);
             }
-            assembly.add(&name, program);
+            assembly.add(Task::Backward { depth, last: false }, program);
         }
         assembly.architecture = architecture;
         if options.steps {
             let program = passes.run(Pass::Assemble, || assembly.norm())?;
-            assembly.add("norm", program);
+            assembly.add(Task::Norm, program);
             let program = passes.run(Pass::Assemble, || assembly.update())?;
-            assembly.add("update", program);
+            assembly.add(Task::Update, program);
         }
     }
     let deciding = if anew {
@@ -452,6 +444,6 @@ fn rows<'a>(
         let steps = assembly.prepare(&whole.module, forms, &used, &mut FxHashSet::default())?;
         assembly.evaluate(&whole.module, forms, steps)
     })?;
-    assembly.add("evaluate", program);
+    assembly.add(Task::Evaluate, program);
     Ok(())
 }

@@ -20,6 +20,7 @@ pub use crate::op::kernels as kernel;
 pub use crate::op::rows::kernel::{Broadcast, RowInput, RowKernel, RowOp, RowOutput, RowStore, SUM_BLOCK};
 pub use crate::op::sources::kernel::SourcesShape;
 use indexmap::IndexMap;
+use std::fmt;
 
 /// Index into [`Plan::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -230,12 +231,103 @@ pub struct Plan {
     pub buffers: Vec<Buffer>,
     /// All distinct kernels.
     pub kernels: Vec<Kernel>,
-    /// The programs by name.
-    pub programs: IndexMap<String, Program>,
+    /// The programs.
+    pub programs: IndexMap<ProgramKey, Program>,
     /// Size of the arena in bytes.
     pub arena: u64,
     /// Bytes of addresses from [`MAPPED`] on.
     pub mapped: u64,
+}
+
+/// A program of a plan: the use of the model that it belongs to, and its task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProgramKey {
+    /// The name of the use; empty for the first.
+    pub of: &'static str,
+    /// The work that it does.
+    pub task: Task,
+}
+
+/// Work of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Task {
+    /// Forward and back over a micro-batch; gradients add up.
+    Backward {
+        /// The count of the outermost `recur` in place of the model's.
+        depth: Option<u64>,
+        /// Whether the micro-batch is the last of a step, where gradients are summed over ranks
+        /// while it goes on.
+        last: bool,
+    },
+    /// The norm of the gradients of a step.
+    Norm,
+    /// The optimizer step.
+    Update,
+    /// Makes of weights alone all that programs over caches read. Whoever gives a model weights
+    /// runs it before the next of them; a plan whose weights are read as they are has none.
+    Prepare,
+    /// Forward over whole sequences.
+    Evaluate,
+    /// Reads texts into the caches; gives the logits after one token of each.
+    Prefill,
+    /// The same with the logits after every token.
+    PrefillEvery,
+    /// Adds a token to each text.
+    Decode,
+    /// Launches by themselves, by number: of a test, of a benchmark, or one of another program.
+    Alone(u64),
+}
+
+impl ProgramKey {
+    /// Forward and back over a micro-batch, at the depth of the model.
+    pub const BACKWARD: Self = Self::first(Task::Backward { depth: None, last: false });
+    /// The same over the last micro-batch of a step, where there is a program for it.
+    pub const LAST: Self = Self::first(Task::Backward { depth: None, last: true });
+    /// See [`Task::Norm`].
+    pub const NORM: Self = Self::first(Task::Norm);
+    /// See [`Task::Update`].
+    pub const UPDATE: Self = Self::first(Task::Update);
+    /// See [`Task::Prepare`].
+    pub const PREPARE: Self = Self::first(Task::Prepare);
+    /// See [`Task::Evaluate`].
+    pub const EVALUATE: Self = Self::first(Task::Evaluate);
+    /// See [`Task::Prefill`].
+    pub const PREFILL: Self = Self::first(Task::Prefill);
+    /// See [`Task::Decode`].
+    pub const DECODE: Self = Self::first(Task::Decode);
+    /// See [`Task::Alone`].
+    pub const ALONE: Self = Self::first(Task::Alone(0));
+
+    /// That of the first use.
+    pub const fn first(task: Task) -> Self {
+        ProgramKey { of: "", task }
+    }
+
+    /// Whether it goes forward and back, at any depth.
+    pub fn is_backward(self) -> bool {
+        matches!(self.task, Task::Backward { .. })
+    }
+}
+
+/// As people read it: `evaluate`, `scorer.evaluate`, `backward.last@4`.
+impl fmt::Display for ProgramKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let task = match self.task {
+            Task::Backward { depth: None, last: false } => "backward".into(),
+            Task::Backward { depth: None, last: true } => "backward.last".into(),
+            Task::Backward { depth: Some(depth), last: false } => format!("backward@{depth}"),
+            Task::Backward { depth: Some(depth), last: true } => format!("backward.last@{depth}"),
+            Task::Norm => "norm".into(),
+            Task::Update => "update".into(),
+            Task::Prepare => "prepare".into(),
+            Task::Evaluate => "evaluate".into(),
+            Task::Prefill => "prefill".into(),
+            Task::PrefillEvery => "prefill_every".into(),
+            Task::Decode => "decode".into(),
+            Task::Alone(number) => format!("launches {number}"),
+        };
+        if self.of.is_empty() { f.pad(&task) } else { f.pad(&format!("{}.{task}", self.of)) }
+    }
 }
 
 impl Plan {

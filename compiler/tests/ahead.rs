@@ -5,7 +5,7 @@ mod unrolled;
 
 use dreamc_compiler::ahead::{Ahead, ahead};
 use dreamc_compiler::program::kernel::{Gathered, Returned, Scattered, Sent};
-use dreamc_compiler::program::{BufferId, Kernel, KernelKind, Operand, Plan};
+use dreamc_compiler::program::{BufferId, Kernel, KernelKind, Operand, Plan, ProgramKey};
 use dreamc_compiler::{Compiled, Options, compile};
 use dreamc_dsl::spec::Shard;
 use std::path::Path;
@@ -93,7 +93,7 @@ fn course(plan: &Plan, launches: &[Placed], ahead: &Ahead) -> Result<Course, Str
 
 /// That nothing changes what an exchange reads, that nothing touches what it leaves, and that no
 /// two have a slot at a time.
-fn judge(plan: &Plan, name: &str, ahead: &Ahead) -> Result<Course, String> {
+fn judge(plan: &Plan, name: ProgramKey, ahead: &Ahead) -> Result<Course, String> {
     let launches = list(plan, name);
     let course = course(plan, &launches, ahead)?;
     for &(begin, place, end) in &course.spans {
@@ -188,9 +188,9 @@ fn what_an_exchange_reads_and_leaves_is_touched_by_nothing_meanwhile() {
     let mut early = [0, 0];
     for (name, shard, experts) in CASES {
         let plans = [0, 1].map(|rank| compiled(name, shard, experts, rank).plan);
-        for program in plans[0].programs.keys() {
+        for &program in plans[0].programs.keys() {
             let course = plans.each_ref().map(|plan| {
-                let ahead = ahead(plan, &plan.programs[program]);
+                let ahead = ahead(plan, &plan.programs[&program]);
                 judge(plan, program, &ahead).unwrap_or_else(|problem| panic!("{name} {program}: {problem}"))
             });
             assert_eq!(course[0].order, course[1].order, "{name} {program}: ranks have another order");
@@ -208,8 +208,8 @@ fn what_an_exchange_reads_and_leaves_is_touched_by_nothing_meanwhile() {
 #[test]
 fn a_fault_in_the_order_of_exchanges_is_noticed() {
     let plan = compiled("quickstart.yaml", Shard::Weights, 2, 1).plan;
-    let name = "backward";
-    let good = ahead(&plan, &plan.programs[name]);
+    let name = ProgramKey::BACKWARD;
+    let good = ahead(&plan, &plan.programs[&name]);
     let order = judge(&plan, name, &good).unwrap().order;
     let launches = list(&plan, name);
     let all: Vec<&Placed> = launches.iter().filter(|launch| bytes(&plan, launch).is_some()).collect();

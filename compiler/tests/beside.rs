@@ -3,8 +3,10 @@
 
 mod unrolled;
 
-use dreamc_compiler::program::{Affine, BufferId, Kernel, KernelKind, Launch, Operand, Plan, Space};
-use dreamc_compiler::{LAST, Options, compile};
+use dreamc_compiler::program::{
+    Affine, BufferId, Kernel, KernelKind, Launch, Operand, Plan, ProgramKey, Space,
+};
+use dreamc_compiler::{Options, compile};
 use dreamc_dsl::spec::Shard;
 use std::ops::Range;
 use std::path::Path;
@@ -55,7 +57,7 @@ fn each_gradient_is_summed_once_behind_everything_that_touches_it() {
             Kernel::ReduceScatter(_) => shard,
             _ => false,
         };
-        let (alone, with) = (list(&plan, "backward"), list(&plan, LAST));
+        let (alone, with) = (list(&plan, ProgramKey::BACKWARD), list(&plan, ProgramKey::LAST));
         let rest: Vec<&Placed> = with.iter().filter(|(launch, _)| !is_sum(launch)).collect();
         assert_eq!(rest.len(), alone.len(), "{name}");
         for (a, b) in rest.into_iter().zip(&alone) {

@@ -5,9 +5,9 @@ use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::ir::{Function, Module, Output};
 use dreamc_compiler::lower::Shape;
 use dreamc_compiler::precision::Narrow;
-use dreamc_compiler::program::{Kernel, Plan, Space, Step, listed};
+use dreamc_compiler::program::{Kernel, Plan, ProgramKey, Space, Step, listed};
 use dreamc_compiler::rewrite::{Rewriting, Target};
-use dreamc_compiler::{Cache, CompileError, Options, PREPARE, Pass, compile, compile_watched};
+use dreamc_compiler::{Cache, CompileError, Options, Pass, compile, compile_watched};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::{Item, Shard};
 use std::time::Duration;
@@ -162,8 +162,8 @@ fn every_example_compiles_for_generation() {
             ..options()
         };
         let compiled = compile(&spec, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let programs: Vec<&str> = compiled.plan.programs.keys().map(String::as_str).collect();
-        assert_eq!(programs.iter().filter(|p| **p != PREPARE).collect::<Vec<_>>(), [&"prefill", &"decode"]);
+        let programs = compiled.plan.programs.keys().filter(|key| **key != ProgramKey::PREPARE);
+        assert_eq!(programs.collect::<Vec<_>>(), [&ProgramKey::PREFILL, &ProgramKey::DECODE]);
         for buffer in ["prefill.logits", "decode.logits", "decode.slots", "key_positions"] {
             assert!(compiled.plan.find(buffer).is_some(), "{name} has no {buffer}");
         }
@@ -329,7 +329,7 @@ fn other_depths_share_every_buffer_that_outlives_a_step() {
     let spec = example("tiny-dr-da.yaml");
     let plain = compile(&spec, &options()).unwrap();
     let random = compile(&spec, &Options { depths: vec![2, 4, 6], ..options() }).unwrap();
-    let programs: Vec<&str> = random.plan.programs.keys().map(String::as_str).collect();
+    let programs: Vec<String> = random.plan.programs.keys().map(ToString::to_string).collect();
     assert_eq!(
         programs,
         ["backward@6", "backward@4", "backward", "backward@2", "norm", "update", "evaluate"]

@@ -3,7 +3,7 @@
 
 mod unrolled;
 
-use dreamc_compiler::program::{Kernel, KernelKind, Operand, Plan, Role, Space, Step};
+use dreamc_compiler::program::{Kernel, KernelKind, Operand, Plan, ProgramKey, Role, Space, Step, Task};
 use dreamc_compiler::{CompileError, Compiled, Options, compile, compile_together};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Shard;
@@ -90,7 +90,7 @@ fn ranks_of_a_team_have_all_experts_once_and_their_memory_alone() {
 fn rows_go_to_the_owners_of_their_experts_and_return_in_turns() {
     for (name, team) in NAMES.into_iter().flat_map(|name| [(name, 2), (name, 4)]) {
         let c = compiled(name, 1, team, Shard::None);
-        for program in ["backward", "evaluate"] {
+        for program in [ProgramKey::BACKWARD, ProgramKey::EVALUATE] {
             let (mut turns, mut sent, mut returned, mut products) = (vec![], 0, 0, 0);
             for (launch, variables) in list(&c.plan, program) {
                 for operand in &launch.operands {
@@ -140,7 +140,7 @@ fn products_of_the_same_rows_share_their_turns() {
         }
     }
     let mut all = vec![];
-    loops(&c.plan.programs["evaluate"].steps, &mut all);
+    loops(&c.plan.programs[&ProgramKey::EVALUATE].steps, &mut all);
     let kernels = |steps: &[Step]| -> Vec<Kernel> {
         let launches = steps.iter().filter_map(|step| match step {
             Step::Launch(launch) => Some(c.plan.kernel(launch.kernel).clone()),
@@ -168,7 +168,7 @@ fn products_of_the_same_rows_share_their_turns() {
 fn gradients_of_experts_are_pooled_over_ranks_that_own_the_same() {
     for (team, sums) in [(2, 1), (4, 0)] {
         let c = compiled("quickstart", 3, team, Shard::Optimizer);
-        let pooled = list(&c.plan, "norm").into_iter().filter_map(|(launch, _)| {
+        let pooled = list(&c.plan, ProgramKey::NORM).into_iter().filter_map(|(launch, _)| {
             let Kernel::Pooled(pooled) = c.plan.kernel(launch.kernel) else { return None };
             Some(pooled.owners.alike().collect::<Vec<u64>>())
         });
@@ -183,7 +183,7 @@ fn uses_that_do_not_train_share_experts_by_the_rank_of_the_plan() {
     let score = Options { logits: true, sequence: 8, ..Options::default() };
     let all = compile_together(&spec("quickstart"), &[("", train), ("score", score)]).unwrap().0;
     let plan = &all[1].plan;
-    let sent = list(plan, &all[1].program("evaluate")).into_iter().find_map(|(launch, _)| {
+    let sent = list(plan, all[1].program(Task::Evaluate)).into_iter().find_map(|(launch, _)| {
         let Kernel::Sent(sent) = plan.kernel(launch.kernel) else { return None };
         Some(sent.owners)
     });

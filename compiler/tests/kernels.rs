@@ -5,7 +5,7 @@ use dreamc_compiler::ir::{Attention, DType, Extents, Mask, Tensor, cost};
 use dreamc_compiler::op::kernel::Of;
 use dreamc_compiler::program::{
     Affine, AttentionShape, Buffer, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Plan, Program,
-    Space, Step, kernel,
+    ProgramKey, Space, Step, kernel,
 };
 use dreamc_compiler::schedule::{Bind, schedule};
 
@@ -131,7 +131,7 @@ fn a_plan_prints_results_behind_the_arrow() {
     let plan = Plan {
         buffers: ["places", "documents", "runs"].map(buffer).into(),
         kernels: vec![kernel::Runs { batch: 1, tokens: 8, begins: true }.into()],
-        programs: [("main".into(), Program { steps: vec![Step::Launch(launch)], variables: 0 })].into(),
+        programs: [(ProgramKey::ALONE, Program { steps: vec![Step::Launch(launch)], variables: 0 })].into(),
         arena: 0,
         mapped: 0,
     };

@@ -3,7 +3,7 @@
 use dreamc_compiler::architecture::{Architecture, for_each_application};
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::count::{self, Counts};
-use dreamc_compiler::program::{Space, Step};
+use dreamc_compiler::program::{ProgramKey, Space, Step};
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::{Spec, Spelling, check, parse};
 
@@ -63,15 +63,15 @@ fn training_is_counted_as_it_runs() {
 fn the_way_back_has_no_launches_of_detached_passes() {
     let options = Options { batch: 2, sequence: 16, train: true, ..Options::default() };
     let compiled = compile(&looped("backprop 3"), &options).unwrap_or_else(|e| panic!("{e}"));
-    let loops = |program: &str| {
+    let loops = |program: ProgramKey| {
         let of = |step: &Step| match step {
             Step::Loop { count, reverse, .. } => Some((*count, *reverse)),
             Step::Launch(_) => None,
         };
-        compiled.plan.programs[program].steps.iter().filter_map(of).filter(|l| l.0 > 1).collect::<Vec<_>>()
+        compiled.plan.programs[&program].steps.iter().filter_map(of).filter(|l| l.0 > 1).collect::<Vec<_>>()
     };
-    assert_eq!(loops("backward"), [(5, false), (3, false), (3, true)]);
-    assert_eq!(loops("evaluate"), [(5, false), (3, false)]);
+    assert_eq!(loops(ProgramKey::BACKWARD), [(5, false), (3, false), (3, true)]);
+    assert_eq!(loops(ProgramKey::EVALUATE), [(5, false), (3, false)]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use dreamc_compiler::count::executed::executed;
 use dreamc_compiler::ir::Extents;
+use dreamc_compiler::program::ProgramKey;
 use dreamc_compiler::rewrite::{RULES, Report, Rewriting};
 use dreamc_compiler::{CompileError, Options, compile, compile_with_report};
 use dreamc_dsl::spec::{Item, Spec};
@@ -76,7 +77,7 @@ fn decisions_are_the_same_at_every_depth() {
 }
 
 /// Launches of one pass of a program.
-fn launches(spec: &Spec, program: &str, rewrite: Rewriting) -> u128 {
+fn launches(spec: &Spec, program: ProgramKey, rewrite: Rewriting) -> u128 {
     let compiled = compile(spec, &Options { rewrite, ..options() }).unwrap();
     let executed = executed(&compiled.plan, program, &|_| Extents::default()).unwrap();
     executed.launches.iter().map(|l| l.times).sum()
@@ -86,7 +87,7 @@ fn launches(spec: &Spec, program: &str, rewrite: Rewriting) -> u128 {
 fn no_fusion_is_lost_with_depth() {
     for name in ["la-16", "dr-da-16"] {
         let mut spec = example(name);
-        for program in ["backward", "evaluate"] {
+        for program in [ProgramKey::BACKWARD, ProgramKey::EVALUATE] {
             // One more application costs the same number of launches anywhere, and not more than
             // without rewriting.
             let mut count = |depth: u64, rewrite: Rewriting| {

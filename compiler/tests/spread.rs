@@ -3,8 +3,8 @@
 mod unrolled;
 
 use dreamc_compiler::program::kernel::{Gathered, Scattered};
-use dreamc_compiler::program::{BufferId, Kernel, KernelKind, Operand, Plan, Space};
-use dreamc_compiler::{Compiled, LAST, Options, compile, compile_together};
+use dreamc_compiler::program::{BufferId, Kernel, KernelKind, Operand, Plan, ProgramKey, Space, Task};
+use dreamc_compiler::{Compiled, Options, compile, compile_together};
 use dreamc_dsl::spec::Shard;
 use std::path::Path;
 use unrolled::{Placed, list};
@@ -55,7 +55,7 @@ fn ranks_have_parts_that_are_all_of_the_weights() {
         }
         for plan in &parts {
             assert!(plan.arena < whole.arena, "{name}: {} {}", plan.arena, whole.arena);
-            assert!(!plan.programs.contains_key(LAST));
+            assert!(!plan.programs.contains_key(&ProgramKey::LAST));
         }
     }
 }
@@ -70,7 +70,7 @@ fn all_uses_gather_by_the_rank_of_the_plan() {
     let score = Options { logits: true, sequence: 8, ..Options::default() };
     let all = compile_together(&spec, &[("", train), ("score", score)]).unwrap().0;
     let plan = &all[1].plan;
-    let score = list(plan, &all[1].program("evaluate"));
+    let score = list(plan, all[1].program(Task::Evaluate));
     assert!(score.iter().any(|placed| exchanged(plan, placed).is_some()));
     for kernel in &plan.kernels {
         if let Kernel::Gathered(Gathered { parts, .. }) | Kernel::Scattered(Scattered { parts, .. }) = kernel
@@ -86,7 +86,7 @@ fn all_uses_gather_by_the_rank_of_the_plan() {
 fn each_gradient_is_summed_once_and_each_window_is_read_while_it_lasts() {
     for name in ["quickstart", "tiny-dr-da", "tiny-prelude-core-coda", "tiny-recurrent-group"] {
         let plan = compiled(name, Shard::Weights, 1).plan;
-        let all = list(&plan, "backward");
+        let all = list(&plan, ProgramKey::BACKWARD);
         let gradients = plan.buffers.iter().filter(|b| b.space == Space::Spread && b.name.starts_with("d."));
         let numbers = gradients.map(|b| (b.offset + b.bytes()) / 4).max().unwrap();
         let mut sums = vec![0u8; numbers as usize];

@@ -11,7 +11,9 @@
 
 use super::{Device, DeviceError, Group, Session};
 use dreamc_compiler::ir::DType;
-use dreamc_compiler::program::{Affine, KernelKind, Launch, Operand, Plan, Program, Step, listed};
+use dreamc_compiler::program::{
+    Affine, KernelKind, Launch, Operand, Plan, Program, ProgramKey, Step, Task, listed,
+};
 
 /// One launch on both devices.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +35,7 @@ pub struct Agreement {
 /// session.
 pub fn compare(
     plan: &Plan,
-    program: &str,
+    program: ProgramKey,
     first: &dyn Device,
     second: &dyn Device,
     prepare: &dyn Fn(&mut dyn Session) -> Result<(), DeviceError>,
@@ -44,24 +46,28 @@ pub fn compare(
     prepare(b.as_mut())?;
     let mut list = vec![];
     for (i, launch) in launches.iter().enumerate() {
-        a.run(&i.to_string())?;
-        b.run(&i.to_string())?;
+        a.run(number(i))?;
+        b.run(number(i))?;
         list.push(look(plan, launch, a.as_ref(), b.as_mut())?);
     }
     Ok(list)
 }
 
-/// A plan with a program for each launch of `program` in turn, named by its number, and those
-/// launches.
-pub fn apart(plan: &Plan, program: &str) -> Result<(Plan, Vec<Launch>), DeviceError> {
-    let Some(list) = plan.programs.get(program) else {
+/// The program of a launch by itself.
+pub fn number(launch: usize) -> ProgramKey {
+    ProgramKey::first(Task::Alone(launch as u64))
+}
+
+/// A plan with a program for each launch of `program` in turn, see [`number`], and those launches.
+pub fn apart(plan: &Plan, program: ProgramKey) -> Result<(Plan, Vec<Launch>), DeviceError> {
+    let Some(list) = plan.programs.get(&program) else {
         return Err(DeviceError::no_program(plan, program));
     };
     // Which rows nobody needs is for a device to use or not; compared is the work on all of them.
     let launches: Vec<Launch> =
         unrolled(list).into_iter().map(|(_, launch)| Launch { places: None, ..launch }).collect();
     let single = |launch: &Launch| Program { steps: vec![Step::Launch(launch.clone())], variables: 0 };
-    let programs = launches.iter().enumerate().map(|(i, l)| (i.to_string(), single(l))).collect();
+    let programs = launches.iter().enumerate().map(|(i, l)| (number(i), single(l))).collect();
     Ok((Plan { programs, ..plan.clone() }, launches))
 }
 

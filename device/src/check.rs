@@ -13,7 +13,8 @@ use dreamc_compiler::format::Format;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::{ints, times};
 use dreamc_compiler::program::{
-    ALIGNMENT, Affine, Buffer, KernelKind, Launch, Layout, MAPPED, Operand, Plan, Slot, Space, Step, Storage,
+    ALIGNMENT, Affine, Buffer, KernelKind, Launch, Layout, MAPPED, Operand, Plan, ProgramKey, Slot, Space,
+    Step, Storage,
 };
 use thiserror::Error;
 
@@ -39,16 +40,16 @@ pub enum PlanError {
     /// A loop that is not well formed.
     #[error("program `{program}`: {problem}")]
     Loop {
-        /// Name of the program.
-        program: String,
+        /// The program.
+        program: ProgramKey,
         /// The mistake.
         problem: String,
     },
     /// A launch whose operands do not fit its kernel.
     #[error("program `{program}`, {origin}: {problem}")]
     Launch {
-        /// Name of the program.
-        program: String,
+        /// The program.
+        program: ProgramKey,
         /// Origin of the launch.
         origin: String,
         /// The mistake.
@@ -85,9 +86,9 @@ pub fn check(plan: &Plan) -> Result<Checked, PlanError> {
         plan.buffers.iter().filter(|b| b.space == Space::Gradients).map(|b| b.offset + b.bytes()).max();
     let mut checker =
         Checker { plan, gradients: gradients.unwrap_or(0), checked: Checked::default(), counts: vec![] };
-    for (name, program) in &plan.programs {
+    for (&key, program) in &plan.programs {
         checker.counts = vec![None; program.variables as usize];
-        checker.steps(name, &program.steps)?;
+        checker.steps(key, &program.steps)?;
     }
     Ok(checker.checked)
 }
@@ -141,12 +142,12 @@ struct Checker<'p> {
 }
 
 impl<'p> Checker<'p> {
-    fn steps(&mut self, program: &str, steps: &'p [Step]) -> Result<(), PlanError> {
+    fn steps(&mut self, program: ProgramKey, steps: &'p [Step]) -> Result<(), PlanError> {
         for step in steps {
             match step {
                 Step::Launch(launch) => {
                     let checked = self.launch(launch).map_err(|problem| PlanError::Launch {
-                        program: program.into(),
+                        program,
                         origin: launch.origin.clone(),
                         problem,
                     })?;
@@ -154,7 +155,7 @@ impl<'p> Checker<'p> {
                 }
                 Step::Loop { variable, count, steps, .. } => {
                     let fail = |problem: &str| PlanError::Loop {
-                        program: program.into(),
+                        program,
                         problem: format!("loop over variable {variable}: {problem}"),
                     };
                     match self.counts.get(*variable as usize) {

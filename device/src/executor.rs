@@ -29,7 +29,7 @@ use dreamc_compiler::ahead::{Ahead, Exchange, ahead};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::ints;
 use dreamc_compiler::program::{
-    Affine, BufferId, KernelId, KernelKind, Launch, Operand, Plan, Slot, Space, Step,
+    Affine, BufferId, KernelId, KernelKind, Launch, Operand, Plan, ProgramKey, Slot, Space, Step,
 };
 use std::time::Instant;
 
@@ -683,9 +683,9 @@ impl<B: Backend> Session for Executor<B> {
         self.backend.forget(at, bytes)
     }
 
-    fn run(&mut self, program: &str) -> Result<RunStats, DeviceError> {
+    fn run(&mut self, program: ProgramKey) -> Result<RunStats, DeviceError> {
         let begun = Instant::now();
-        let Some(number) = self.plan.programs.get_index_of(program) else {
+        let Some(number) = self.plan.programs.get_index_of(&program) else {
             return Err(DeviceError::no_program(&self.plan, program));
         };
         let program = &self.programs[number];
@@ -746,8 +746,8 @@ impl<B: Backend> Session for Executor<B> {
         self.instrument = instrument;
     }
 
-    fn choice(&self, program: &str, launch: usize) -> Option<&Choice> {
-        let program = self.plan.programs.get_index_of(program)?;
+    fn choice(&self, program: ProgramKey, launch: usize) -> Option<&Choice> {
+        let program = self.plan.programs.get_index_of(&program)?;
         self.backend.choice(self.codes.get(program)?.get(launch)?)
     }
 }

@@ -9,7 +9,7 @@
 //! ```text
 //! let mut session = CpuDevice::new(CpuOptions::default()).load(&plan, &Group::alone())?;
 //! session.write_at(plan.find("ids").unwrap(), 0, 0, &ids)?;       // [i32]
-//! session.run("evaluate")?;
+//! session.run(ProgramKey::EVALUATE)?;
 //! session.read_at(plan.find("loss").unwrap(), 0, 0, &mut loss)?;     // [f32]
 //! ```
 //!
@@ -40,7 +40,7 @@ use bytemuck::Pod;
 use dreamc_compiler::format::Format;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
-use dreamc_compiler::program::{BufferId, KernelId, Plan};
+use dreamc_compiler::program::{BufferId, KernelId, Plan, ProgramKey};
 use dreamc_dsl::spec::Precision;
 use thiserror::Error;
 
@@ -90,7 +90,7 @@ pub enum DeviceError {
     #[error("no program `{program}`; there are {known}")]
     NoProgram {
         /// The program asked for.
-        program: String,
+        program: ProgramKey,
         /// The programs of the plan.
         known: String,
     },
@@ -226,10 +226,10 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// A plan has no program of that name.
-    fn no_program(plan: &Plan, program: &str) -> Self {
+    /// A plan has no such program.
+    fn no_program(plan: &Plan, program: ProgramKey) -> Self {
         let known: Vec<String> = plan.programs.keys().map(|k| format!("`{k}`")).collect();
-        DeviceError::NoProgram { program: program.into(), known: known.join(", ") }
+        DeviceError::NoProgram { program, known: known.join(", ") }
     }
 }
 
@@ -350,7 +350,7 @@ pub trait Session: Send {
     ) -> Result<(), DeviceError>;
 
     /// Runs a program to its end.
-    fn run(&mut self, program: &str) -> Result<RunStats, DeviceError>;
+    fn run(&mut self, program: ProgramKey) -> Result<RunStats, DeviceError>;
 
     /// Sets what later runs measure.
     fn instrument(&mut self, instrument: Instrument);
@@ -358,7 +358,7 @@ pub trait Session: Send {
     /// The choice between kernel and library for the launch of that number in a program's list,
     /// where it is a plain product that the GPU maker's library could compute as well; `None` for
     /// all other launches and where there is no such library.
-    fn choice(&self, program: &str, launch: usize) -> Option<&Choice> {
+    fn choice(&self, program: ProgramKey, launch: usize) -> Option<&Choice> {
         let _ = (program, launch);
         None
     }

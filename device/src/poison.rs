@@ -27,7 +27,8 @@ use super::{Choice, Device, DeviceError, Group, Instrument, LaunchStats, RunStat
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{
-    Buffer, BufferId, Kernel, KernelKind, Launch, Layout, Operand, Plan, Program, Role, Space, Step,
+    Buffer, BufferId, Kernel, KernelKind, Launch, Layout, Operand, Plan, Program, ProgramKey, Role, Space,
+    Step,
 };
 use dreamc_dsl::spec::Precision;
 use indexmap::IndexMap;
@@ -111,7 +112,7 @@ impl Piece {
 /// One launch of an unrolled program.
 struct Single {
     /// Its program in the plan of single launches.
-    program: String,
+    program: ProgramKey,
     /// Its number in the program's list.
     number: usize,
     /// Operands that it overwrites and that share no memory with those it reads.
@@ -133,7 +134,7 @@ struct Unrolled {
 
 struct Poisoning {
     plan: Plan,
-    programs: IndexMap<String, Unrolled>,
+    programs: IndexMap<ProgramKey, Unrolled>,
     inner: Box<dyn Session>,
     instrument: Instrument,
 }
@@ -144,8 +145,8 @@ impl Poisoning {
         check(plan)?;
         let mut single = Plan { programs: IndexMap::new(), ..plan.clone() };
         let mut programs = IndexMap::new();
-        for (name, program) in &plan.programs {
-            programs.insert(name.clone(), unrolled(plan, name, program, &mut single));
+        for (key, program) in &plan.programs {
+            programs.insert(*key, unrolled(plan, program, &mut single));
         }
         let inner = device.load(&single, group)?;
         let mut session =
@@ -174,12 +175,12 @@ fn fill(session: &mut dyn Session, piece: &Piece, with: [u8; 4]) -> Result<(), D
 }
 
 /// A program as single launches, which are programs of their own in `single`.
-fn unrolled(plan: &Plan, name: &str, program: &Program, single: &mut Plan) -> Unrolled {
+fn unrolled(plan: &Plan, program: &Program, single: &mut Plan) -> Unrolled {
     let list = agree::unrolled(program);
     let mut launches: Vec<Single> = vec![];
     let mut empty: Vec<Piece> = vec![];
     let mut seen = HashSet::new();
-    for (i, (number, launch)) in list.iter().enumerate() {
+    for (number, launch) in &list {
         let touched = touched(plan, launch);
         for (piece, access) in &touched {
             // Cotangents of depth caches begin at zero: their last reader leaves them so.
@@ -215,9 +216,9 @@ fn unrolled(plan: &Plan, name: &str, program: &Program, single: &mut Plan) -> Un
             };
             Some((places, written().filter_map(|p| p.as_rows(rows)).collect()))
         });
-        let program = format!("{name} {i}");
+        let program = agree::number(single.programs.len());
         let steps = vec![Step::Launch(launch.clone())];
-        single.programs.insert(program.clone(), Program { steps, variables: 0 });
+        single.programs.insert(program, Program { steps, variables: 0 });
         launches.push(Single { program, number: *number, before, dead: vec![], skipped: places });
     }
     // Backwards from the end: a temporary is alive as long as a later launch reads it.
@@ -345,8 +346,8 @@ impl Session for Poisoning {
         fill(self.inner.as_mut(), &piece, FORGOTTEN)
     }
 
-    fn run(&mut self, program: &str) -> Result<RunStats, DeviceError> {
-        let Some(unrolled) = self.programs.get(program) else {
+    fn run(&mut self, program: ProgramKey) -> Result<RunStats, DeviceError> {
+        let Some(unrolled) = self.programs.get(&program) else {
             return Err(DeviceError::no_program(&self.plan, program));
         };
         let session = self.inner.as_mut();
@@ -362,7 +363,7 @@ impl Session for Poisoning {
                 poison(session, piece)?;
             }
             let places = launch.skipped.as_ref().map(|(places, _)| read_ints(session, places)).transpose()?;
-            let stats = session.run(&launch.program)?;
+            let stats = session.run(launch.program)?;
             all.seconds += stats.seconds;
             all.launches += stats.launches;
             if let (Some(sum), Some(one)) = (all.by_launch.get_mut(launch.number), stats.by_launch.first()) {
@@ -390,9 +391,9 @@ impl Session for Poisoning {
         self.inner.instrument(instrument);
     }
 
-    fn choice(&self, program: &str, launch: usize) -> Option<&Choice> {
-        let of = self.programs.get(program)?.launches.iter().find(|l| l.number == launch)?;
-        self.inner.choice(&of.program, 0)
+    fn choice(&self, program: ProgramKey, launch: usize) -> Option<&Choice> {
+        let of = self.programs.get(&program)?.launches.iter().find(|l| l.number == launch)?;
+        self.inner.choice(of.program, 0)
     }
 }
 

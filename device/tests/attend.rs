@@ -4,7 +4,7 @@
 use dreamc_compiler::codegen::Limits;
 use dreamc_compiler::ir::{DType, Function, Module, Tensor, interpret, parse};
 use dreamc_compiler::program::{
-    ALIGNMENT, Affine, Buffer, BufferId, KernelId, Launch, Operand, Plan, Program, Space, Step,
+    ALIGNMENT, Affine, Buffer, BufferId, KernelId, Launch, Operand, Plan, Program, ProgramKey, Space, Step,
 };
 use dreamc_compiler::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
 use dreamc_device::cpu::{CpuDevice, CpuOptions};
@@ -193,7 +193,7 @@ fn plan_of(module: &Module, f: &Function) -> Plan {
         }));
     }
     plan.kernels = launches.into_iter().map(|launch| launch.kernel).collect();
-    plan.programs.insert("run".into(), Program { steps, variables: 0 });
+    plan.programs.insert(ProgramKey::ALONE, Program { steps, variables: 0 });
     plan
 }
 
@@ -222,7 +222,7 @@ fn fill(session: &mut dyn Session, plan: &Plan, args: &[Tensor]) {
 fn run(device: &dyn Device, plan: &Plan, args: &[Tensor]) -> Vec<(String, Vec<f64>)> {
     let mut session = device.load(plan, &Group::alone()).unwrap_or_else(|e| panic!("{e}"));
     fill(session.as_mut(), plan, args);
-    session.run("run").unwrap_or_else(|e| panic!("{e}"));
+    session.run(ProgramKey::ALONE).unwrap_or_else(|e| panic!("{e}"));
     let read = |(i, buffer): (usize, &Buffer)| {
         let id = BufferId(i as u32);
         let values = match buffer.dtype {
@@ -480,7 +480,7 @@ fn ratios_to_plain_attention() {
     for _ in 0..20 {
         for (_, session, best) in &mut sides {
             let started = Instant::now();
-            session.run("run").unwrap();
+            session.run(ProgramKey::ALONE).unwrap();
             *best = best.min(started.elapsed().as_secs_f64());
         }
     }

@@ -2,16 +2,14 @@
 //!
 //! *In*: a plan, seconds of each launch of its lists, micro-batches of a rank, a mesh. *Out*:
 //! [`Work`], loops unrolled. *Promise*: exchanges are the collectives of the plan, where the
-//! executor begins them and waits for them; the last micro-batch is [`LAST`] where gradients are
-//! summed during it.
+//! executor begins them and waits for them; the last micro-batch is [`ProgramKey::LAST`] where
+//! gradients are summed during it.
 
 use crate::exchange::{Exchange, Mesh, Rows, What};
 use crate::machine::Way;
-use dreamc_compiler::LAST;
 use dreamc_compiler::ahead::{Ahead, ahead};
-use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::program::kernel::{Pooled, Returned, Sent};
-use dreamc_compiler::program::{Kernel, Launch, Operand, Owners, Parts, Plan, Step, listed};
+use dreamc_compiler::program::{Kernel, Launch, Operand, Owners, Parts, Plan, ProgramKey, Step, listed};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -34,25 +32,26 @@ pub enum Work {
 }
 
 /// Seconds of one launch of each of the list of every program.
-pub type Prices = HashMap<String, Vec<f64>>;
+pub type Prices = HashMap<ProgramKey, Vec<f64>>;
 
 /// A step of `micro_batches` of a rank; `before` each micro-batch runs what a [`forward`]
 /// has. Experts that ranks share are as often chosen as one another.
 pub fn timeline(plan: &Plan, prices: &Prices, before: &[Work], micro_batches: u64, mesh: &Mesh) -> Vec<Work> {
     let (ranks, mesh) = (mesh.ranks, Some(mesh));
-    let last = if plan.programs.contains_key(LAST) { LAST } else { "backward" };
+    let sends = plan.programs.contains_key(&ProgramKey::LAST);
+    let last = if sends { ProgramKey::LAST } else { ProgramKey::BACKWARD };
     let mut work = vec![];
     for _ in 1..micro_batches.max(1) {
         work.extend_from_slice(before);
-        program(plan, prices, mesh, "backward", &mut work);
+        program(plan, prices, mesh, ProgramKey::BACKWARD, &mut work);
     }
     work.extend_from_slice(before);
     program(plan, prices, mesh, last, &mut work);
     if ranks > 1 {
         work.push(Work::Wait(Arc::new(Exchange { what: What::Pool { bytes: POOLED }, ranks })));
     }
-    program(plan, prices, mesh, "norm", &mut work);
-    program(plan, prices, mesh, "update", &mut work);
+    program(plan, prices, mesh, ProgramKey::NORM, &mut work);
+    program(plan, prices, mesh, ProgramKey::UPDATE, &mut work);
     work
 }
 
@@ -60,7 +59,7 @@ pub fn timeline(plan: &Plan, prices: &Prices, before: &[Work], micro_batches: u6
 /// part of their seconds, so that a step is the mean of all.
 pub fn forward(plan: &Plan, prices: &Prices, share: f64) -> Vec<Work> {
     let mut work = vec![];
-    program(plan, prices, None, Entry::Whole.name(), &mut work);
+    program(plan, prices, None, ProgramKey::EVALUATE, &mut work);
     for each in &mut work {
         if let Work::Launch(seconds) = each {
             *seconds *= share;
@@ -69,9 +68,9 @@ pub fn forward(plan: &Plan, prices: &Prices, share: f64) -> Vec<Work> {
     work
 }
 
-fn program(plan: &Plan, prices: &Prices, mesh: Option<&Mesh>, name: &str, work: &mut Vec<Work>) {
-    let Some(program) = plan.programs.get(name) else { return };
-    let prices = prices.get(name).map_or(&[][..], Vec::as_slice);
+fn program(plan: &Plan, prices: &Prices, mesh: Option<&Mesh>, key: ProgramKey, work: &mut Vec<Work>) {
+    let Some(program) = plan.programs.get(&key) else { return };
+    let prices = prices.get(&key).map_or(&[][..], Vec::as_slice);
     let by_host = mesh.is_some_and(|mesh| mesh.machine.way == Way::Star);
     let ahead = if mesh.is_some() { ahead(plan, program) } else { Ahead::default() };
     let launches: Vec<&Launch> =

@@ -8,9 +8,9 @@
 
 use dreamc_compiler::count::executed::executed;
 use dreamc_compiler::ir::Extents;
-use dreamc_compiler::program::{KernelKind, Layout, Operand, Plan, Role, Space, Step};
+use dreamc_compiler::program::{KernelKind, Layout, Operand, Plan, ProgramKey, Role, Space, Step};
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_compiler::{Cache, Compiled, Options, PREPARE, compile_with_report};
+use dreamc_compiler::{Cache, Compiled, Options, compile_with_report};
 use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_runtime::model::Model;
 use std::error::Error;
@@ -44,7 +44,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let training = Options { batch: 8, sequence: 64, train: true, ..Options::default() };
         let cache = Some(Cache { places: PLACES, chunk: 64, slack: f64::INFINITY, every: false });
         let writing = Options { logits: true, cache, ..Options::default() };
-        for (options, programs) in [(training, &["backward", "evaluate"][..]), (writing, &["decode"][..])] {
+        for (options, programs) in [
+            (training, &[ProgramKey::BACKWARD, ProgramKey::EVALUATE][..]),
+            (writing, &[ProgramKey::DECODE][..]),
+        ] {
             let Some(compiled) = both(options) else { continue };
             let arena: u64 = compiled.iter().map(|c| c.plan.arena).sum();
             let prepared: u64 = compiled[1]
@@ -54,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 .filter(|b| b.space == Space::Prepared)
                 .map(|b| b.bytes())
                 .sum();
-            for program in programs {
+            for &program in programs {
                 let [a, b] = [figures(&compiled[0], program)?, figures(&compiled[1], program)?];
                 let time = if arena < LARGEST { measure(&compiled, program)? } else { "| ".into() };
                 println!(
@@ -74,12 +77,13 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// GFLOP, megabytes that kernels read and write, and launches of a program.
-fn figures(compiled: &Compiled, program: &str) -> Result<(f64, f64, u128), Box<dyn Error>> {
+fn figures(compiled: &Compiled, program: ProgramKey) -> Result<(f64, f64, u128), Box<dyn Error>> {
     let plan = &compiled.plan;
     // Positions are data: every query sees every place.
     let pairs = Extents { pairs: Some(PLACES), ..Extents::default() };
-    let e = executed(plan, program, &|_| if program == "decode" { pairs } else { Extents::default() })?;
-    let program = &plan.programs[program];
+    let e =
+        executed(plan, program, &|_| if program == ProgramKey::DECODE { pairs } else { Extents::default() })?;
+    let program = &plan.programs[&program];
     let mut variables = vec![0; program.variables as usize];
     let bytes = moved(plan, &program.steps, &mut variables);
     let launches = e.launches.iter().map(|l| l.times).sum();
@@ -137,14 +141,14 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Milliseconds without and with, and how many times faster that is.
-fn measure(compiled: &[Compiled; 2], program: &str) -> Result<String, Box<dyn Error>> {
+fn measure(compiled: &[Compiled; 2], program: ProgramKey) -> Result<String, Box<dyn Error>> {
     let device = CpuDevice::new(CpuOptions { threads: Some(1) });
     let mut models = vec![];
     for compiled in compiled {
         let mut model = Model::load(&device, compiled.clone())?;
         model.initialise(0)?;
-        if compiled.plan.programs.contains_key(PREPARE) {
-            model.session().run(PREPARE)?;
+        if compiled.plan.programs.contains_key(&ProgramKey::PREPARE) {
+            model.session().run(ProgramKey::PREPARE)?;
         }
         model.session().run(program)?;
         models.push(model);

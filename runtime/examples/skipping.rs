@@ -13,7 +13,7 @@
 //! ratios are to C = 1 with the same layers wrapped.
 
 use dreamc_compiler::count::{self, count};
-use dreamc_compiler::program::Buffer;
+use dreamc_compiler::program::{Buffer, ProgramKey};
 use dreamc_compiler::{Options, compile};
 use dreamc_data::rng::{Philox, Stream};
 use dreamc_device::Device;
@@ -150,7 +150,7 @@ impl Arm {
         }
         let mut session = self.model.session();
         let (seconds, ()) = timed(|| {
-            for program in ["backward", "norm", "update"] {
+            for program in [ProgramKey::BACKWARD, ProgramKey::NORM, ProgramKey::UPDATE] {
                 session.run(program)?;
             }
             Ok(())

@@ -19,8 +19,8 @@ use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{
-    Affine, Buffer, BufferId, Kernel, KernelId, KernelKind, Launch, Matrix, Operand, Plan, Program, Space,
-    Step, kernel, listed,
+    Affine, Buffer, BufferId, Kernel, KernelId, KernelKind, Launch, Matrix, Operand, Plan, Program,
+    ProgramKey, Space, Step, kernel, listed,
 };
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Options, compile};
@@ -196,7 +196,7 @@ pub fn training(
     seconds.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
 
-    let programs = ["backward", "norm", "update"].map(String::from);
+    let programs = [ProgramKey::BACKWARD, ProgramKey::NORM, ProgramKey::UPDATE];
     let launches = launch_times(&model, &programs, &|| Ok(()))?;
     let flops = launches.iter().map(|l| l.flops).sum();
     Ok(Training {
@@ -219,17 +219,17 @@ pub fn training(
 /// undoes what an earlier run has left in the state that a program adds to.
 fn launch_times(
     model: &Model,
-    programs: &[String],
+    programs: &[ProgramKey],
     rewind: &dyn Fn() -> Result<(), ModelError>,
 ) -> Result<Vec<LaunchTime>, BenchError> {
     let mut by_origin: IndexMap<(String, String), LaunchTime> = IndexMap::new();
-    let run = |program: &str, instrument: Instrument| -> Result<Vec<LaunchStats>, BenchError> {
+    let run = |program: ProgramKey, instrument: Instrument| -> Result<Vec<LaunchStats>, BenchError> {
         rewind()?;
         let mut session = model.session();
         session.instrument(instrument);
         Ok(session.run(program)?.by_launch)
     };
-    for program in programs {
+    for &program in programs {
         let mut least = run(program, Instrument { count: true, time: false })?;
         for round in 0..ROUNDS {
             let launches = run(program, Instrument { count: false, time: true })?;
@@ -395,13 +395,13 @@ pub fn decoding(
     let median = seconds[seconds.len() / 2];
     let parts = prompt.div_ceil(decoder.chunk());
     let [decode, prefill] =
-        [Entry::Decode, Entry::Prefill].map(|entry| decoder.loaded().compiled().program(entry.name()));
+        [Entry::Decode, Entry::Prefill].map(|entry| decoder.loaded().compiled().program(entry.task()));
     // A program that runs once more takes its tokens in once more: the last, or the prompt's last
     // part.
     let (last, part) = (prompt + tokens - 2, (parts - 1) * decoder.chunk());
     let (model, rewind) = (decoder.loaded(), |from: usize| decoder.forget_from(from));
     rewind(last)?;
-    let weights = weights_read(model, &decode)?;
+    let weights = weights_read(model, decode)?;
     let launches = launch_times(model, &[decode], &|| rewind(last))?;
     let prompt_launches = launch_times(model, &[prefill], &|| rewind(part))?;
     let flops: u64 = prompt_launches.iter().map(|launch| launch.flops).sum();
@@ -424,7 +424,7 @@ pub fn decoding(
 
 /// Bytes of weights that the products of a program read: one multiply-add for each row and element,
 /// or for each choice of an expert.
-fn weights_read(model: &Model, program: &str) -> Result<u64, BenchError> {
+fn weights_read(model: &Model, program: ProgramKey) -> Result<u64, BenchError> {
     let mut session = model.session();
     session.instrument(Instrument { count: true, time: false });
     let stats = session.run(program)?.by_launch;
@@ -443,7 +443,7 @@ fn weights_read(model: &Model, program: &str) -> Result<u64, BenchError> {
         let operand = slots.iter().position(|slot| slot.name == name);
         let mut dtype = DType::F32;
         let same = |l: &&Launch| l.kernel == launch.kernel && l.origin == launch.origin;
-        for l in listed(&plan.programs[program].steps).filter(same) {
+        for l in listed(&plan.programs[&program].steps).filter(same) {
             if let Some(Operand::Tensor { buffer, .. }) = operand.and_then(|o| l.operands.get(o)) {
                 dtype = plan.buffer(*buffer).dtype;
             }
@@ -532,7 +532,7 @@ fn alone(
     let operands = (0..all.len()).map(operand).collect();
     let launch = Launch { kernel: KernelId(0), operands, places: None, origin: "bench".into() };
     let program = Program { steps: vec![Step::Launch(launch)], variables: 0 };
-    let programs = [("main".to_string(), program)].into_iter().collect();
+    let programs = [(ProgramKey::ALONE, program)].into_iter().collect();
     let elements: Vec<u64> = all.iter().map(Buffer::elements).collect();
     let plan = Plan { buffers: all, kernels: vec![kernel], programs, arena, mapped: 0 };
     let mut session = device.load(&plan, &Group::alone())?;
@@ -568,7 +568,7 @@ fn least(session: &mut dyn Session) -> Result<f64, DeviceError> {
 /// Seconds of one run of a session of one launch.
 fn once(session: &mut dyn Session) -> Result<f64, DeviceError> {
     session.instrument(Instrument { count: false, time: true });
-    Ok(session.run("main")?.by_launch.iter().map(|l| l.seconds).sum())
+    Ok(session.run(ProgramKey::ALONE)?.by_launch.iter().map(|l| l.seconds).sum())
 }
 
 /// A kernel in a few words.

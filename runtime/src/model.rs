@@ -10,12 +10,12 @@ use crate::checkpoint::safetensors::{Entry, Tensors, View};
 use crate::checkpoint::{CheckpointError, Weights};
 use crate::init;
 use crate::noise;
+use dreamc_compiler::Compiled;
 use dreamc_compiler::bind::{Factor, Input, Output};
 use dreamc_compiler::compiled::{Entry as Of, Tensor};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::attention::drawn;
-use dreamc_compiler::program::{BufferId, Plan, Space};
-use dreamc_compiler::{Compiled, LAST, PREPARE};
+use dreamc_compiler::program::{BufferId, Plan, Space, Task};
 use dreamc_data::Batch;
 use dreamc_device::group::GroupError;
 use dreamc_device::{Device, DeviceError, Element, Group, RunStats, Session};
@@ -304,8 +304,8 @@ impl Model {
     }
 
     /// Runs a program of this use.
-    fn run(&self, program: &str) -> Result<RunStats, ModelError> {
-        Ok(self.session().run(&self.compiled.program(program))?)
+    fn run(&self, task: Task) -> Result<RunStats, ModelError> {
+        Ok(self.session().run(self.compiled.program(task))?)
     }
 
     /// Gives all tensors their first values, but those that stay in a file.
@@ -677,13 +677,9 @@ impl Model {
         }
         self.give(Of::Whole, Input::LossScale, &[scale.loss])?;
         self.give(Of::Whole, Input::AuxScale, &[scale.auxiliary])?;
-        let sends = std::mem::take(&mut self.last)
-            && self.compiled.plan.programs.keys().any(|name| name.starts_with(LAST));
-        let program = if sends { LAST } else { "backward" };
-        match depth {
-            None => self.run(program),
-            Some(depth) => self.run(&format!("{program}@{depth}")),
-        }
+        let last = std::mem::take(&mut self.last);
+        let sends = last && self.compiled.has(Task::Backward { depth, last });
+        self.run(Task::Backward { depth, last: sends })
     }
 
     /// The loss of the step so far.
@@ -706,7 +702,7 @@ impl Model {
 
     /// The norm of the gradients of the step. Nothing is changed yet.
     pub fn norm(&mut self) -> Result<f32, ModelError> {
-        self.run("norm")?;
+        self.run(Task::Norm)?;
         self.scalar(Output::Norm)
     }
 
@@ -716,7 +712,7 @@ impl Model {
             self.give(Of::Whole, input, &[value])?;
         }
         self.weights.fetch_add(1, Relaxed);
-        self.run("update")
+        self.run(Task::Update)
     }
 
     /// Forgets the gradients and counts of a step that is not to be taken.
@@ -737,7 +733,7 @@ impl Model {
     /// Forward alone.
     pub fn forward(&mut self, batch: &Batch) -> Result<RunStats, ModelError> {
         self.put(batch)?;
-        self.run("evaluate")
+        self.run(Task::Evaluate)
     }
 
     /// Forward alone; gives the loss of every token.
@@ -746,14 +742,14 @@ impl Model {
         Ok(self.session().read_all(self.output(Of::Whole, Output::Nll)?)?)
     }
 
-    /// Runs a program over caches, after [`PREPARE`] where weights were set since that ran.
-    pub fn run_cached(&mut self, program: &str) -> Result<RunStats, ModelError> {
+    /// Runs a program over caches, after [`Task::Prepare`] where weights were set since that ran.
+    pub fn run_cached(&mut self, entry: Of) -> Result<RunStats, ModelError> {
         let weights = self.weights.load(Relaxed);
-        if self.prepared != weights && self.compiled.has(PREPARE) {
-            self.run(PREPARE)?;
+        if self.prepared != weights && self.compiled.has(Task::Prepare) {
+            self.run(Task::Prepare)?;
         }
         self.prepared = weights;
-        self.run(program)
+        self.run(entry.task())
     }
 
     /// Gives programs an input. They have only those that they use: others go nowhere.

@@ -7,9 +7,9 @@ use dreamc_compiler::codegen::{Limits, Source};
 use dreamc_compiler::count::device::Device;
 use dreamc_compiler::lower::{Shape, lower};
 use dreamc_compiler::precision::Narrow;
-use dreamc_compiler::program::Plan;
+use dreamc_compiler::program::{Plan, ProgramKey, Task};
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_compiler::{LAST, Options, compile, compile_timed};
+use dreamc_compiler::{Options, compile, compile_timed};
 use dreamc_device::gpu::{Table, Target, codes, distinct, narrow, registers, sources, table};
 use dreamc_dsl::Spec;
 use dreamc_dsl::spec::Parallel;
@@ -131,12 +131,11 @@ pub fn step_kernels(spec: &Spec, step: &Step, device: &'static Device) -> Result
 /// The kernels of a step: every micro-batch of a GPU forward and back, then the optimizer.
 fn of_step(spec: &Spec, plan: &Plan, step: &Step, device: &'static Device) -> Result<Table, Failure> {
     let accumulate = spec.train.accumulate.max(1).div_ceil(step.gpus);
-    let sums = plan.programs.contains_key(LAST);
-    let times = |program: &str| match program {
-        "backward" if sums => accumulate - 1,
-        "backward" => accumulate,
-        LAST if sums => 1,
-        "norm" | "update" => 1,
+    let sums = plan.programs.contains_key(&ProgramKey::LAST);
+    let times = |program: ProgramKey| match program.task {
+        Task::Backward { depth: None, last: false } if sums => accumulate - 1,
+        Task::Backward { depth: None, last: false } => accumulate,
+        Task::Backward { depth: None, last: true } | Task::Norm | Task::Update => 1,
         _ => 0,
     };
     let tokens = accumulate * step.batch * step.sequence;

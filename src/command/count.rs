@@ -229,13 +229,13 @@ fn programs(spec: &Spec, counts: &Counts) -> Result<Programs, Failure> {
         arena_bytes: plan.arena,
         computed_again: compiled.kept.into_iter().filter(|kept| kept.again).map(|kept| kept.body).collect(),
     };
-    for name in plan.programs.keys() {
-        let found = executed(&plan, name, &|_| Extents::default())?;
+    for &program in plan.programs.keys() {
+        let found = executed(&plan, program, &|_| Extents::default())?;
         if found.open() {
-            all.bounds.push(name.clone());
+            all.bounds.push(program.to_string());
         }
         if found.multiply_adds > 0 {
-            all.multiply_adds.insert(name.clone(), found.multiply_adds);
+            all.multiply_adds.insert(program.to_string(), found.multiply_adds);
         }
     }
     Ok(all)

@@ -4,7 +4,7 @@ use crate::arguments::SpecArguments;
 use clap::{Args, value_parser};
 use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::format::Formats;
-use dreamc_compiler::program::{Kernel, Plan, Step, listed};
+use dreamc_compiler::program::{Kernel, Plan, ProgramKey, Step, listed};
 use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_device::gpu::{prices, prices_by_rates};
 use dreamc_device::paper::PaperDevice;
@@ -333,8 +333,8 @@ fn offer(
         found => found?,
     };
     let plan = &prepared.compiled.plan;
-    let cut = if shard.weights() { "backward" } else { "update" };
-    let most = plan.programs.get(cut).and_then(|program| longest(&program.steps, plan));
+    let cut = if shard.weights() { ProgramKey::BACKWARD } else { ProgramKey::UPDATE };
+    let most = plan.programs.get(&cut).and_then(|program| longest(&program.steps, plan));
     if let Some(rank) = most.filter(|&rank| rank > 0) {
         let other = self::prepared(&spec, machine, asked, rank)?.1;
         if other.total > memory.total {

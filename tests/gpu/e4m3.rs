@@ -6,7 +6,8 @@ use dreamc_compiler::codegen::Limits;
 use dreamc_compiler::ir::{DType, TILE};
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{
-    ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, Launch, Matrix, Operand, Plan, Space, Step, kernel,
+    ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, Launch, Matrix, Operand, Plan, ProgramKey, Space,
+    Step, Task, kernel,
 };
 use dreamc_compiler::{Compiled, compile};
 use dreamc_device::agree::compare;
@@ -15,6 +16,9 @@ use dreamc_device::ptx::{Checks, Options, PtxDevice, Schedule};
 use dreamc_device::{Device, DeviceError, Group, Session};
 use dreamc_dsl::spec::Precision;
 use half::bf16;
+
+/// The same products of numbers that are rounded, and multiplied in bf16.
+const REFERENCE: ProgramKey = ProgramKey::first(Task::Alone(1));
 
 /// A matmul of layers: `y`, `dx` or `dW`, by what its operands are.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,7 +50,7 @@ impl Side {
     }
 }
 
-/// A matmul with both of its roundings: `main` with codes, `reference` in bf16.
+/// A matmul with both of its roundings: [`ProgramKey::ALONE`] with codes, [`REFERENCE`] in bf16.
 struct Case {
     plan: Plan,
     what: String,
@@ -97,7 +101,7 @@ impl Case {
             accumulate,
             stored: false,
         };
-        let mut launch = |program: &str, kernel: Kernel, operands: &[u32]| {
+        let mut launch = |program: ProgramKey, kernel: Kernel, operands: &[u32]| {
             let id = KernelId(plan.kernels.len() as u32);
             plan.kernels.push(kernel);
             let tensor = |&id: &u32| Operand::Tensor {
@@ -108,14 +112,14 @@ impl Case {
             };
             let operands = operands.iter().map(tensor).collect();
             let launch = Launch { kernel: id, operands, places: None, origin: "launch".into() };
-            plan.programs.entry(program.into()).or_default().steps.push(Step::Launch(launch));
+            plan.programs.entry(program).or_default().steps.push(Step::Launch(launch));
         };
-        launch("main", a.rounding(m, k, true).into(), &[0, 2]);
-        launch("main", b.rounding(n, k, true).into(), &[1, 3]);
-        launch("main", kernel::ProductE4m3 { m, n, k, accumulate }.into(), &[2, 3, 6]);
-        launch("reference", a.rounding(m, k, false).into(), &[0, 4]);
-        launch("reference", b.rounding(n, k, false).into(), &[1, 5]);
-        launch("reference", product.into(), &[4, 5, 7]);
+        launch(ProgramKey::ALONE, a.rounding(m, k, true).into(), &[0, 2]);
+        launch(ProgramKey::ALONE, b.rounding(n, k, true).into(), &[1, 3]);
+        launch(ProgramKey::ALONE, kernel::ProductE4m3 { m, n, k, accumulate }.into(), &[2, 3, 6]);
+        launch(REFERENCE, a.rounding(m, k, false).into(), &[0, 4]);
+        launch(REFERENCE, b.rounding(n, k, false).into(), &[1, 5]);
+        launch(REFERENCE, product.into(), &[4, 5, 7]);
         let adds = if accumulate { ", added" } else { "" };
         let what = format!("{m}x{n}x{k} of {sides:?}, {} to {}{adds}", source.name(), result.name());
         Case { plan, what }
@@ -160,10 +164,10 @@ impl Case {
     /// Codes have the bits of the CPU's, and results are those of the product in bf16.
     fn agrees(&self, device: &dyn Device) -> Vec<u8> {
         let mut cpu = self.load(&CpuDevice::default());
-        cpu.run("main").unwrap();
-        cpu.run("reference").unwrap();
+        cpu.run(ProgramKey::ALONE).unwrap();
+        cpu.run(REFERENCE).unwrap();
         let mut session = self.load(device);
-        session.run("main").unwrap_or_else(|e| panic!("{}: {e}", self.what));
+        session.run(ProgramKey::ALONE).unwrap_or_else(|e| panic!("{}: {e}", self.what));
         for id in [A_CODES, B_CODES] {
             let name = &self.plan.buffer(id).name;
             assert!(self.bytes(&*session, id) == self.bytes(&*cpu, id), "{}: {name} differ", self.what);
@@ -228,7 +232,7 @@ fn naive_products_of_codes_have_the_bits_of_the_cpu() {
     for (sides, add) in SIDES.into_iter().zip([false, true, true]) {
         let case = Case::new((144, 128, 256), sides, (DType::Bf16, DType::F32), add);
         let mut cpu = case.load(&CpuDevice::default());
-        cpu.run("main").unwrap();
+        cpu.run(ProgramKey::ALONE).unwrap();
         assert!(case.agrees(&device) == case.bytes(&*cpu, C), "{}", case.what);
     }
 }
@@ -244,7 +248,7 @@ fn what_is_no_number_is_none() {
     for device in [&CpuDevice::default() as &dyn Device, &PtxDevice::hopper(fast).unwrap()] {
         let mut session = case.load(device);
         session.write_at(A, 0, 5 * 256 + 130, &[f32::INFINITY]).unwrap();
-        session.run("main").unwrap();
+        session.run(ProgramKey::ALONE).unwrap();
         let c = case.result(&*session, C);
         let none: Vec<bool> = c.iter().map(|x| x.is_nan()).collect();
         assert!(none[5 * 128..6 * 128].iter().all(|none| *none), "{}", device.name());
@@ -271,7 +275,9 @@ fn a_step_of_codes_is_one_of_rounded_numbers() {
     assert!(products(&rounded) == 0 && products(&codes) > 4, "{}", codes.plan);
     let hopper = PtxDevice::hopper(fast).unwrap();
     assert_eq!(hopper.narrow(Precision::Fp8), Narrow::E4m3);
-    let all = compare(&codes.plan, "backward", &CpuDevice::default(), &hopper, &|s| fill(&codes, s)).unwrap();
+    let all =
+        compare(&codes.plan, ProgramKey::BACKWARD, &CpuDevice::default(), &hopper, &|s| fill(&codes, s))
+            .unwrap();
     for launch in &all {
         // Attention rounds its weights, too.
         let bound = if launch.kernel.contains("e4m3") { 4e-3 } else { 2e-2 };
@@ -280,7 +286,7 @@ fn a_step_of_codes_is_one_of_rounded_numbers() {
     let gradients = |compiled: &Compiled| {
         let mut session = CpuDevice::default().load(&compiled.plan, &Group::alone()).unwrap();
         fill(compiled, session.as_mut()).unwrap();
-        session.run("backward").unwrap();
+        session.run(ProgramKey::BACKWARD).unwrap();
         let mut all = vec![];
         for t in &compiled.tensors {
             let mut g = vec![0.0f32; t.shape.iter().product::<u64>() as usize];

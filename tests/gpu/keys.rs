@@ -9,7 +9,7 @@ use dreamc_compiler::ir::interpret::Tensor;
 use dreamc_compiler::ir::{Attention, Mask, interpret};
 use dreamc_compiler::op::attention::Among;
 use dreamc_compiler::op::choose::Measure;
-use dreamc_compiler::program::{AttentionShape, BufferId, Kernel, Plan, kernel};
+use dreamc_compiler::program::{AttentionShape, BufferId, Kernel, Plan, ProgramKey, kernel};
 use dreamc_device::gpu::sources;
 use dreamc_device::ptx::{Checks, Options, PtxDevice};
 use dreamc_device::{Device, DeviceError, Group, Session};
@@ -370,7 +370,7 @@ fn lists(choice: &kernel::ChooseKeys, dtype: DType, device: &dyn Device) -> Vec<
     let mut session = device.load(&plan, &Group::alone()).unwrap_or_else(|e| panic!("{e}"));
     let masks = Case { shape: *s, attention: choice.seen.clone(), shared: false, gradient: false, dtype };
     masks.fill(&plan, session.as_mut()).unwrap();
-    session.run("run").unwrap_or_else(|e| panic!("{e}"));
+    session.run(ProgramKey::ALONE).unwrap_or_else(|e| panic!("{e}"));
     session.read_all::<i32>(BufferId(plan.buffers.len() as u32 - 1)).unwrap()
 }
 

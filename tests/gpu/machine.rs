@@ -6,7 +6,7 @@ use crate::support::{load, root};
 use dreamc_compiler::codegen::{Argument, Language, Limits, Pass, Source, Turns};
 use dreamc_compiler::count::device::Device;
 use dreamc_compiler::precision::Narrow;
-use dreamc_compiler::program::Plan;
+use dreamc_compiler::program::{Plan, ProgramKey, Task};
 use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_compiler::{Options, compile};
 use dreamc_device::gpu::machine::{Body, Code, Estimate, Tiles, Unit, Why, read};
@@ -33,9 +33,9 @@ static PLAN: LazyLock<Plan> = LazyLock::new(|| {
 const MICRO: u64 = 32;
 
 fn step(device: &'static Device, recode: &Recode) -> Table {
-    let times = |program: &str| match program {
-        "backward" => MICRO,
-        "norm" | "update" => 1,
+    let times = |program: ProgramKey| match program.task {
+        Task::Backward { .. } => MICRO,
+        Task::Norm | Task::Update => 1,
         _ => 0,
     };
     let tokens = MICRO * 8 * 4096;

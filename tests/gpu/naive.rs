@@ -6,8 +6,8 @@ use dreamc_compiler::ir::random::{Instance, table};
 use dreamc_compiler::ir::{DType, Type, Value};
 use dreamc_compiler::op::Bits;
 use dreamc_compiler::program::{
-    ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Plan, Space, Step,
-    Storage, kernel,
+    ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, KernelKind, Launch, Operand, Plan, ProgramKey,
+    Space, Step, Storage, kernel,
 };
 use dreamc_compiler::schedule::{Bind, LocalOperand, Place, schedule};
 use dreamc_compiler::statement::run::{self, Grid, Memory};
@@ -102,7 +102,7 @@ impl Case {
     fn launch(&mut self, kernel: Kernel, operands: Vec<Operand>) {
         let id = KernelId(self.plan.kernels.len() as u32);
         self.plan.kernels.push(kernel);
-        let program = self.plan.programs.entry("main".into()).or_default();
+        let program = self.plan.programs.entry(ProgramKey::ALONE).or_default();
         let launch = Launch { kernel: id, operands, places: None, origin: "launch".into() };
         program.steps.push(Step::Launch(launch));
     }
@@ -130,7 +130,7 @@ impl Case {
     fn narrow(mut self) -> Option<Case> {
         let mut wide = vec![false; self.plan.buffers.len()];
         let mut narrow = wide.clone();
-        for step in &self.plan.programs["main"].steps {
+        for step in &self.plan.programs[&ProgramKey::ALONE].steps {
             let Step::Launch(launch) = step else { continue };
             let signature = self.plan.kernel(launch.kernel).signature();
             for (slot, operand) in signature.iter().zip(&launch.operands) {
@@ -171,7 +171,7 @@ impl Case {
     /// Its kernels, and which of their operands are bf16.
     fn kernels(&self) -> Vec<(Kernel, u32)> {
         let mut list = vec![];
-        for step in &self.plan.programs["main"].steps {
+        for step in &self.plan.programs[&ProgramKey::ALONE].steps {
             let Step::Launch(launch) = step else { continue };
             let narrow = launch.operands.iter().enumerate().map(|(i, operand)| match operand {
                 Operand::Tensor { buffer, .. } => {
@@ -188,7 +188,7 @@ impl Case {
     fn results(&self, device: &dyn Device) -> Result<Vec<Vec<f64>>, DeviceError> {
         let mut session = device.load(&self.plan, &Group::alone())?;
         self.fill(session.as_mut())?;
-        session.run("main")?;
+        session.run(ProgramKey::ALONE)?;
         let read = |(i, buffer): (usize, &Buffer)| {
             let id = BufferId(i as u32);
             Ok(match buffer.dtype {

@@ -11,10 +11,10 @@ use dreamc_compiler::op::Bits;
 use dreamc_compiler::precision::Narrow;
 use dreamc_compiler::program::{
     Affine, AttentionShape, Buffer, BufferId, DepthShape, Kernel, KernelId, Launch, Matrix, Operand, Plan,
-    Program, RowInput, RowKernel, RowOp, RowOutput, RowStore, Space, Step, kernel,
+    Program, ProgramKey, RowInput, RowKernel, RowOp, RowOutput, RowStore, Space, Step, kernel,
 };
-use dreamc_compiler::{Cache, Compiled, Options, PREPARE, compile};
-use dreamc_device::agree::{Agreement, apart, compare};
+use dreamc_compiler::{Cache, Compiled, Options, compile};
+use dreamc_device::agree::{Agreement, apart, compare, number};
 use dreamc_device::cpu::CpuDevice;
 use dreamc_device::cuda::CudaDevice;
 use dreamc_device::ptx::{self, Checks, PtxDevice, Schedule};
@@ -117,11 +117,14 @@ fn fill(golden: &Golden, compiled: &Compiled, session: &mut dyn Session) -> Resu
 fn side_by_side(golden: &Golden, a: &dyn Device, b: &dyn Device) -> Vec<Agreement> {
     let ids = &golden.tensors["ids"];
     let compiled = compile(&golden.spec, &options(ids.dims[0], ids.dims[1] - 1)).unwrap();
-    let of = |program: &str| {
+    let of = |program: ProgramKey| {
         compare(&compiled.plan, program, a, b, &|session| fill(golden, &compiled, session))
             .unwrap_or_else(|e| panic!("{}: {e}", golden.name))
     };
-    ["backward", "norm", "update", "evaluate"].into_iter().flat_map(of).collect()
+    [ProgramKey::BACKWARD, ProgramKey::NORM, ProgramKey::UPDATE, ProgramKey::EVALUATE]
+        .into_iter()
+        .flat_map(of)
+        .collect()
 }
 
 #[test]
@@ -173,9 +176,9 @@ fn a_gpu_does_the_same_with_hoppers_own_ptx() {
         (Err(error), _) | (_, Err(error)) => return skip(error),
     };
     let (products, fill) = large_products(false);
-    let products = compare(&products, "run", &device, &gpu, &fill).unwrap();
+    let products = compare(&products, ProgramKey::ALONE, &device, &gpu, &fill).unwrap();
     let (attention, fill) = large_attention(false);
-    let attention = compare(&attention, "run", &device, &gpu, &fill).unwrap();
+    let attention = compare(&attention, ProgramKey::ALONE, &device, &gpu, &fill).unwrap();
     let mut worst = Worst::default();
     products.iter().chain(&attention).for_each(|launch| enter(&mut worst, launch));
     report(worst);
@@ -266,14 +269,14 @@ fn cached(golden: &Golden, narrow: Narrow, device: &dyn Device) -> (Vec<f64>, Co
     let cache =
         Some(Cache { places: places as u64, chunk: chunk as u64, slack: f64::INFINITY, every: false });
     let mut run = Run::new(golden, &Options { train: false, cache, narrow, ..options(b, n) }, device);
-    if run.compiled.plan.programs.contains_key(PREPARE) {
-        run.run(PREPARE);
+    if run.compiled.plan.programs.contains_key(&ProgramKey::PREPARE) {
+        run.run(ProgramKey::PREPARE);
     }
     run.empty_caches();
     let mut errors = vec![];
     let mut done = 0;
     while done < n {
-        let (program, width) = if done == 0 { ("prefill", chunk) } else { ("decode", 1) };
+        let (program, width) = if done == 0 { (ProgramKey::PREFILL, chunk) } else { (ProgramKey::DECODE, 1) };
         let at = |row: usize, i: usize| (row * width + i, done + i);
         let (mut tokens, mut positions) = (vec![0; b * width], vec![0; b * width]);
         let mut keys = vec![-1; b * places];
@@ -291,7 +294,7 @@ fn cached(golden: &Golden, narrow: Narrow, device: &dyn Device) -> (Vec<f64>, Co
         run.write("key_positions", &keys);
         // Of a chunk each row asks for another token.
         let asked: Vec<i32> = (0..b).map(|row| (row % width) as i32).collect();
-        if program == "prefill" {
+        if program == ProgramKey::PREFILL {
             run.write("prefill.asked", &asked);
         }
         run.run(program);
@@ -354,7 +357,7 @@ fn multiply_adds_are_those_that_the_cpu_counts() {
         let mut run = Run::new(&golden, &options(b, n), device);
         run.session.instrument(Instrument { count: true, time: false });
         run.backward(&golden, ids.ints(), b, n);
-        let stats = run.run("backward");
+        let stats = run.run(ProgramKey::BACKWARD);
         stats.by_launch.iter().map(|l| (l.origin.clone(), l.count, l.multiply_adds)).collect::<Vec<_>>()
     };
     assert_eq!(count(&device), count(&CpuDevice::default()));
@@ -401,7 +404,7 @@ fn gradient_of_choices(
     let ids = &golden.tensors["ids"];
     let (b, n) = (ids.dims[0], ids.dims[1] - 1);
     let compiled = compile(&golden.spec, &Options { narrow, ..options(b, n) }).unwrap();
-    let (apart, launches) = apart(&compiled.plan, "backward").unwrap();
+    let (apart, launches) = apart(&compiled.plan, ProgramKey::BACKWARD).unwrap();
     let mut session = device.load(&apart, &Group::alone()).unwrap();
     fill(golden, &compiled, session.as_mut()).unwrap();
     let mut random = dreamc_compiler::ir::random::Rng::new(seed);
@@ -414,7 +417,7 @@ fn gradient_of_choices(
     let record = chosen.is_empty();
     let mut before = std::mem::take(chosen).into_iter();
     for (i, launch) in launches.iter().enumerate() {
-        session.run(&i.to_string()).unwrap();
+        session.run(number(i)).unwrap();
         let Some(operand) = choice(compiled.plan.kernel(launch.kernel)) else { continue };
         let Operand::Tensor { buffer, instance, offset, .. } = &launch.operands[operand] else { continue };
         let count = (compiled.plan.buffer(*buffer).elements() - offset) as usize;
@@ -565,7 +568,7 @@ fn bf16_with_wide_copies_is_right_and_clean() {
         if let Some(id) = compiled.plan.find("aux_scale") {
             session.write_at(id, 0, 0, &[1.0f32]).unwrap();
         }
-        session.run("backward").unwrap_or_else(|e| panic!("{e}"));
+        session.run(ProgramKey::BACKWARD).unwrap_or_else(|e| panic!("{e}"));
         let loss = session.read_all::<f32>(compiled.plan.find("loss").unwrap()).unwrap()[0];
         let mut gradients: Vec<f32> = vec![];
         for t in &compiled.tensors {
@@ -672,7 +675,7 @@ fn rows_of_any_length() {
             places: None,
             origin: "long rows".into(),
         })];
-        plan.programs.insert("run".into(), Program { steps, variables: 0 });
+        plan.programs.insert(ProgramKey::ALONE, Program { steps, variables: 0 });
         let fill = |session: &mut dyn Session| {
             let values = |count: u64, seed: u64| -> Vec<f32> {
                 (0..count).map(|i| ((i * 7919 + seed) % 1013) as f32 / 506.5 - 1.0).collect()
@@ -686,7 +689,8 @@ fn rows_of_any_length() {
             if rows * length > 250_000 && device.name().starts_with("statements") {
                 continue;
             }
-            let found = compare(&plan, "run", &CpuDevice::default(), device.as_ref(), &fill).unwrap();
+            let found =
+                compare(&plan, ProgramKey::ALONE, &CpuDevice::default(), device.as_ref(), &fill).unwrap();
             assert!(found[0].difference < 1e-5, "{}: {found:?}", device.name());
         }
         let texts = dreamc_device::gpu::sources(&plan, "sm_80", Limits::default()).unwrap();
@@ -843,7 +847,8 @@ fn adjacent_elements_are_those_of_one_at_a_time() {
             };
             let bound = if dtype == F32 { 1e-5 } else { 1e-2 };
             for device in &devices {
-                for agreement in compare(&plan, "run", &CpuDevice::default(), device.as_ref(), &fill).unwrap()
+                for agreement in
+                    compare(&plan, ProgramKey::ALONE, &CpuDevice::default(), device.as_ref(), &fill).unwrap()
                 {
                     assert!(
                         agreement.difference < bound,
@@ -959,7 +964,7 @@ fn what_is_moved_in_words_of_16_bytes_arrives() {
         }
         Ok(())
     };
-    for agreement in compare(&plan, "run", &CpuDevice::default(), &device, &fill).unwrap() {
+    for agreement in compare(&plan, ProgramKey::ALONE, &CpuDevice::default(), &device, &fill).unwrap() {
         let bound = if agreement.buffer == "d_logits" { 1e-2 } else { 1e-5 };
         assert!(agreement.difference < bound, "{agreement:?}");
     }
@@ -973,7 +978,7 @@ fn an_index_out_of_range_names_its_launch() {
     let (b, n) = (ids.dims[0], ids.dims[1] - 1);
     let mut run = Run::new(&golden, &options(b, n), &device);
     run.write("ids", &vec![1_000_000; b * n]);
-    let error = run.session.run("backward").unwrap_err().to_string();
+    let error = run.session.run(ProgramKey::BACKWARD).unwrap_err().to_string();
     assert!(error.contains("embed") && error.contains("out of range"), "{error}");
     // The session goes on.
     run.backward(&golden, ids.ints(), b, n);
@@ -1036,7 +1041,7 @@ fn tokens_that_skip_do_no_work() {
                 let value = if t.name.contains("offset") { offset } else { 1.0 };
                 session.write_at(t.weight, t.instance, 0, &[value]).unwrap();
             }
-            let stats = session.run("evaluate").unwrap_or_else(|e| panic!("{e}"));
+            let stats = session.run(ProgramKey::EVALUATE).unwrap_or_else(|e| panic!("{e}"));
             let wrapped = |l: &&dreamc_device::LaunchStats| l.origin.contains("layer1");
             let logits = session.read_all::<f32>(compiled.plan.find("logits").unwrap()).unwrap();
             let instructions: u64 = stats.by_launch.iter().filter(wrapped).map(|l| l.instructions).sum();
@@ -1150,7 +1155,7 @@ pub(crate) fn by_hand(
         }));
         plan.kernels.push(kernel);
     }
-    plan.programs.insert("run".into(), Program { steps, variables: 0 });
+    plan.programs.insert(ProgramKey::ALONE, Program { steps, variables: 0 });
     plan
 }
 
@@ -1272,7 +1277,7 @@ fn elements_beyond_two_thousand_million_are_reached() {
     session.write_at(at("slots"), 0, 0, &[5, (ROWS / 2 - 3) as i32]).unwrap();
     let x: Vec<f32> = (0..2 * WIDTH).map(|i| if i < WIDTH { 0.25 } else { 0.5 }).collect();
     session.write_at(at("x"), 0, 0, &x).unwrap();
-    session.run("run").unwrap();
+    session.run(ProgramKey::ALONE).unwrap();
     let read = |name: &str, place: u64, count: usize| {
         let mut values = vec![0f32; count];
         session.read_at(at(name), 0, place, &mut values).unwrap();
@@ -1581,7 +1586,7 @@ where
     use DType::{Bf16, F32, I32};
     let mut session = device.load(plan, &Group::alone()).unwrap_or_else(|e| panic!("{e}"));
     fill(session.as_mut()).unwrap();
-    session.run("run").unwrap_or_else(|e| panic!("{e}"));
+    session.run(ProgramKey::ALONE).unwrap_or_else(|e| panic!("{e}"));
     let read = |(i, b): (usize, &Buffer)| {
         let id = BufferId(i as u32);
         let values = match b.dtype {

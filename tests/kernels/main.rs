@@ -21,7 +21,7 @@ mod support;
 use dreamc_compiler::codegen::{Limits, Source};
 use dreamc_compiler::ir::{DType, Function, Module, Port, parse};
 use dreamc_compiler::program::{
-    ALIGNMENT, Affine, Buffer, BufferId, KernelId, Launch, Operand, Plan, Program, Space, Step,
+    ALIGNMENT, Affine, Buffer, BufferId, KernelId, Launch, Operand, Plan, Program, ProgramKey, Space, Step,
 };
 use dreamc_compiler::schedule::{Bind, LocalOperand, Place, Scheduled, schedule};
 use dreamc_compiler::{Options, compile};
@@ -127,7 +127,7 @@ fn plan_of(module: &Module, f: &Function) -> Result<Plan, String> {
         }));
     }
     plan.kernels = launches.into_iter().map(|launch| launch.kernel).collect();
-    plan.programs.insert("run".into(), Program { steps, variables: 0 });
+    plan.programs.insert(ProgramKey::ALONE, Program { steps, variables: 0 });
     Ok(plan)
 }
 

@@ -8,8 +8,8 @@ use dreamc_compiler::ir::interpret::Data;
 use dreamc_compiler::lower::Shape;
 use dreamc_compiler::oracle::{Batch, Oracle};
 use dreamc_compiler::precision::Narrow;
-use dreamc_compiler::program::{BufferId, Space};
-use dreamc_compiler::{Cache, Compiled, Options, PREPARE, compile, compile_together};
+use dreamc_compiler::program::{BufferId, ProgramKey, Space, Task};
+use dreamc_compiler::{Cache, Compiled, Options, compile, compile_together};
 use dreamc_runtime::generate::{Cached, NextLogits};
 use dreamc_runtime::model::{Model, Scale};
 use dreamc_runtime::train::schedule;
@@ -154,7 +154,7 @@ fn evaluation_does_not_look_ahead() {
         let ids = &golden.tensors["ids"];
         let (b, n) = (ids.dims[0], ids.dims[1] - 1);
         let mut run = Run::new(&golden, &options(b, n), &cpu(2));
-        run.program("evaluate", &golden, ids.ints(), b, n);
+        run.program(ProgramKey::EVALUATE, &golden, ids.ints(), b, n);
         let found: Vec<f64> = run.read("logits");
         let e = error(&found, expected.floats());
         assert!(e < 1e-5, "{}: logits differ by {e}", golden.name);
@@ -178,8 +178,8 @@ fn cached_generation_equals_uncached() {
         let cache =
             Some(Cache { places: places as u64, chunk: chunk as u64, slack: f64::INFINITY, every: true });
         let mut run = Run::new(&golden, &Options { train: false, cache, ..options(b, n) }, &cpu(2));
-        if run.compiled.plan.programs.contains_key(PREPARE) {
-            run.run(PREPARE);
+        if run.compiled.plan.programs.contains_key(&ProgramKey::PREPARE) {
+            run.run(ProgramKey::PREPARE);
         }
         run.empty_caches();
         let mut lengths = vec![0usize; b];
@@ -187,7 +187,7 @@ fn cached_generation_equals_uncached() {
         // Rows of different lengths: every second one begins with a token less, then all go on one
         // by one.
         let first: Vec<usize> = (0..b).map(|row| chunk - row % 2).collect();
-        let mut takes = (first, "prefill_every", chunk);
+        let mut takes = (first, ProgramKey::first(Task::PrefillEvery), chunk);
         while takes.0.iter().any(|&t| t > 0) {
             let (take, program, width) = takes;
             let (mut tokens, mut positions, mut slots) =
@@ -218,7 +218,7 @@ fn cached_generation_equals_uncached() {
                 }
                 lengths[row] += take[row];
             }
-            takes = (lengths.iter().map(|&l| usize::from(l < n)).collect(), "decode", 1);
+            takes = (lengths.iter().map(|&l| usize::from(l < n)).collect(), ProgramKey::DECODE, 1);
         }
         assert!(lengths.iter().all(|&l| l == n));
         assert!(worst < 1e-5, "{}: cached logits differ by {worst}", golden.name);
@@ -236,7 +236,13 @@ fn training_at_other_depths_agrees_with_the_oracle() {
     let (inputs, targets) = golden.batch(ids.ints(), n);
     let batch = Batch { ids: inputs, targets, ..Batch::default() };
     for depth in depths {
-        let loss = run.program(&format!("backward@{depth}"), &golden, ids.ints(), b, n);
+        let loss = run.program(
+            ProgramKey::first(Task::Backward { depth: Some(depth), last: false }),
+            &golden,
+            ids.ints(),
+            b,
+            n,
+        );
         let oracle = Oracle::new(&golden.spec.model, shape, Some(depth)).unwrap();
         let expected = oracle.evaluate(&golden.with_prefix("weights."), &batch).unwrap();
         assert!(
@@ -273,7 +279,7 @@ fn an_optimizer_step_is_its_formula_to_the_bit() {
             };
             for step in 1..=2i32 {
                 run.backward(golden, ids.ints(), b, n);
-                run.run("norm");
+                run.run(ProgramKey::NORM);
                 let correct = |beta: f64| (1.0 / (1.0 - beta.powi(step))) as f32;
                 let (first, second, rate) = (correct(train.betas.0), correct(train.betas.1), 3e-3f32);
                 let given = [("learning_rate", rate), ("first_correction", first)];
@@ -300,7 +306,7 @@ fn an_optimizer_step_is_its_formula_to_the_bit() {
                     }
                     expected.push((t, [w, m, v]));
                 }
-                run.run("update");
+                run.run(ProgramKey::UPDATE);
                 for (t, expected) in expected {
                     let buffers = [t.weight, t.states[0].1, t.states[1].1];
                     for (buffer, expected) in buffers.into_iter().zip(expected) {

@@ -6,7 +6,7 @@ use crate::support::sandbox::Sandbox;
 use crate::support::{Golden, cpu, error, every_golden, golden, goldens};
 use dreamc_compiler::count::{self, count};
 use dreamc_compiler::ir::DType;
-use dreamc_compiler::program::{BufferId, Plan, Space};
+use dreamc_compiler::program::{BufferId, Plan, ProgramKey, Space};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Options, compile};
 use dreamc_data::rng::Philox;
@@ -326,7 +326,7 @@ impl Session for Slip {
         self.0.forget(buffer, instance, at, elements)
     }
 
-    fn run(&mut self, program: &str) -> Result<RunStats, DeviceError> {
+    fn run(&mut self, program: ProgramKey) -> Result<RunStats, DeviceError> {
         self.0.run(program)
     }
 

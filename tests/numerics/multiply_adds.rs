@@ -2,6 +2,7 @@
 
 use dreamc_compiler::count::executed::executed;
 use dreamc_compiler::ir::Extents;
+use dreamc_compiler::program::{ProgramKey, Task};
 use dreamc_compiler::{Cache, Options, compile};
 use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_device::{Device, Group, Instrument};
@@ -24,12 +25,12 @@ fn example(name: &str) -> Spec {
 
 /// Runs each program on zeros, which memory holds that nobody wrote, with the device counting.
 /// `known` gives the extents that the plan leaves open.
-fn compare(spec: &Spec, options: &Options, programs: &[&str], known: Extents) {
+fn compare(spec: &Spec, options: &Options, programs: &[ProgramKey], known: Extents) {
     let compiled = compile(spec, options).expect("compiles");
     let device = CpuDevice::new(CpuOptions { threads: Some(2) });
     let mut session = device.load(&compiled.plan, &Group::alone()).expect("loads");
     session.instrument(Instrument { count: true, time: false });
-    for program in programs {
+    for &program in programs {
         let expected = executed(&compiled.plan, program, &|_| known).expect("counts");
         let found = session.run(program).expect("runs");
         assert!(!expected.open(), "{} {program}: everything is known", spec.model.name);
@@ -48,7 +49,7 @@ fn compare(spec: &Spec, options: &Options, programs: &[&str], known: Extents) {
 fn training_and_evaluation() {
     for name in TINY {
         let options = Options { batch: 2, sequence: 12, train: true, ..Options::default() };
-        compare(&example(name), &options, &["backward", "evaluate"], Extents::default());
+        compare(&example(name), &options, &[ProgramKey::BACKWARD, ProgramKey::EVALUATE], Extents::default());
     }
 }
 
@@ -63,7 +64,9 @@ fn prefill_and_decode() {
         ..Options::default()
     };
     let spec = example("tiny-dr-da");
-    for (program, tokens) in [("prefill", 4), ("prefill_every", 4), ("decode", 1)] {
+    for (program, tokens) in
+        [(ProgramKey::PREFILL, 4), (ProgramKey::first(Task::PrefillEvery), 4), (ProgramKey::DECODE, 1)]
+    {
         let known = Extents { pairs: Some(2 * 10 * tokens), ..Extents::default() };
         compare(&spec, &options, &[program], known);
     }
@@ -71,7 +74,7 @@ fn prefill_and_decode() {
     // for.
     let compiled = compile(&spec, &options).expect("compiles");
     let known = Extents { pairs: Some(2 * 10 * 4), ..Extents::default() };
-    let [last, every] = ["prefill", "prefill_every"]
+    let [last, every] = [ProgramKey::PREFILL, ProgramKey::first(Task::PrefillEvery)]
         .map(|program| executed(&compiled.plan, program, &|_| known).expect("counts").multiply_adds);
     let head = u128::from(spec.model.hidden * spec.model.vocab);
     assert_eq!(every - last, 2 * 3 * head);

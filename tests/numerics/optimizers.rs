@@ -2,7 +2,7 @@
 //! gradients that both sides compute.
 
 use crate::support::{cpu, distance, load, read};
-use dreamc_compiler::program::Space;
+use dreamc_compiler::program::{ProgramKey, Space};
 use dreamc_compiler::{Options, compile};
 use dreamc_device::{Device, Group};
 use dreamc_dsl::Spec;
@@ -54,8 +54,8 @@ fn steps_within(name: &str, optimizer: OptimizerKind, precision: Precision, boun
                 session.write_at(id, 0, 0, &[value]).unwrap();
             }
         }
-        session.run("norm").unwrap();
-        session.run("update").unwrap();
+        session.run(ProgramKey::NORM).unwrap();
+        session.run(ProgramKey::UPDATE).unwrap();
     }
     for t in compiled.tensors.iter().filter(|t| t.gradient.is_some()) {
         let mut found = vec![0f32; t.shape.iter().product::<u64>() as usize];

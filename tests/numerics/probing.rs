@@ -8,7 +8,7 @@ use dreamc_compiler::compiled::Entry;
 use dreamc_compiler::ir::{Binary, Binding, Function, Module, Op, Port, Value};
 use dreamc_compiler::op::Constant;
 use dreamc_compiler::probe::{Probe, points};
-use dreamc_compiler::program::{Affine, BufferId, Operand, Plan, Step};
+use dreamc_compiler::program::{Affine, BufferId, Operand, Plan, ProgramKey, Step};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{CompileError, Compiled, Options, Pass, compile, compile_watched};
 use dreamc_data::Batch;
@@ -417,7 +417,7 @@ fn seeded_faults_are_noticed() {
         let mut compiled = compile(&spec, &options).unwrap();
         let Plan { buffers, programs, .. } = &mut compiled.plan;
         let is = |id: BufferId| buffers[id.0 as usize].name.starts_with(word);
-        let program = programs.get_mut("evaluate").unwrap();
+        let program = programs.get_mut(&ProgramKey::EVALUATE).unwrap();
         assert!(first_instances(&mut program.steps, &is) > 0, "{word}");
         assert!(sound(compiled, &plain).is_err(), "`{word}` of the first pass is not noticed");
     }

@@ -9,6 +9,7 @@ use dreamc_compiler::lower::{Shape, attention};
 use dreamc_compiler::op::TopTokens;
 use dreamc_compiler::oracle::{self, Oracle};
 use dreamc_compiler::precision::Narrow;
+use dreamc_compiler::program::ProgramKey;
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_compiler::{Cache, CompileError, Compiled, Options, compile};
 use dreamc_data::{Batch, Dataset, Settings};
@@ -74,7 +75,7 @@ impl Run {
         self.session.write_at(t.weight, t.instance, 0, values).unwrap();
     }
 
-    fn run(&mut self, program: &str, ids: &[i32]) -> Vec<f32> {
+    fn run(&mut self, program: ProgramKey, ids: &[i32]) -> Vec<f32> {
         let positions: Vec<i32> = (0..BATCH * TOKENS).map(|i| (i % TOKENS) as i32).collect();
         for (name, values) in [("ids", ids), ("targets", ids), ("positions", &positions)] {
             if let Some(id) = self.compiled.plan.find(name) {
@@ -95,7 +96,7 @@ impl Run {
         // Every token embeds to this stream.
         let all: Vec<f32> = (0..11).flat_map(|_| x.iter().map(|x| *x as f32)).collect();
         self.set("embed.weight", &all);
-        self.run("evaluate", &[0; BATCH * TOKENS]);
+        self.run(ProgramKey::EVALUATE, &[0; BATCH * TOKENS]);
         let stream = self.read("stream");
         let behind = &stream[BATCH * TOKENS * HIDDEN..][..HIDDEN];
         behind.iter().zip(&stream).map(|(y, x)| f64::from(*y) - f64::from(*x)).collect()
@@ -150,10 +151,10 @@ fn as_many_are_chosen_as_there_is_room_for_and_of_equals_the_first() {
     // The same on the device: one layer, eight tokens, room for three.
     let mut run = Run::new(&spec("[\"skip(capacity 0.4) { sa > mlp }\"]"));
     for seed in 0..5 {
-        run.run("backward", &ids(seed));
+        run.run(ProgramKey::BACKWARD, &ids(seed));
         assert!(run.changed(0, 1).iter().all(|changed| changed.len() == 3), "{:?}", run.changed(0, 1));
     }
-    run.run("backward", &[4; BATCH * TOKENS]);
+    run.run(ProgramKey::BACKWARD, &[4; BATCH * TOKENS]);
     assert_eq!(run.changed(0, 1), vec![vec![0, 1, 2]; BATCH], "equal tokens have equal scores");
 }
 
@@ -174,7 +175,7 @@ fn rows_of_tokens_that_skip_keep_their_bits() {
     ];
     for rule in rules {
         let mut run = Run::new(&spec(&format!("[\"near\", \"{rule}\"]")));
-        for program in ["backward", "evaluate"] {
+        for program in [ProgramKey::BACKWARD, ProgramKey::EVALUATE] {
             let mut seen = vec![];
             for seed in 0..4 {
                 run.run(program, &ids(seed));
@@ -197,7 +198,7 @@ fn a_later_token_changes_training_and_never_what_is_sampled() {
         for b in 0..BATCH {
             second[b * TOKENS + TOKENS - 1] = (second[b * TOKENS + TOKENS - 1] + 3) % 11;
         }
-        for (program, most) in [("backward", &mut training), ("evaluate", &mut sampled)] {
+        for (program, most) in [(ProgramKey::BACKWARD, &mut training), (ProgramKey::EVALUATE, &mut sampled)] {
             let (a, b) = (run.run(program, &first), run.run(program, &second));
             for (i, (a, b)) in a.chunks(11).zip(b.chunks(11)).enumerate() {
                 if i % TOKENS < TOKENS - 1 {
@@ -239,9 +240,9 @@ fn tokens_that_skip_do_no_work() {
     let mut counted = |scale: f32, offset: f32| {
         run.set("layers.0.skip.0.router.scale.weight", &[scale]);
         run.set("layers.0.skip.0.router.offset.weight", &[offset]);
-        run.run("evaluate", &ids);
+        run.run(ProgramKey::EVALUATE, &ids);
         let taking: Vec<u64> = run.changed(0, 1).iter().map(|c| c.len() as u64).collect();
-        let stats = run.session.run("evaluate").unwrap();
+        let stats = run.session.run(ProgramKey::EVALUATE).unwrap();
         let of = |kind: &str| {
             let own =
                 stats.by_launch.iter().filter(|l| l.origin.contains("layer0") && l.origin.contains(kind));
@@ -269,8 +270,8 @@ fn tokens_that_skip_do_no_work() {
     let trained = |body: &str| {
         let mut run = Run::new(&spec(body));
         run.session.instrument(Instrument { count: true, time: false });
-        run.run("backward", &ids);
-        let stats = run.session.run("backward").unwrap();
+        run.run(ProgramKey::BACKWARD, &ids);
+        let stats = run.session.run(ProgramKey::BACKWARD).unwrap();
         let own =
             stats.by_launch.iter().filter(|l| l.origin.contains("layer0") && l.origin.contains("contract"));
         own.map(|l| l.multiply_adds).sum::<u64>()
@@ -290,7 +291,7 @@ fn caches_hold_processed_tokens_alone() {
     let (mut some, mut most) = (0, 0);
     for seed in 0..6 {
         let ids = ids(seed);
-        run.run("evaluate", &ids);
+        run.run(ProgramKey::EVALUATE, &ids);
         let taking = run.changed(1, 2);
         let device = cpu(1);
         let compiled = compile_cached(&all, &Writing { rows: BATCH as u64, ..Writing::default() }).unwrap();
@@ -344,7 +345,7 @@ mod mistakes_of_public_code {
 
     /// The stream before and after the first layer of a model, row by row, for one sequence with
     /// these positions.
-    fn layer(body: &str, ids: &[i32], positions: &[i32], program: &str) -> [Vec<Vec<f64>>; 2] {
+    fn layer(body: &str, ids: &[i32], positions: &[i32], program: ProgramKey) -> [Vec<Vec<f64>>; 2] {
         let options =
             Options { batch: 1, sequence: ids.len() as u64, train: true, logits: true, ..Options::default() };
         let compiled = compile(&spec(body), &options).unwrap();
@@ -394,8 +395,8 @@ mod mistakes_of_public_code {
     /// Each chosen token of `skip(capacity 0.5) { mlp }`.
     fn chosen_of_a_network() -> Vec<Chosen> {
         let (ids, positions) = text(8);
-        let [x, y] = layer("[\"skip(capacity 0.5) { mlp }\"]", &ids, &positions, "backward");
-        let [_, plain] = layer("[\"mlp\"]", &ids, &positions, "backward");
+        let [x, y] = layer("[\"skip(capacity 0.5) { mlp }\"]", &ids, &positions, ProgramKey::BACKWARD);
+        let [_, plain] = layer("[\"mlp\"]", &ids, &positions, ProgramKey::BACKWARD);
         let r = scores(&x);
         let chosen = largest(&r, 4);
         let f = |i: usize| combine(&x[i], &plain[i], |x, y| y - x);
@@ -434,7 +435,7 @@ mod mistakes_of_public_code {
         let (ids, positions) = text(8);
         for (capacity, k) in [("0.5", 4), ("0.125", 1), ("0.01", 1), ("0.99", 7), ("1", 8)] {
             let body = format!("[\"skip(capacity {capacity}) {{ sa > mlp }}\"]");
-            let [x, y] = layer(&body, &ids, &positions, "backward");
+            let [x, y] = layer(&body, &ids, &positions, ProgramKey::BACKWARD);
             let changed: Vec<usize> = (0..8).filter(|&i| x[i] != y[i]).collect();
             assert_eq!(changed, largest(&scores(&x), k), "capacity {capacity}");
         }
@@ -446,7 +447,7 @@ mod mistakes_of_public_code {
         let apart = |body: &str| {
             let found = (0..20).find_map(|seed| {
                 let ids = super::ids(seed)[..8].to_vec();
-                let [x, y] = layer(body, &ids, &[0, 1, 2, 3, 4, 5, 6, 7], "backward");
+                let [x, y] = layer(body, &ids, &[0, 1, 2, 3, 4, 5, 6, 7], ProgramKey::BACKWARD);
                 let chosen = largest(&scores(&x), 4);
                 (chosen[3] - chosen[0] > 4).then_some((ids, x, y, chosen))
             });
@@ -463,7 +464,7 @@ mod mistakes_of_public_code {
                     let first = (0..=n).find(|&m| place(n) - place(m) < seen).unwrap();
                     let only: Vec<i32> = (first..=n).map(|m| ids[chosen[m]]).collect();
                     let places: Vec<i32> = (first..=n).map(|m| place(m) as i32).collect();
-                    let [of, by] = layer(&format!("[\"{part}\"]"), &only, &places, "backward");
+                    let [of, by] = layer(&format!("[\"{part}\"]"), &only, &places, ProgramKey::BACKWARD);
                     let f = combine(&of[n - first], &by[n - first], |x, y| y - x);
                     let i = chosen[n];
                     error(&y[i], &combine(&x[i], &f, |x, f| x + r[i] * f))
@@ -486,7 +487,7 @@ mod mistakes_of_public_code {
             cached.model().set(&t.name, &weight(&t.name, t.shape.iter().product())).unwrap();
         }
         let (ids, positions) = text(8);
-        let [x, _] = layer("[\"mlp\"]", &ids, &positions, "backward");
+        let [x, _] = layer("[\"mlp\"]", &ids, &positions, ProgramKey::BACKWARD);
         let r = scores(&x);
         cached.start(&[vec![ids[0] as u32]]).unwrap();
         let mut taken = vec![cached.processed().unwrap()[0].1[0][0]];
@@ -503,13 +504,14 @@ mod mistakes_of_public_code {
     #[test]
     fn stale_zeros_in_the_cache() {
         let (ids, positions) = text(8);
-        let [x, y] = layer("[\"skip(capacity 0.5, causal bce 0.1) { sa }\"]", &ids, &positions, "evaluate");
+        let [x, y] =
+            layer("[\"skip(capacity 0.5, causal bce 0.1) { sa }\"]", &ids, &positions, ProgramKey::EVALUATE);
         let r = scores(&x);
         let taking: Vec<usize> = (0..8).filter(|&i| r[i] > 0.0).collect();
         assert!(taking.len() > 1 && taking.len() < 8);
         let only: Vec<i32> = taking.iter().map(|&i| ids[i]).collect();
         let places: Vec<i32> = taking.iter().map(|&i| i as i32).collect();
-        let [of, by] = layer("[\"sa\"]", &only, &places, "backward");
+        let [of, by] = layer("[\"sa\"]", &only, &places, ProgramKey::BACKWARD);
         for (n, &i) in taking.iter().enumerate() {
             let f = combine(&of[n], &by[n], |x, y| y - x);
             let e = error(&y[i], &combine(&x[i], &f, |x, f| x + r[i] * f));
@@ -519,7 +521,7 @@ mod mistakes_of_public_code {
         let spec = spec("[\"skip(capacity 0.5, causal bce 0.1) { sa }\"]");
         let mut run = Run::new(&spec);
         let ids = super::ids(3);
-        let evaluated: Vec<f64> = run.run("evaluate", &ids).into_iter().map(f64::from).collect();
+        let evaluated: Vec<f64> = run.run(ProgramKey::EVALUATE, &ids).into_iter().map(f64::from).collect();
         let e = error(&by_caches(&spec, &ids), &evaluated);
         assert!(e < 1e-5, "caches differ by {e}");
     }
@@ -607,8 +609,8 @@ fn depth_attention_inside_any_rule() {
                 let mut run = Run::new(&spec);
                 run.loss_scale = 1.0 / (BATCH * TOKENS) as f32;
                 let ids = ids(5);
-                let training = wide(run.run("backward", &ids));
-                let evaluated = wide(run.run("evaluate", &ids));
+                let training = wide(run.run(ProgramKey::BACKWARD, &ids));
+                let evaluated = wide(run.run(ProgramKey::EVALUATE, &ids));
                 let e = error(&by_caches(&spec, &ids), &evaluated);
                 assert!(e < 1e-5, "{body}: caches differ by {e}");
 
@@ -704,9 +706,9 @@ fn a_pooled_penalty_is_of_the_mean_over_all_parts() {
         run.session.read_at(t.gradient.unwrap(), t.instance, 0, &mut found).unwrap();
         f64::from(found[0])
     };
-    run.run("backward", &ids(2));
+    run.run(ProgramKey::BACKWARD, &ids(2));
     let once = gradient(&mut run);
-    run.run("backward", &ids(2));
+    run.run(ProgramKey::BACKWARD, &ids(2));
     assert!(once != 0.0 && (gradient(&mut run) - 2.0 * once).abs() < 1e-5 * once.abs(), "{once}");
 }
 
@@ -766,9 +768,12 @@ fn all_keys_inside_a_part_are_those_of_its_tokens() {
                 let at = left_out.iter().position(|other| other == id).unwrap();
                 *id = left_out[(at + 1) % left_out.len()];
             }
-            let programs: &[&str] =
-                if outer.contains("threshold") { &["evaluate", "backward"] } else { &["evaluate"] };
-            for program in programs {
+            let programs: &[ProgramKey] = if outer.contains("threshold") {
+                &[ProgramKey::EVALUATE, ProgramKey::BACKWARD]
+            } else {
+                &[ProgramKey::EVALUATE]
+            };
+            for &program in programs {
                 let (a, b) = (run.run(program, &first), run.run(program, &second));
                 for (i, (a, b)) in a.chunks(11).zip(b.chunks(11)).enumerate() {
                     if !left_out.contains(&first[i]) {
@@ -777,7 +782,8 @@ fn all_keys_inside_a_part_are_those_of_its_tokens() {
                 }
             }
             // And the caches are of those tokens alone, and give the same.
-            let evaluated: Vec<f64> = run.run("evaluate", &first).into_iter().map(f64::from).collect();
+            let evaluated: Vec<f64> =
+                run.run(ProgramKey::EVALUATE, &first).into_iter().map(f64::from).collect();
             let e = error(&by_caches(&all, &first), &evaluated);
             assert!(e < 1e-5, "{outer}: caches differ by {e}");
             // The inner part does something: among the tokens that come to it, some attend to
@@ -785,7 +791,8 @@ fn all_keys_inside_a_part_are_those_of_its_tokens() {
             let mut other = first.clone();
             let kept = (0..TOKENS - 1).find(|&i| !left_out.contains(&first[i])).unwrap();
             other[kept] = (0..11).find(|id| !left_out.contains(id) && *id != first[kept]).unwrap();
-            let changed: Vec<f64> = run.run("evaluate", &other).into_iter().map(f64::from).collect();
+            let changed: Vec<f64> =
+                run.run(ProgramKey::EVALUATE, &other).into_iter().map(f64::from).collect();
             moved = moved
                 .max(error(&changed[(kept + 1) * 11..TOKENS * 11], &evaluated[(kept + 1) * 11..TOKENS * 11]));
         }
@@ -875,10 +882,10 @@ fn caches_reserve_what_capacity_needs_and_grow() {
 #[test]
 fn skipped_tokens_merge_with_the_next_chosen_one_and_share_the_update_of_the_last() {
     for (rule, program) in [
-        ("capacity 0.5, merge", "backward"),
-        ("capacity 0.5, merge, causal bce 0.1", "evaluate"),
-        ("threshold, merge, capacity 0.5, penalty 0.1", "backward"),
-        ("threshold, merge, capacity 0.5, penalty 0.1", "evaluate"),
+        ("capacity 0.5, merge", ProgramKey::BACKWARD),
+        ("capacity 0.5, merge, causal bce 0.1", ProgramKey::EVALUATE),
+        ("threshold, merge, capacity 0.5, penalty 0.1", ProgramKey::BACKWARD),
+        ("threshold, merge, capacity 0.5, penalty 0.1", ProgramKey::EVALUATE),
     ] {
         let mut run = Run::new(&spec(&format!("[\"skip({rule}) {{ mlp }}\"]")));
         let mut plain = Run::new(&spec("[\"mlp\"]"));
@@ -893,7 +900,7 @@ fn skipped_tokens_merge_with_the_next_chosen_one_and_share_the_update_of_the_las
                 let r: Vec<f64> = (0..TOKENS).map(|t| score(b * TOKENS + t)).collect();
                 let mut order: Vec<usize> = (0..TOKENS).collect();
                 order.sort_by(|a, c| r[*c].total_cmp(&r[*a]).then(a.cmp(c)));
-                let top = program == "backward" && !rule.contains("threshold");
+                let top = program == ProgramKey::BACKWARD && !rule.contains("threshold");
                 let taking = |t: usize| if top { order[..TOKENS / 2].contains(&t) } else { r[t] >= 0.0 };
                 let mut update = vec![0.0; HIDDEN];
                 let mut from = 0;

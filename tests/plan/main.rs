@@ -7,7 +7,7 @@ mod support;
 use dreamc_compiler::count::executed::{Turns, executed};
 use dreamc_compiler::format::Formats;
 use dreamc_compiler::ir::Extents;
-use dreamc_compiler::program::{Buffer, Plan, Space};
+use dreamc_compiler::program::{Buffer, Plan, ProgramKey, Space};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_data::Batch;
 use dreamc_device::cpu::{CpuDevice, CpuOptions};
@@ -572,11 +572,11 @@ fn matmuls_of_a_turn_are_priced_by_the_rows_that_come() {
         });
         for (plan, stats) in found {
             let turns = Turns::of(&plan);
-            let priced = executed(&plan, "backward", &|launch| turns.even(&plan, launch)).unwrap();
+            let priced = executed(&plan, ProgramKey::BACKWARD, &|launch| turns.even(&plan, launch)).unwrap();
             for (priced, found) in priced.launches.iter().zip(&stats.by_launch) {
                 assert_eq!(priced.multiply_adds, u128::from(found.multiply_adds), "{}", priced.origin);
             }
-            let all = executed(&plan, "backward", &|_| Extents::default()).unwrap();
+            let all = executed(&plan, ProgramKey::BACKWARD, &|_| Extents::default()).unwrap();
             assert!(all.open() && all.multiply_adds > priced.multiply_adds, "all slots are the most");
         }
     }

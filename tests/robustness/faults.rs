@@ -44,10 +44,11 @@ use dreamc_compiler::op::{
 };
 use dreamc_compiler::oracle::{Batch, Oracle, Setup};
 use dreamc_compiler::program::{
-    Affine, BufferId, Kernel, Launch, Operand, Plan, RowOp, RowStore, Space, Step, kernel,
+    Affine, BufferId, Kernel, Launch, Operand, Plan, ProgramKey, RowOp, RowStore, Space, Step, Task as Does,
+    kernel,
 };
 use dreamc_compiler::rewrite::{Rewriting, Rules};
-use dreamc_compiler::{CompileError, Compiled, LAST, Options, Pass, compile_watched};
+use dreamc_compiler::{CompileError, Compiled, Options, Pass, compile_watched};
 use dreamc_device::group::{Collective, Group, GroupError, Transport};
 use dreamc_dsl::spec::{Activation, Component, Expr, Group as Rates, Item, Model, OptimizerKind, SkipRule};
 use dreamc_dsl::{Spec, Spelling};
@@ -272,7 +273,7 @@ fn sums(kernel: &Kernel) -> bool {
 /// Puts the first sum of the last micro-batch in front of everything that adds to it.
 fn early(c: &mut Compiled, is: fn(&Kernel) -> bool) -> bool {
     let sums: Vec<bool> = c.plan.kernels.iter().map(is).collect();
-    let Some(program) = c.plan.programs.get_mut(LAST) else { return false };
+    let Some(program) = c.plan.programs.get_mut(&ProgramKey::LAST) else { return false };
     let is = |step: &Step| matches!(step, Step::Launch(l) if sums[l.kernel.0 as usize]);
     let Some(at) = program.steps.iter().position(is) else { return false };
     let sum = program.steps.remove(at);
@@ -431,7 +432,7 @@ fn is_param(f: &Function, v: Value, suffix: &str) -> bool {
 /// Visits the launches of a program, with the kernels; says whether `edit` did something.
 fn launches(
     plan: &mut Plan,
-    program: &str,
+    program: ProgramKey,
     edit: &mut dyn FnMut(&mut Launch, &mut Vec<Kernel>) -> bool,
 ) -> bool {
     fn walk(
@@ -449,7 +450,7 @@ fn launches(
         done
     }
     let Plan { programs, kernels, .. } = plan;
-    programs.get_mut(program).is_some_and(|p| walk(&mut p.steps, kernels, edit))
+    programs.get_mut(&program).is_some_and(|p| walk(&mut p.steps, kernels, edit))
 }
 
 /// Gives a launch another kernel, where `edit` makes one of its own.
@@ -464,13 +465,13 @@ fn kernel(launch: &mut Launch, kernels: &mut Vec<Kernel>, edit: impl Fn(&mut Ker
 }
 
 /// Changes kernels of a program.
-fn kernels(c: &mut Compiled, program: &str, edit: fn(&mut Kernel) -> bool) -> bool {
+fn kernels(c: &mut Compiled, program: ProgramKey, edit: fn(&mut Kernel) -> bool) -> bool {
     launches(&mut c.plan, program, &mut |launch, list| kernel(launch, list, edit))
 }
 
 /// Leaves all but one number of what these launches of `backward` zero as it was.
 fn unzeroed(c: &mut Compiled, is: fn(&str) -> bool) -> bool {
-    launches(&mut c.plan, "backward", &mut |launch, list| {
+    launches(&mut c.plan, ProgramKey::BACKWARD, &mut |launch, list| {
         is(&launch.origin)
             && kernel(launch, list, |k| match k {
                 Kernel::Zero(zero) => std::mem::replace(&mut zero.elements, 1) > 1,
@@ -494,7 +495,7 @@ fn constants(kernel: &mut Kernel, edit: impl Fn(f64) -> Option<f64>) -> bool {
 }
 
 /// Forgets the loops in operands in such buffers.
-fn forget_loops(plan: &mut Plan, program: &str, is: impl Fn(&str) -> bool) -> bool {
+fn forget_loops(plan: &mut Plan, program: ProgramKey, is: impl Fn(&str) -> bool) -> bool {
     let named: Vec<bool> = plan.buffers.iter().map(|b| b.instances > 1 && is(&b.name)).collect();
     launches(plan, program, &mut |launch, _| {
         let mut done = false;
@@ -512,7 +513,7 @@ fn forget_loops(plan: &mut Plan, program: &str, is: impl Fn(&str) -> bool) -> bo
 }
 
 /// Gives operands in such buffers the first instance.
-fn first_instance(plan: &mut Plan, program: &str, is: impl Fn(&str) -> bool) -> bool {
+fn first_instance(plan: &mut Plan, program: ProgramKey, is: impl Fn(&str) -> bool) -> bool {
     let named: Vec<bool> = plan.buffers.iter().map(|b| b.instances > 1 && is(&b.name)).collect();
     launches(plan, program, &mut |launch, _| {
         let mut done = false;
@@ -539,7 +540,7 @@ fn left_out(c: &mut Compiled) -> bool {
 /// `which` of them gets its places.
 fn leave_out(c: &mut Compiled, which: Option<u32>) -> u32 {
     let (mut places, mut found) = (None, 0);
-    launches(&mut c.plan, "evaluate", &mut |launch, list| {
+    launches(&mut c.plan, ProgramKey::EVALUATE, &mut |launch, list| {
         let Kernel::Rows(k) = &list[launch.kernel.0 as usize] else { return false };
         let in_rows = k.outputs.iter().all(|o| o.store == RowStore::Row);
         match (&launch.places, &places) {
@@ -561,7 +562,7 @@ fn leave_out(c: &mut Compiled, which: Option<u32>) -> u32 {
 
 /// Takes the embedding out of evaluation.
 fn unembedded(c: &mut Compiled) -> bool {
-    let Some(program) = c.plan.programs.get_mut("evaluate") else { return false };
+    let Some(program) = c.plan.programs.get_mut(&ProgramKey::EVALUATE) else { return false };
     let before = program.steps.len();
     program.steps.retain(|step| !matches!(step, Step::Launch(launch) if launch.origin.starts_with("embed")));
     program.steps.len() < before
@@ -1129,7 +1130,7 @@ fn computed_again(c: &mut Compiled, edit: &dyn Fn(&Plan, &mut Launch) -> Option<
     let plan = c.plan.clone();
     let mut done = false;
     for (name, program) in &mut c.plan.programs {
-        if !name.starts_with("backward") && !name.starts_with(LAST) {
+        if !name.is_backward() {
             continue;
         }
         let mut seen = Seen::new();
@@ -1195,8 +1196,8 @@ fn faults() -> Vec<Fault> {
         plan(
             "gradients are summed in every micro-batch",
             |c| {
-                let last = c.plan.programs.get(LAST).cloned();
-                last.map(|last| c.plan.programs.insert("backward".into(), last)).is_some()
+                let last = c.plan.programs.get(&ProgramKey::LAST).cloned();
+                last.map(|last| c.plan.programs.insert(ProgramKey::BACKWARD, last)).is_some()
             },
             "ranks",
             ["", ""],
@@ -1219,7 +1220,7 @@ fn faults() -> Vec<Fault> {
         plan(
             "sums of gradients cut elsewhere than weights",
             |c| {
-                kernels(c, LAST, |k| match k {
+                kernels(c, ProgramKey::LAST, |k| match k {
                     Kernel::ReduceScatter(kernel::ReduceScatter { parts, .. }) => {
                         let second = parts.cuts[2];
                         parts.cuts[1] = second.min(parts.cuts[1] + 64);
@@ -1982,7 +1983,9 @@ fn faults() -> Vec<Fault> {
         Fault {
             name: "a mix in a loop that reads the stream that was saved first",
             spec: STATEMENTS,
-            stage: Stage::Plan(|c| forget_loops(&mut c.plan, "backward", |name| name.starts_with("saved."))),
+            stage: Stage::Plan(|c| {
+                forget_loops(&mut c.plan, ProgramKey::BACKWARD, |name| name.starts_with("saved."))
+            }),
             caught: "gradients",
             place: ["", ""],
         },
@@ -2036,7 +2039,7 @@ fn faults() -> Vec<Fault> {
             spec: TRUNCATED,
             stage: Stage::Plan(|c| {
                 let mut done = false;
-                for program in ["backward", "evaluate"] {
+                for program in [ProgramKey::BACKWARD, ProgramKey::EVALUATE] {
                     done |= launches(&mut c.plan, program, &mut |launch, list| {
                         launch.origin == "the stream of the next pass"
                             && kernel(launch, list, |k| match k {
@@ -2157,7 +2160,9 @@ fn faults() -> Vec<Fault> {
         Fault {
             name: "the weights of the first pass at every pass",
             spec: PASSES,
-            stage: Stage::Plan(|c| forget_loops(&mut c.plan, "evaluate", |name| name.contains("lora_"))),
+            stage: Stage::Plan(|c| {
+                forget_loops(&mut c.plan, ProgramKey::EVALUATE, |name| name.contains("lora_"))
+            }),
             caught: "devices",
             place: ["", ""],
         },
@@ -2197,7 +2202,7 @@ fn faults() -> Vec<Fault> {
             name: "the lanes of the first application at every one",
             spec: TURNS,
             stage: Stage::Plan(|c| {
-                forget_loops(&mut c.plan, "evaluate", |name| name.contains("lanes0.alpha"))
+                forget_loops(&mut c.plan, ProgramKey::EVALUATE, |name| name.contains("lanes0.alpha"))
             }),
             caught: "devices",
             place: ["", ""],
@@ -2205,7 +2210,7 @@ fn faults() -> Vec<Fault> {
         Fault {
             name: "cotangents of what passes leave that are one",
             spec: PASSES,
-            stage: Stage::Plan(|c| forget_loops(&mut c.plan, "backward", |name| name == "d.exit")),
+            stage: Stage::Plan(|c| forget_loops(&mut c.plan, ProgramKey::BACKWARD, |name| name == "d.exit")),
             caught: "gradients",
             place: ["", ""],
         },
@@ -2279,7 +2284,7 @@ fn faults() -> Vec<Fault> {
             name: "the router of the first pass at every pass",
             spec: RECURSIONS,
             stage: Stage::Plan(|c| {
-                first_instance(&mut c.plan, "evaluate", |name| name.ends_with("router.weight"))
+                first_instance(&mut c.plan, ProgramKey::EVALUATE, |name| name.ends_with("router.weight"))
             }),
             caught: "devices",
             place: ["", ""],
@@ -2381,7 +2386,7 @@ fn faults() -> Vec<Fault> {
         plan(
             "a gradient overwritten where it is to be added to",
             |c| {
-                launches(&mut c.plan, "backward", &mut |launch, list| {
+                launches(&mut c.plan, ProgramKey::BACKWARD, &mut |launch, list| {
                     launch.origin.starts_with("layer1")
                         && kernel(launch, list, |k| match k {
                             Kernel::GroupedOuter(kernel::GroupedOuter { accumulate, .. }) => {
@@ -2398,7 +2403,7 @@ fn faults() -> Vec<Fault> {
             "depth cache written to one row",
             |c| {
                 let mut found = false;
-                for program in ["backward", "evaluate"] {
+                for program in [ProgramKey::BACKWARD, ProgramKey::EVALUATE] {
                     found |= launches(&mut c.plan, program, &mut |launch, list| {
                         let write = matches!(list[launch.kernel.0 as usize], Kernel::CacheWrite(_));
                         if let (true, Some(Operand::Index(row))) = (write, launch.operands.get_mut(1)) {
@@ -2415,7 +2420,7 @@ fn faults() -> Vec<Fault> {
         plan(
             "head of a prompt with the token before of the next text",
             |c| {
-                kernels(c, "prefill", |k| match k {
+                kernels(c, ProgramKey::PREFILL, |k| match k {
                     Kernel::TakeTokens(take) if take.k == 1 => {
                         take.tokens -= 1;
                         true
@@ -2430,15 +2435,15 @@ fn faults() -> Vec<Fault> {
             "all applications with one cache",
             |c| {
                 let keys = |name: &str| name.ends_with("sa.keys") && !name.starts_with("decode");
-                let prefill = forget_loops(&mut c.plan, "prefill", keys);
-                forget_loops(&mut c.plan, "decode", keys) && prefill
+                let prefill = forget_loops(&mut c.plan, ProgramKey::PREFILL, keys);
+                forget_loops(&mut c.plan, ProgramKey::DECODE, keys) && prefill
             },
             "cached",
             ["layers.1", "sa"],
         ),
         plan(
             "kept values of another application",
-            |c| forget_loops(&mut c.plan, "backward", |name| name.starts_with("layer1.saved")),
+            |c| forget_loops(&mut c.plan, ProgramKey::BACKWARD, |name| name.starts_with("layer1.saved")),
             "gradients",
             ["layers.1", ""],
         ),
@@ -2446,7 +2451,7 @@ fn faults() -> Vec<Fault> {
             "all query heads with the first key head",
             |c| {
                 let mut found = false;
-                for program in ["backward", "evaluate"] {
+                for program in [ProgramKey::BACKWARD, ProgramKey::EVALUATE] {
                     found |= kernels(c, program, |k| match k {
                         Kernel::Attention(kernel::Attention { shape, .. }) if shape.kv_heads == 2 => {
                             shape.kv_heads = 1;
@@ -2477,7 +2482,7 @@ fn faults() -> Vec<Fault> {
         plan(
             "no step back: the stream's gradient stays where it was",
             |c| {
-                launches(&mut c.plan, "backward", &mut |launch, list| {
+                launches(&mut c.plan, ProgramKey::BACKWARD, &mut |launch, list| {
                     launch.origin.starts_with("d.next")
                         && kernel(launch, list, |k| match k {
                             Kernel::Copy(kernel::Copy { elements, .. }) => std::mem::replace(elements, 1) > 1,
@@ -2491,8 +2496,12 @@ fn faults() -> Vec<Fault> {
         plan(
             "another depth runs the program of this one",
             |c| {
-                let Some(whole) = c.plan.programs.get("backward").cloned() else { return false };
-                c.plan.programs.get_mut("backward@2").map(|p| *p = whole).is_some()
+                let Some(whole) = c.plan.programs.get(&ProgramKey::BACKWARD).cloned() else { return false };
+                c.plan
+                    .programs
+                    .get_mut(&ProgramKey::first(Does::Backward { depth: Some(2), last: false }))
+                    .map(|p| *p = whole)
+                    .is_some()
             },
             "gradients",
             ["", ""],
@@ -2500,7 +2509,7 @@ fn faults() -> Vec<Fault> {
         plan(
             "decay rates of the moments exchanged",
             |c| {
-                kernels(c, "update", |k| {
+                kernels(c, ProgramKey::UPDATE, |k| {
                     constants(k, |x| match x {
                         0.9 => Some(0.999),
                         0.999 => Some(0.9),
@@ -2513,7 +2522,7 @@ fn faults() -> Vec<Fault> {
         ),
         plan(
             "weight decay of another size",
-            |c| kernels(c, "update", |k| constants(k, |x| (x == 0.1).then_some(0.3))),
+            |c| kernels(c, ProgramKey::UPDATE, |k| constants(k, |x| (x == 0.1).then_some(0.3))),
             "devices",
             ["", ""],
         ),
@@ -2721,7 +2730,7 @@ fn faults() -> Vec<Fault> {
         Fault {
             name: "weights of the first application dropped at every one",
             spec: DROPPING,
-            stage: Stage::Plan(|c| first_instance(&mut c.plan, "backward", |name| name == "draws")),
+            stage: Stage::Plan(|c| first_instance(&mut c.plan, ProgramKey::BACKWARD, |name| name == "draws")),
             caught: "devices",
             place: ["", ""],
         },
@@ -2826,7 +2835,7 @@ fn faults() -> Vec<Fault> {
             spec: ORTHOGONAL,
             ..plan(
                 "",
-                |c| kernels(c, "update", |k| constants(k, |x| (x == 0.95).then_some(1.0))),
+                |c| kernels(c, ProgramKey::UPDATE, |k| constants(k, |x| (x == 0.95).then_some(1.0))),
                 "devices",
                 ["", ""],
             )
@@ -2836,7 +2845,7 @@ fn faults() -> Vec<Fault> {
             spec: HALVES,
             ..plan(
                 "",
-                |c| kernels(c, "update", |k| constants(k, |x| (x == 0.95).then_some(0.9))),
+                |c| kernels(c, ProgramKey::UPDATE, |k| constants(k, |x| (x == 0.95).then_some(0.9))),
                 "devices",
                 ["", ""],
             )
@@ -2847,7 +2856,7 @@ fn faults() -> Vec<Fault> {
             ..plan(
                 "",
                 |c| {
-                    let update = c.plan.programs.get_mut("update");
+                    let update = c.plan.programs.get_mut(&ProgramKey::UPDATE);
                     let loops = update.into_iter().flat_map(|p| &mut p.steps).filter_map(|step| match step {
                         Step::Loop { count, .. } if *count > 2 => Some(count),
                         Step::Loop { .. } | Step::Launch(_) => None,
@@ -2863,7 +2872,7 @@ fn faults() -> Vec<Fault> {
             spec: ORTHOGONAL,
             ..plan(
                 "",
-                |c| kernels(c, "update", |k| constants(k, |x| (x == 3.4445).then_some(3.0))),
+                |c| kernels(c, ProgramKey::UPDATE, |k| constants(k, |x| (x == 3.4445).then_some(3.0))),
                 "devices",
                 ["", ""],
             )
@@ -2871,7 +2880,7 @@ fn faults() -> Vec<Fault> {
         plan(
             "norm of half of the gradients",
             |c| {
-                kernels(c, "norm", |k| match k {
+                kernels(c, ProgramKey::NORM, |k| match k {
                     Kernel::Norm(kernel::Norm { elements }) => {
                         *elements /= 2;
                         true
@@ -2885,7 +2894,7 @@ fn faults() -> Vec<Fault> {
         plan(
             "balancing away from the balance",
             |c| {
-                kernels(c, "update", |k| match k {
+                kernels(c, ProgramKey::UPDATE, |k| match k {
                     Kernel::Balance(kernel::Balance { rate, .. }) => {
                         rate.0 = -rate.0;
                         true
@@ -2932,7 +2941,7 @@ fn shared_sum(f: &Function, i: usize) -> Option<usize> {
 fn reused(c: &mut Compiled) -> bool {
     let mut pair = None;
     let buffers = c.plan.buffers.clone();
-    for program in ["evaluate", "backward"] {
+    for program in [ProgramKey::EVALUATE, ProgramKey::BACKWARD] {
         launches(&mut c.plan, program, &mut |launch, list| {
             let inputs = match &list[launch.kernel.0 as usize] {
                 Kernel::Rows(_) | Kernel::Attention(_) | Kernel::Product(_) => 2,

@@ -4,7 +4,7 @@ use dreamc_compiler::format::Packed;
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{
     ALIGNMENT, Affine, Buffer, BufferId, Kernel, KernelId, KernelKind, Launch, Layout, Matrix, Operand, Plan,
-    Space, Step, Storage, kernel,
+    ProgramKey, Space, Step, Storage, kernel,
 };
 use dreamc_device::cpu::{CpuDevice, CpuOptions};
 use dreamc_device::ptx::{Checks, Options, PtxDevice};
@@ -88,7 +88,7 @@ impl Case {
         }
         plan.kernels.push(kernel);
         let launch = Launch { kernel: KernelId(0), operands, places: None, origin: "launch".into() };
-        plan.programs.entry("main".into()).or_default().steps.push(Step::Launch(launch));
+        plan.programs.entry(ProgramKey::ALONE).or_default().steps.push(Step::Launch(launch));
         Case { plan, given: all, result: found, places: vec![] }
     }
 
@@ -144,7 +144,7 @@ impl Case {
         for (id, bytes) in &self.given {
             session.write(*id, 0, 0, bytes).unwrap();
         }
-        session.run("main").unwrap_or_else(|e| panic!("{e}\n{}", self.plan));
+        session.run(ProgramKey::ALONE).unwrap_or_else(|e| panic!("{e}\n{}", self.plan));
         match self.plan.buffer(self.result).dtype {
             DType::Bf16 => {
                 let all = session.read_all::<bf16>(self.result).unwrap();

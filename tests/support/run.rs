@@ -1,7 +1,7 @@
 //! A golden model on a device.
 
 use super::Golden;
-use dreamc_compiler::program::BufferId;
+use dreamc_compiler::program::{BufferId, ProgramKey};
 use dreamc_compiler::{Compiled, Options, compile};
 use dreamc_device::{Device, Element, Group, RunStats, Session};
 use indexmap::IndexMap;
@@ -42,7 +42,7 @@ impl Run {
         self.session.read_all::<f32>(id).unwrap().into_iter().map(f64::from).collect()
     }
 
-    pub fn run(&mut self, program: &str) -> RunStats {
+    pub fn run(&mut self, program: ProgramKey) -> RunStats {
         self.session.run(program).unwrap_or_else(|e| panic!("{program}: {e}"))
     }
 
@@ -58,11 +58,11 @@ impl Run {
 
     /// Loss and gradients of a batch, added to what is there.
     pub fn backward(&mut self, golden: &Golden, ids: &[i32], b: usize, n: usize) -> f64 {
-        self.program("backward", golden, ids, b, n)
+        self.program(ProgramKey::BACKWARD, golden, ids, b, n)
     }
 
     /// Runs a program on a batch; gives its loss, of routers too.
-    pub fn program(&mut self, program: &str, golden: &Golden, ids: &[i32], b: usize, n: usize) -> f64 {
+    pub fn program(&mut self, program: ProgramKey, golden: &Golden, ids: &[i32], b: usize, n: usize) -> f64 {
         let (inputs, targets) = golden.batch(ids, n);
         self.write("ids", &inputs);
         self.write("targets", &targets);
@@ -90,8 +90,8 @@ impl Run {
         for (name, value) in scalars {
             self.write(name, &[value as f32]);
         }
-        self.run("norm");
-        self.run("update");
+        self.run(ProgramKey::NORM);
+        self.run(ProgramKey::UPDATE);
         loss
     }
 

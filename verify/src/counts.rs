@@ -3,6 +3,7 @@
 use super::decoding::any_skip;
 use super::subject::{ROWS, Subject, of};
 use super::{Checks, Place, Proof, VerifyError, blame};
+use dreamc_compiler::Compiled;
 use dreamc_compiler::architecture::{Architecture, names};
 use dreamc_compiler::bind::Owner;
 use dreamc_compiler::compiled::{Entry, TensorKind};
@@ -12,9 +13,8 @@ use dreamc_compiler::ir::Extents;
 use dreamc_compiler::lower::{Form, Shape, attention};
 use dreamc_compiler::op::kernel::Units;
 use dreamc_compiler::oracle::Batch;
-use dreamc_compiler::program::KernelKind;
+use dreamc_compiler::program::{KernelKind, ProgramKey};
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_compiler::{Compiled, PREPARE};
 use dreamc_device::{Group, Instrument, RunStats};
 use dreamc_dsl::define::graph::{Attend, Function, Node};
 use dreamc_dsl::spec::{Component, Item, Model, SkipKv};
@@ -48,14 +48,14 @@ impl Proof for Counts {
         model.session().instrument(Instrument { count: true, time: false });
         let plan = model.compiled().plan.clone();
         let masks = Masks { positions: &s.batch.positions, key_positions: &[], segments: &s.batch.segments };
-        for program in ["backward", "evaluate"] {
+        for program in [ProgramKey::BACKWARD, ProgramKey::EVALUATE] {
             let expected = executed(&plan, program, &|launch| masks.extents(&plan, launch))?;
-            let stats = if program == "backward" {
+            let stats = if program.is_backward() {
                 let scale = dreamc_runtime::model::Scale { loss: 1.0, auxiliary: 1.0 };
                 model.backward(&s.batch, scale, None)?
             } else {
                 model.evaluate(&s.batch)?;
-                model.session().run("evaluate")?
+                model.session().run(ProgramKey::EVALUATE)?
             };
             launches(s, checks, program, &expected, &stats);
         }
@@ -70,11 +70,11 @@ impl Proof for Counts {
         if let (Some(compiled), Some(cache)) = (writing.filter(|c| !skips(c)), options.cache) {
             // Not poisoned: inputs stay the zeros that they begin as.
             let mut session = device.0.load(&compiled.plan, &Group::alone())?;
-            if compiled.plan.programs.contains_key(PREPARE) {
-                session.run(PREPARE)?;
+            if compiled.plan.programs.contains_key(&ProgramKey::PREPARE) {
+                session.run(ProgramKey::PREPARE)?;
             }
             session.instrument(Instrument { count: true, time: false });
-            for (program, tokens) in [("prefill", cache.chunk), ("decode", 1)] {
+            for (program, tokens) in [(ProgramKey::PREFILL, cache.chunk), (ProgramKey::DECODE, 1)] {
                 // Positions are data: of all zeros every query sees every place. Which keys are
                 // chosen is data, too: of those launches this is the most there can be.
                 let pairs = ROWS as u64 * cache.places * tokens;
@@ -197,7 +197,7 @@ fn first_keys(items: &[Item]) -> bool {
 }
 
 /// Multiply-adds launch by launch.
-fn launches(s: &Subject, checks: &mut Checks, program: &str, counted: &Executed, found: &RunStats) {
+fn launches(s: &Subject, checks: &mut Checks, program: ProgramKey, counted: &Executed, found: &RunStats) {
     for (e, f) in counted.launches.iter().zip(&found.by_launch) {
         let found = u128::from(f.multiply_adds);
         // Of what no-op experts and tokens that skip leave undone the count is a bound.

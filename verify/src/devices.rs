@@ -9,8 +9,9 @@ use dreamc_compiler::bind::{Input, Output, Owner};
 use dreamc_compiler::compiled::{Compiled, Entry, Tensor, TensorKind};
 use dreamc_compiler::lower::{Form, attention};
 use dreamc_compiler::op::attention::drawn;
+use dreamc_compiler::program::{ProgramKey, Task};
 use dreamc_compiler::rewrite::Rewriting;
-use dreamc_compiler::{Options, PREPARE, matches};
+use dreamc_compiler::{Options, matches};
 use dreamc_device::agree::compare;
 use dreamc_device::poison::Poisoned;
 use dreamc_device::{Device, DeviceError, Session};
@@ -55,11 +56,14 @@ impl Proof for Devices {
             let plain = s.cached_options(&Rewriting::default());
             let writing = Options { exit: share_to_leave(s), ..plain };
             let training = s.compile(&Options { depths: vec![], ..s.options() })?;
-            let mut programs = vec![(&training, vec!["backward", "norm", "update", "evaluate"])];
+            let mut programs = vec![(
+                &training,
+                vec![ProgramKey::BACKWARD, ProgramKey::NORM, ProgramKey::UPDATE, ProgramKey::EVALUATE],
+            )];
             let writing = if s.samples() { Some(s.compile(&writing)?) } else { None };
             if let Some(writing) = &writing {
-                let all = [PREPARE, "prefill", "decode"];
-                let there = |p: &&str| writing.plan.programs.contains_key(*p);
+                let all = [ProgramKey::PREPARE, ProgramKey::PREFILL, ProgramKey::DECODE];
+                let there = |p: &ProgramKey| writing.plan.programs.contains_key(p);
                 programs.push((writing, all.into_iter().filter(there).collect()));
             }
             for (compiled, names) in programs {
@@ -111,14 +115,14 @@ fn evaluated(s: &Subject, device: &dyn Device) -> Result<Vec<f64>, VerifyError> 
 fn fill(
     s: &Subject,
     compiled: &Compiled,
-    program: &str,
+    program: ProgramKey,
     session: &mut dyn Session,
 ) -> Result<(), DeviceError> {
     for t in &compiled.tensors {
         if let Some(tensor) = s.weights.get(&t.name) {
             let values: Vec<f32> = tensor.floats().iter().map(|&x| x as f32).collect();
             session.write_at(t.weight, t.instance, 0, &values)?;
-            if let (Some(gradient), "norm" | "update") = (t.gradient, program) {
+            if let (Some(gradient), Task::Norm | Task::Update) = (t.gradient, program.task) {
                 let values: Vec<f32> = values.iter().rev().map(|x| 0.1 * x).collect();
                 session.write_at(gradient, t.instance, 0, &values)?;
             }
@@ -148,7 +152,7 @@ fn fill(
         ints(session, entry, Input::Ids, &|r, i| of(&s.plain.ids, r, i))?;
         ints(session, entry, Input::Positions, &|_, i| i as i32 + 2)?;
         ints(session, entry, Input::Slots, &|_, i| i as i32 + 2)?;
-        if entry.name() == program {
+        if entry.task() == program.task {
             let width = compiled.input(entry, Input::Ids).map_or(1, |id| plan.buffer(id).shape[1]);
             ints(session, entry, Input::KeyPositions, &|_, i| if i < 2 + width { i as i32 } else { -1 })?;
         }

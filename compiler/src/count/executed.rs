@@ -13,7 +13,7 @@ use super::{CountError, total};
 use crate::ir::{CostError, Extents};
 use crate::op::attention::kernel::visible;
 use crate::op::kernel::{Amount, Units};
-use crate::program::{BufferId, Kernel, KernelKind, Launch, Operand, Plan, Space, Step, listed};
+use crate::program::{BufferId, Kernel, KernelKind, Launch, Operand, Plan, ProgramKey, Space, Step, listed};
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 
@@ -52,11 +52,11 @@ impl Executed {
 /// those of depth attention and of routing without no-ops follow from the plan.
 pub fn executed(
     plan: &Plan,
-    program: &str,
+    program: ProgramKey,
     known: &dyn Fn(&Launch) -> Extents,
 ) -> Result<Executed, CountError> {
     let mut walk = Walk { plan, known, partial: HashSet::new(), loops: vec![], out: Executed::default() };
-    if let Some(program) = plan.programs.get(program) {
+    if let Some(program) = plan.programs.get(&program) {
         // Routing in a micro-batch is read by later launches of the same program only.
         walk.partial = partial_offsets(plan, &program.steps);
         walk.steps(&program.steps)?;

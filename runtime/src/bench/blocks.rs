@@ -10,7 +10,8 @@ use dreamc_compiler::compiled::TensorKind;
 use dreamc_compiler::format::{Format, Formats, Packed, Stored};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::program::{
-    Affine, Buffer, BufferId, Kernel, KernelId, Launch, Matrix, Operand, Plan, Program, Space, Step, kernel,
+    Affine, Buffer, BufferId, Kernel, KernelId, Launch, Matrix, Operand, Plan, Program, ProgramKey, Space,
+    Step, kernel,
 };
 use dreamc_device::mapped::{Mapped, MappedFile};
 use dreamc_device::{Device, DeviceError, Group, Session};
@@ -162,7 +163,7 @@ fn product(
         steps: vec![Step::Loop { variable: 0, count: turns, reverse: false, steps }],
         variables: 1,
     };
-    let programs = [("main".to_string(), program)].into_iter().collect();
+    let programs = [(ProgramKey::ALONE, program)].into_iter().collect();
     let plan = Plan { buffers, kernels: vec![Kernel::Product(kernel)], programs, arena, mapped: 0 };
     let mut session = device.load(&plan, &Group::alone())?;
     let values: Vec<f32> = (0..k).map(|j| ((j * 37 + 11) % 101) as f32 / 101.0 - 0.5).collect();

@@ -292,7 +292,7 @@ impl Cached {
             }
             self.model.give(program, Input::KeyPositions, &keys)?;
         }
-        self.model.run_cached(program.name())?;
+        self.model.run_cached(program)?;
         for n in next.iter().filter(|n| n.reads()) {
             let length = self.length(n.row);
             if self.snaps
@@ -584,7 +584,7 @@ impl NextLogits for Cached {
 
     fn step(&mut self, next: &[Next]) -> Result<Vec<Vec<f32>>, ModelError> {
         let every = |n: &Next| n.every && n.reads();
-        if next.iter().any(every) && !self.loaded().compiled().has(Entry::Every.name()) {
+        if next.iter().any(every) && !self.loaded().compiled().has(Entry::Every.task()) {
             return Err(ModelError::LastLogits);
         }
         // A row that is full is done; what it is given goes nowhere.

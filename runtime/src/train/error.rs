@@ -6,6 +6,7 @@ use crate::evaluate::EvaluateError;
 use crate::model::ModelError;
 use dreamc_compiler::CompileError;
 use dreamc_compiler::count::CountError;
+use dreamc_compiler::program::ProgramKey;
 use dreamc_data::DataError;
 use dreamc_dsl::Diagnostics;
 use std::path::PathBuf;
@@ -38,7 +39,7 @@ pub enum TrainError {
         /// The step.
         step: u64,
         /// Which program.
-        program: String,
+        program: ProgramKey,
         /// The device's counter.
         found: u128,
         /// The count of the launch list.

@@ -45,6 +45,7 @@ use dreamc_compiler::compiled::Tensor;
 use dreamc_compiler::count::Counts;
 use dreamc_compiler::count::executed::{Masks, executed};
 use dreamc_compiler::precision::Narrow;
+use dreamc_compiler::program::{ProgramKey, Task};
 use dreamc_compiler::rewrite::Rewriting;
 use dreamc_data::{Batch, Batches, Dataset};
 use dreamc_device::group::{Group, GroupError};
@@ -653,10 +654,10 @@ impl<'a> Runner<'a> {
 
     /// Stops where the device did more or less work than its program has.
     fn compare(&self, step: u64, part: &Batch, depth: Option<u64>, found: u64) -> Result<(), TrainError> {
-        let program = depth.map_or("backward".into(), |depth| format!("backward@{depth}"));
+        let program = ProgramKey::first(Task::Backward { depth, last: false });
         let masks = Masks { positions: &part.positions, key_positions: &[], segments: &part.segments };
         let plan = &self.model.compiled().plan;
-        let expected = executed(plan, &program, &|launch| masks.extents(plan, launch))?;
+        let expected = executed(plan, program, &|launch| masks.extents(plan, launch))?;
         let found = u128::from(found);
         // Where experts that do nothing were chosen, what was counted is the most there can be.
         if found == expected.multiply_adds || (expected.open() && found < expected.multiply_adds) {

@@ -5,7 +5,7 @@
 //! the plan.
 
 use dreamc_compiler::format::{Formats, Packed};
-use dreamc_compiler::program::{Kernel, kernel};
+use dreamc_compiler::program::{Kernel, ProgramKey, kernel};
 use dreamc_compiler::{Compiled, Options, compile};
 use dreamc_data::Batch;
 use dreamc_device::cpu::{CpuDevice, CpuOptions};
@@ -113,7 +113,7 @@ pub fn faults() -> Vec<Fault> {
             name: "a derivative through the transposed blocks",
             format: "q8_0",
             place: Place::Plan(|c| {
-                super::kernels(c, "backward", |k| match k {
+                super::kernels(c, ProgramKey::BACKWARD, |k| match k {
                     Kernel::Product(kernel::Product { n, k, b, stored: true, .. }) if n == k => {
                         (b.row, b.column) = (b.column, b.row);
                         true

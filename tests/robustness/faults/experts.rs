@@ -4,7 +4,7 @@
 use super::{Fault, Stage, launches, wrong};
 use dreamc_compiler::Compiled;
 use dreamc_compiler::program::kernel::Pooled;
-use dreamc_compiler::program::{Kernel, Launch, Operand, Plan, Step};
+use dreamc_compiler::program::{Kernel, Launch, Operand, Plan, ProgramKey, Step, Task};
 use dreamc_device::group::{Collective, Group};
 
 /// Networks in layers with weights of their own, and projections of an attention that recurs.
@@ -20,17 +20,17 @@ fn shares(c: &Compiled) -> bool {
 
 /// Edits launches of the programs that train.
 fn edited(c: &mut Compiled, edit: &mut dyn FnMut(&mut Launch, &Kernel) -> bool) -> bool {
-    let names: Vec<String> =
-        c.plan.programs.keys().filter(|name| shares(c) && trains(name)).cloned().collect();
+    let trained: Vec<ProgramKey> =
+        c.plan.programs.keys().filter(|key| shares(c) && trains(**key)).copied().collect();
     let mut own = |launch: &mut Launch, list: &mut Vec<Kernel>| {
         let kernel = list[launch.kernel.0 as usize].clone();
         edit(launch, &kernel)
     };
-    names.iter().fold(false, |any, name| launches(&mut c.plan, name, &mut own) | any)
+    trained.into_iter().fold(false, |any, key| launches(&mut c.plan, key, &mut own) | any)
 }
 
-fn trains(name: &str) -> bool {
-    name.starts_with("backward") || name == "norm" || name == "update"
+fn trains(key: ProgramKey) -> bool {
+    matches!(key.task, Task::Backward { .. } | Task::Norm | Task::Update)
 }
 
 /// Edits the list of steps of each loop in the programs that train, and that of each program.
@@ -48,7 +48,7 @@ fn lists(c: &mut Compiled, edit: &dyn Fn(&mut Vec<Step>, &[Kernel]) -> bool) -> 
     }
     let sound = shares(c);
     let Plan { programs, kernels, .. } = &mut c.plan;
-    let own = programs.iter_mut().filter(|(name, _)| sound && trains(name));
+    let own = programs.iter_mut().filter(|(name, _)| sound && trains(**name));
     own.fold(false, |any, (_, program)| all(&mut program.steps, kernels, edit) | any)
 }
 

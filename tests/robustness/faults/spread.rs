@@ -4,7 +4,7 @@
 use super::{Fault, Stage, kernel, launches};
 use dreamc_compiler::Compiled;
 use dreamc_compiler::program::kernel::Scattered;
-use dreamc_compiler::program::{Affine, BufferId, Kernel, Launch, Operand, Plan, Step};
+use dreamc_compiler::program::{Affine, BufferId, Kernel, Launch, Operand, Plan, ProgramKey, Step};
 
 /// Layers with weights of their own, and one that recurs.
 const LAYERS: &str = "
@@ -14,15 +14,15 @@ const LAYERS: &str = "
   body: [{repeat: 3, layers: [\"sa > mlp\"]}, {recur: 2, layers: [\"sa > wide\"]}]";
 
 /// Programs with gradients of plans whose weights are cut.
-fn programs(c: &Compiled) -> Vec<String> {
+fn programs(c: &Compiled) -> Vec<ProgramKey> {
     let cut = c.cut.weights();
-    c.plan.programs.keys().filter(|name| cut && name.starts_with("backward")).cloned().collect()
+    c.plan.programs.keys().filter(|key| cut && key.is_backward()).copied().collect()
 }
 
 /// Edits launches of programs with gradients.
 fn edited(c: &mut Compiled, edit: &mut dyn FnMut(&mut Launch, &mut Vec<Kernel>) -> bool) -> bool {
     let programs = programs(c);
-    programs.iter().fold(false, |any, name| launches(&mut c.plan, name, edit) | any)
+    programs.into_iter().fold(false, |any, key| launches(&mut c.plan, key, edit) | any)
 }
 
 /// Where an exchange of cut numbers begins among them.

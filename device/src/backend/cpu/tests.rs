@@ -94,7 +94,7 @@ pub(super) fn plan_of(kernel: &Kernel, operands: &[Value]) -> Plan {
         list.push(Operand::Tensor { buffer, instance: Affine::default(), offset: 0, stride });
     }
     let launch = Launch { kernel: KernelId(0), operands: list, places: None, origin: "test".into() };
-    plan.programs.insert("main".into(), Program { steps: vec![Step::Launch(launch)], variables: 0 });
+    plan.programs.insert(ProgramKey::ALONE, Program { steps: vec![Step::Launch(launch)], variables: 0 });
     plan
 }
 
@@ -129,7 +129,7 @@ fn launch_wide(kernel: Kernel, operands: &[Value]) -> (Vec<Value>, u64) {
             }
             .unwrap();
         }
-        let stats = session.run("main").unwrap();
+        let stats = session.run(ProgramKey::ALONE).unwrap();
         let mut results = vec![];
         let mut number = 0;
         for value in operands {
@@ -173,7 +173,7 @@ fn launch_some(kernel: Kernel, operands: &[Value], places: &[i32]) -> (Vec<f32>,
         }
         .unwrap();
     }
-    let count = session.run("main").unwrap().multiply_adds();
+    let count = session.run(ProgramKey::ALONE).unwrap().multiply_adds();
     (session.read_all(BufferId(operands.len() as u32 - 2)).unwrap(), count)
 }
 
@@ -216,7 +216,7 @@ fn launch_narrow(kernel: &Kernel, operands: &[Value]) {
             }
             .unwrap();
         }
-        assert_eq!(session.run("main").unwrap().multiply_adds(), count, "{kernel:?}");
+        assert_eq!(session.run(ProgramKey::ALONE).unwrap().multiply_adds(), count, "{kernel:?}");
         let mut bits = vec![];
         for (i, expected) in expected.iter().enumerate() {
             let (F(expected) | Strided(expected, _)) = expected else { continue };
@@ -360,7 +360,7 @@ fn product_of_a_matrix_and_itself() {
                 }
                 let mut results = vec![];
                 for (other, threads) in [(1, 1), (0, 1), (0, 2), (0, 3)] {
-                    for step in &mut plan.programs["main"].steps {
+                    for step in &mut plan.programs[&ProgramKey::ALONE].steps {
                         let Step::Launch(launch) = step else { continue };
                         let Operand::Tensor { buffer, .. } = &mut launch.operands[1] else { continue };
                         *buffer = BufferId(other);
@@ -373,7 +373,7 @@ fn product_of_a_matrix_and_itself() {
                         }
                         .unwrap();
                     }
-                    session.run("main").unwrap();
+                    session.run(ProgramKey::ALONE).unwrap();
                     let found: Vec<f32> = session.read_all(BufferId(2)).unwrap();
                     results.push(found.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
                 }
@@ -1297,7 +1297,7 @@ fn tiles_of_e4m3() {
             if groups {
                 session.write_at(BufferId(1), 0, 0, &offsets).unwrap();
             }
-            session.run("main").unwrap();
+            session.run(ProgramKey::ALONE).unwrap();
             let found = session.read_all::<bf16>(BufferId(1 + u32::from(groups))).unwrap();
             for (at, (found, expected)) in found.iter().zip(expected.floats()).enumerate() {
                 let same = found.to_f64() == *expected || (found.is_nan() && expected.is_nan());
@@ -1954,7 +1954,7 @@ mod row_kernels {
         let (x, y) = (Random(1).floats(1800), Random(2).floats(1800));
         session.write_at(BufferId(0), 0, 0, &x).unwrap();
         session.write_at(BufferId(1), 0, 0, &y).unwrap();
-        session.run("main").unwrap();
+        session.run(ProgramKey::ALONE).unwrap();
         assert_eq!(session.read_all::<f32>(BufferId(0)).unwrap(), x);
         assert_eq!(session.read_all::<f32>(BufferId(1)).unwrap(), x.iter().map(|x| -x).collect::<Vec<_>>());
 
@@ -1967,7 +1967,7 @@ mod row_kernels {
         let mut session = super::session(&plan, 2);
         let x: Vec<half::bf16> = x.iter().map(|&x| half::bf16::from_f32(x)).collect();
         session.write_at(BufferId(0), 0, 0, &x).unwrap();
-        session.run("main").unwrap();
+        session.run(ProgramKey::ALONE).unwrap();
         assert_eq!(
             session.read_all::<half::bf16>(BufferId(2)).unwrap(),
             x.iter().map(|x| -*x).collect::<Vec<_>>()
@@ -2013,7 +2013,7 @@ fn looped() -> Plan {
     let outer = Step::Loop { variable: 0, count: 3, reverse: true, steps: vec![inner] };
     let operands = vec![tensor(1, &[], 0), tensor(2, &[], 0)];
     let norm = Step::Launch(Launch { kernel: KernelId(1), operands, places: None, origin: "norm".into() });
-    plan.programs.insert("main".into(), Program { steps: vec![outer, norm], variables: 2 });
+    plan.programs.insert(ProgramKey::ALONE, Program { steps: vec![outer, norm], variables: 2 });
     plan
 }
 
@@ -2024,7 +2024,7 @@ fn loops_instances_and_profiles() {
     let x = Random(3).floats(30);
     session.write_at(plan.find("x").unwrap(), 0, 0, &x[..10]).unwrap();
     session.write_at(plan.find("x").unwrap(), 1, 0, &x[10..]).unwrap();
-    let stats = session.run("main").unwrap();
+    let stats = session.run(ProgramKey::ALONE).unwrap();
     assert_eq!((stats.launches, stats.by_launch.len()), (19, 0));
     let y: Vec<f32> = session.read_all(plan.find("y").unwrap()).unwrap();
     let sums: Vec<f64> = (0..30).map(|i| (0..3).map(|j| x[j * 10 + i % 10] as f64).sum()).collect();
@@ -2034,7 +2034,7 @@ fn loops_instances_and_profiles() {
     close("norm", &norm, &[sums.iter().map(|s| s * s).sum::<f64>().sqrt()]);
 
     session.instrument(Instrument { count: true, time: true });
-    let stats = session.run("main").unwrap();
+    let stats = session.run(ProgramKey::ALONE).unwrap();
     let counts: Vec<_> = stats.by_launch.iter().map(|l| (l.origin.as_str(), l.count)).collect();
     assert_eq!(counts, [("copy", 9), ("copy", 9), ("norm", 1)]);
     assert!(stats.by_launch.iter().all(|l| l.seconds > 0.0));
@@ -2050,8 +2050,8 @@ fn access_is_checked() {
     assert!(matches!(session.write_at(x, 0, 0, &[0i32; 3]), Err(DeviceError::WrongType { .. })));
     assert!(matches!(session.write(x, 0, 0, &[0; 3]), Err(DeviceError::OutOfBounds { .. })));
     assert!(matches!(session.read_all::<f32>(BufferId(9)), Err(DeviceError::NoBuffer(_))));
-    let error = session.run("train").unwrap_err();
-    assert_eq!(error.to_string(), "no program `train`; there are `main`");
+    let error = session.run(ProgramKey::UPDATE).unwrap_err();
+    assert_eq!(error.to_string(), "no program `update`; there are `launches 0`");
 }
 
 /// A plan that is wrong in one way is refused, and the message says in which.
@@ -2214,7 +2214,7 @@ fn bad_indices() {
                 _ => session.write_at(BufferId(i as u32), 0, 0, value.f()).unwrap(),
             }
         }
-        assert!(matches!(session.run("main"), Err(DeviceError::BadIndex { .. })), "{kernel:?}");
+        assert!(matches!(session.run(ProgramKey::ALONE), Err(DeviceError::BadIndex { .. })), "{kernel:?}");
     }
 }
 
@@ -2333,7 +2333,7 @@ train: {batch: 2, sequence: 37}
                 session.write_at(id, 0, 0, &[value]).unwrap();
             }
         }
-        session.run("backward").unwrap();
+        session.run(ProgramKey::BACKWARD).unwrap();
         let read = |name: &str| session.read_all::<f32>(find(name).unwrap()).unwrap();
         let mut bits: Vec<u32> = vec![];
         let mut near = |what: &str, bound: f64, found: Vec<f32>, expected: &[f64]| {

@@ -20,7 +20,7 @@ use cublaslt::CublasLt;
 use cudarc::driver::{DriverError, result, sys};
 use dreamc_compiler::codegen::{Argument, Language, Limits, Pass, Source, Turns};
 use dreamc_compiler::count::device::{self, DEVICES};
-use dreamc_compiler::program::Plan;
+use dreamc_compiler::program::{Plan, ProgramKey};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -235,7 +235,7 @@ impl CudaDevice {
     }
 
     /// A trial of some programs of a plan, for [`proof::watch`].
-    pub fn trial(&self, plan: &Plan, programs: &[&str]) -> Result<Trial, DeviceError> {
+    pub fn trial(&self, plan: &Plan, programs: &[ProgramKey]) -> Result<Trial, DeviceError> {
         // A naive kernel of 4e12 multiply-adds takes some seconds.
         Trial::of(plan, programs, &self.compiler, (self.sheet(), 4e12))
     }

@@ -20,7 +20,9 @@ use dreamc_compiler::count::network::Network;
 use dreamc_compiler::count::roofline::{Bound, Demand, Rates};
 use dreamc_compiler::ir::DType;
 use dreamc_compiler::op::kernel::Units;
-use dreamc_compiler::program::{Kernel, KernelKind, Launch, Operand, Parts, Plan, Role, Touches, listed};
+use dreamc_compiler::program::{
+    Kernel, KernelKind, Launch, Operand, Parts, Plan, ProgramKey, Role, Touches, listed,
+};
 use dreamc_compiler::rewrite::Target;
 use std::collections::HashMap;
 use std::fmt;
@@ -81,7 +83,7 @@ pub type Recode<'a> = dyn Fn(&str, &mut [Code]) + 'a;
 /// ([`registers`](super::registers)).
 pub fn table(
     plan: &Plan,
-    times: &dyn Fn(&str) -> u64,
+    times: &dyn Fn(ProgramKey) -> u64,
     tokens: u64,
     architecture: &str,
     device: &'static Device,
@@ -107,14 +109,14 @@ pub fn prices(
     plan: &Plan,
     architecture: &str,
     device: &'static Device,
-) -> Result<HashMap<String, Vec<f64>>, TableError> {
-    let mut all: HashMap<String, Vec<f64>> = plan
+) -> Result<HashMap<ProgramKey, Vec<f64>>, TableError> {
+    let mut all: HashMap<ProgramKey, Vec<f64>> = plan
         .programs
         .iter()
-        .map(|(name, program)| (name.clone(), vec![0.0; listed(&program.steps).count()]))
+        .map(|(key, program)| (*key, vec![0.0; listed(&program.steps).count()]))
         .collect();
     each_line(plan, &|_| 1, architecture, device, &|_| HashMap::new(), &|_, _| {}, &mut |place, _, line| {
-        let own = all.get_mut(place.0).and_then(|list| list.get_mut(place.1));
+        let own = all.get_mut(&place.0).and_then(|list| list.get_mut(place.1));
         if let (Some(own), false) = (own, line.why == Why::Network) {
             *own = line.seconds / line.launches as f64;
         }
@@ -128,11 +130,11 @@ pub fn prices_by_rates(
     plan: &Plan,
     rates: Rates,
     launch: f64,
-) -> Result<HashMap<String, Vec<f64>>, TableError> {
+) -> Result<HashMap<ProgramKey, Vec<f64>>, TableError> {
     let turns = Turns::of(plan);
-    let of = |name: &String| -> Result<Vec<f64>, TableError> {
-        let counted = executed(plan, name, &|launch| turns.even(plan, launch))?;
-        let list: Vec<&Launch> = listed(&plan.programs[name].steps).collect();
+    let of = |key: ProgramKey| -> Result<Vec<f64>, TableError> {
+        let counted = executed(plan, key, &|launch| turns.even(plan, launch))?;
+        let list: Vec<&Launch> = listed(&plan.programs[&key].steps).collect();
         let seconds = list.into_iter().zip(&counted.launches).map(|(own, counted)| {
             match Collective::of(plan.kernel(own.kernel)) {
                 Some(_) => 0.0,
@@ -141,11 +143,11 @@ pub fn prices_by_rates(
         });
         Ok(seconds.collect())
     };
-    plan.programs.keys().map(|name| Ok((name.clone(), of(name)?))).collect()
+    plan.programs.keys().map(|&key| Ok((key, of(key)?))).collect()
 }
 
 /// A program and the number of a launch in its list.
-type Listing<'p> = (&'p str, usize);
+type Listing = (ProgramKey, usize);
 
 /// Gets the place of a launch, its kernel and text, and its line.
 type Each<'a> = dyn FnMut(Listing, (u32, Option<usize>), KernelLine) + 'a;
@@ -153,7 +155,7 @@ type Each<'a> = dyn FnMut(Listing, (u32, Option<usize>), KernelLine) + 'a;
 /// Prices the launches of all programs that run, in the order of the list.
 fn each_line(
     plan: &Plan,
-    times: &dyn Fn(&str) -> u64,
+    times: &dyn Fn(ProgramKey) -> u64,
     architecture: &str,
     device: &'static Device,
     registers: &dyn Fn(&Source) -> HashMap<String, u32>,
@@ -170,7 +172,7 @@ fn each_line(
     let whole: Vec<Vec<Code>> = sources.list.iter().map(|source| codes(source, 1.0)).collect();
     let turns = Turns::of(plan);
     let mut variants = all.iter();
-    for (program, steps) in &plan.programs {
+    for (&program, steps) in &plan.programs {
         let often = times(program);
         let counted = executed(plan, program, &|launch| turns.even(plan, launch))?;
         for (number, (launch, counted)) in listed(&steps.steps).zip(&counted.launches).enumerate() {

@@ -149,7 +149,7 @@ fn plans(models: usize) -> Vec<(String, Plan)> {
 fn no_argument_changes_between_two_runs() {
     for (name, plan) in plans(usize::MAX) {
         let (mut session, log) = load(&plan, Graphs::Off, None);
-        for program in plan.programs.keys() {
+        for &program in plan.programs.keys() {
             let mut runs = vec![];
             for run in 0..3u8 {
                 for (i, b) in plan.buffers.iter().enumerate().filter(|(_, b)| b.bytes() > 0) {
@@ -168,7 +168,7 @@ fn no_argument_changes_between_two_runs() {
 #[test]
 fn the_second_run_is_recorded_and_the_third_replayed() {
     let (name, plan) = plans(1).remove(0);
-    let program = plan.programs.keys().next().unwrap();
+    let program = *plan.programs.keys().next().unwrap();
     let (mut session, log) = load(&plan, Graphs::Try, None);
     let mut seen = vec![];
     for _ in 0..4 {
@@ -198,7 +198,7 @@ fn the_second_run_is_recorded_and_the_third_replayed() {
 #[test]
 fn launches_are_timed_by_the_clock_of_the_device() {
     let (name, plan) = plans(1).remove(0);
-    let program = plan.programs.keys().next().unwrap();
+    let program = *plan.programs.keys().next().unwrap();
     let (mut session, log) = load(&plan, Graphs::Off, None);
     session.instrument(Instrument { count: false, time: true });
     let waits = log.lock().unwrap().waits;
@@ -218,7 +218,7 @@ fn launches_are_timed_by_the_clock_of_the_device() {
 #[test]
 fn counts_are_repeated_between_recordings() {
     let (name, plan) = plans(1).remove(0);
-    let program = plan.programs.keys().next().unwrap();
+    let program = *plan.programs.keys().next().unwrap();
     let (mut session, _) = load(&plan, Graphs::Try, None);
     session.instrument(Instrument { count: true, time: false });
     let runs: Vec<_> = (0..130).map(|_| session.run(program).unwrap()).collect();
@@ -230,7 +230,7 @@ fn counts_are_repeated_between_recordings() {
 #[test]
 fn what_cannot_be_recorded_is_launched() {
     let (_, plan) = plans(1).remove(0);
-    let program = plan.programs.keys().next().unwrap();
+    let program = *plan.programs.keys().next().unwrap();
     let (mut session, log) = load(&plan, Graphs::Try, Some("a graph with a hole"));
     let run = |session: &mut dyn Session| {
         let stats = session.run(program).unwrap();

@@ -4,6 +4,7 @@
 use super::{ProofError, Trial};
 use crate::Device;
 use crate::cuda::CudaDevice;
+use dreamc_compiler::program::ProgramKey;
 use dreamc_compiler::rewrite::{Rewriting, Target};
 use dreamc_compiler::{Options, compile};
 use dreamc_dsl::ast::Spelling;
@@ -53,7 +54,8 @@ pub const CASES: [Case; 12] = [
 ];
 
 /// The programs of a step, and of evaluation.
-pub const PROGRAMS: [&str; 4] = ["backward", "norm", "update", "evaluate"];
+pub const PROGRAMS: [ProgramKey; 4] =
+    [ProgramKey::BACKWARD, ProgramKey::NORM, ProgramKey::UPDATE, ProgramKey::EVALUATE];
 
 impl Case {
     /// The launches of a step of it on a GPU.

@@ -13,7 +13,7 @@ use dreamc_compiler::count::executed::{Launched, executed};
 use dreamc_compiler::ir::{Attention, DType, Extents};
 use dreamc_compiler::op::choose::Measure;
 use dreamc_compiler::program::{
-    AttentionShape, Buffer, Kernel, KernelKind, Launch, Layout, Operand, Plan, Space, listed,
+    AttentionShape, Buffer, Kernel, KernelKind, Launch, Layout, Operand, Plan, ProgramKey, Space, listed,
 };
 use serde::{Deserialize, Serialize};
 
@@ -171,15 +171,13 @@ impl Trial {
     /// is waited for.
     pub(crate) fn of(
         plan: &Plan,
-        programs: &[&str],
+        programs: &[ProgramKey],
         compiler: &Compiler,
         (sheet, most): (Option<&'static Device>, f64),
     ) -> Result<Trial, DeviceError> {
-        let chosen = programs.iter().filter_map(|name| plan.programs.get_key_value(*name));
-        let plan = Plan {
-            programs: chosen.map(|(name, program)| (name.clone(), program.clone())).collect(),
-            ..plan.clone()
-        };
+        let chosen = programs.iter().filter_map(|key| plan.programs.get_key_value(key));
+        let plan =
+            Plan { programs: chosen.map(|(key, program)| (*key, program.clone())).collect(), ..plan.clone() };
         let listed = executor::list(&plan)?;
         let texts = compiler.texts();
         let planned = launches(&plan, &listed, texts);
@@ -196,9 +194,9 @@ impl Trial {
         };
         let rungs = trial.rungs(&planned, texts)?;
         let mut first = 0;
-        for (listed, (name, program)) in listed.iter().zip(&plan.programs) {
-            let least = least(&plan, name, sheet);
-            let costs = costs(&plan, name);
+        for (listed, (&key, program)) in listed.iter().zip(&plan.programs) {
+            let least = least(&plan, key, sheet);
+            let costs = costs(&plan, key);
             let mut known: Vec<Option<usize>> = vec![None; listed.launches.len()];
             for (number, launch) in agree::unrolled(program) {
                 let kernel = plan.kernel(launch.kernel);
@@ -333,9 +331,9 @@ const ALONE: f64 = 4e3;
 /// score again for each element of a head, and looks a list through for each key; a choice finds
 /// all scores again for each block; the gradient of scores searches every list for each element of
 /// a key; the gradient of an embedding looks at all ids, and one thread sums a norm.
-fn costs(plan: &Plan, program: &str) -> Vec<f64> {
+fn costs(plan: &Plan, program: ProgramKey) -> Vec<f64> {
     let Ok(counted) = executed(plan, program, &|_| Extents::default()) else { return vec![] };
-    let Some(list) = plan.programs.get(program) else { return vec![] };
+    let Some(list) = plan.programs.get(&program) else { return vec![] };
     let of = |(launch, counted): (&Launch, &Launched)| {
         let kernel = plan.kernel(launch.kernel);
         let once = counted.multiply_adds as f64 / counted.times.max(1) as f64;
@@ -371,10 +369,10 @@ fn costs(plan: &Plan, program: &str) -> Vec<f64> {
 }
 
 /// Seconds of each launch of a program's list by the data sheet.
-fn least(plan: &Plan, program: &str, sheet: Option<&'static Device>) -> Vec<f64> {
+fn least(plan: &Plan, program: ProgramKey, sheet: Option<&'static Device>) -> Vec<f64> {
     let Some(sheet) = sheet else { return vec![] };
     let Ok(counted) = executed(plan, program, &|_| Extents::default()) else { return vec![] };
-    let Some(list) = plan.programs.get(program) else { return vec![] };
+    let Some(list) = plan.programs.get(&program) else { return vec![] };
     let launches: Vec<&Launch> = listed(&list.steps).collect();
     launches
         .into_iter()

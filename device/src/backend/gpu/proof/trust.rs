@@ -10,7 +10,7 @@ use super::{Prover, Rung, Trial, Verdict, watch};
 use crate::backend::gpu::{Compiler, headers};
 use crate::notice::notice;
 use dreamc_compiler::codegen::Source;
-use dreamc_compiler::program::Plan;
+use dreamc_compiler::program::{Plan, ProgramKey};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -66,7 +66,7 @@ impl Trust {
         let (Some(prover), true) = (PROVER.get(), wanted && meeting.compiler.keeps()) else {
             return Trust::default();
         };
-        let programs: Vec<&str> = plan.programs.keys().map(String::as_str).collect();
+        let programs: Vec<ProgramKey> = plan.programs.keys().copied().collect();
         // A plan that has no texts is refused when it is loaded.
         let Ok(mut trial) = Trial::of(plan, &programs, meeting.compiler, (None, MOST)) else {
             return Trust::default();

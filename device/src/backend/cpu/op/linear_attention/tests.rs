@@ -12,7 +12,7 @@ use dreamc_compiler::op::linear_attention::Part;
 use dreamc_compiler::op::linear_attention::kernel::LinearShape;
 use dreamc_compiler::op::{Delta, Tokens};
 use dreamc_compiler::program::kernel::{Attention, AttentionGrad, LinearAttention, LinearAttentionGrad};
-use dreamc_compiler::program::{AttentionShape, BufferId, Kernel, KernelKind, Slot, Storage};
+use dreamc_compiler::program::{AttentionShape, BufferId, Kernel, KernelKind, ProgramKey, Slot, Storage};
 
 /// Decays of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -196,7 +196,7 @@ fn gpus_take_the_sequential_form() {
                 other => panic!("{other:?}"),
             }
         }
-        session.run("main").unwrap();
+        session.run(ProgramKey::ALONE).unwrap();
         let read = |(i, value): (usize, &Value)| match value {
             F(_) => F(session.read_all(BufferId(i as u32)).unwrap()),
             other => other.clone(),
@@ -268,7 +268,7 @@ fn seconds(kernel: Kernel, bf16: bool) -> f64 {
     let mut least = f64::INFINITY;
     for _ in 0..5 {
         let begin = std::time::Instant::now();
-        session.run("main").unwrap();
+        session.run(ProgramKey::ALONE).unwrap();
         least = least.min(begin.elapsed().as_secs_f64());
     }
     least
