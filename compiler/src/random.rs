@@ -543,7 +543,7 @@ impl Writer {
     /// A statement on the stream.
     fn statement(&mut self) -> String {
         match self.r.below(6) {
-            0 => ["norm", "norm", "norm final", "norm g"][self.r.below(4) as usize].into(),
+            0 => ["norm", "norm", "norm final", "norm g", "norm plain"][self.r.below(5) as usize].into(),
             // Not `start zeros`: a norm of zeros has a slope that differences do not see.
             5 => "start normal 0.5".into(),
             1 => ["linear", "linear normal", "linear identity"][self.r.below(3) as usize].into(),

@@ -501,8 +501,9 @@ fn statement(statement: &Statement) -> Layer {
             number = step.to_string();
             vec!["mix", "history", "weighted", "apart", &number]
         }
-        Statement::Norm(None) => vec!["norm"],
-        Statement::Norm(Some(gain)) => vec!["norm", gain],
+        Statement::Norm(NormGain::Own) => vec!["norm"],
+        Statement::Norm(NormGain::Named(gain)) => vec!["norm", gain],
+        Statement::Norm(NormGain::Plain) => vec!["norm", PLAIN],
         Statement::Linear(b) => vec!["linear", beginning(*b)],
         Statement::Save(name) => vec!["save", name],
         Statement::Mix { name, how } => {

@@ -723,13 +723,24 @@ pub enum DepthLaw {
     },
 }
 
+/// The gain of a norm of the stream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormGain {
+    /// A weight that no other norm has.
+    Own,
+    /// The weight of that name, which all norms of the name have ([`gain`]).
+    Named(String),
+    /// None: each row has a mean square of 1.
+    Plain,
+}
+
 /// A statement on the stream: `[batch, seq, hidden]` to the same.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Statement {
-    /// `x ← RMSNorm(x)`, with a gain of its own or the one of that name, which all norms of the
-    /// name have ([`gain`]).
-    Norm(Option<String>),
+    /// `x ← RMSNorm(x)`
+    Norm(NormGain),
     /// `x ← W x`
     Linear(Beginning),
     /// `x ← 0`
@@ -775,6 +786,9 @@ impl Steps {
 
 /// The name of the gain of a model's last norm.
 pub const LAST_GAIN: &str = "final";
+
+/// The word of a norm that has no gain.
+pub const PLAIN: &str = "plain";
 
 /// The tensor that is the gain of this name.
 pub fn gain(name: &str) -> String {

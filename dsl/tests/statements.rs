@@ -24,6 +24,7 @@ const DREAM: &str = "model m {
   norm final
   mix x0 scaled
   start normal 0.02
+  norm plain
   linear normal
 }
 ";
@@ -53,6 +54,7 @@ const YAML: &str = "model:
     - norm final
     - mix x0 scaled
     - start normal 0.02
+    - norm plain
     - linear normal
 ";
 
@@ -87,6 +89,7 @@ fn every_mistake_is_reported_at_its_word() {
         ("save x extra", "extra", "does not belong here"),
         ("norm g-x", "g-x", "cannot name a gain"),
         ("norm g extra", "extra", "does not belong here"),
+        ("norm plain g", "g", "does not belong here"),
         ("mix e add", "e", "no stream is saved as `e` before this"),
         ("save e, mix e", "mix e", "does not say how"),
         ("save e, mix e ad", "ad", "is not a way to mix"),
@@ -120,7 +123,7 @@ fn a_norm_with_a_value_is_the_key_of_the_model() {
     for written in ["norm 1e-5", "norm { eps 1e-5 }", "norm\n    1e-5"] {
         let text = DREAM.replacen("  norm\n", &format!("  {written}\n"), 1);
         let spec = read(&text, Spelling::Dream).unwrap_or_else(|e| panic!("{text}\n{e}"));
-        assert_eq!((spec.model.norm.eps, spec.model.body.len()), (1e-5, 10), "{written}");
+        assert_eq!((spec.model.norm.eps, spec.model.body.len()), (1e-5, 11), "{written}");
     }
 }
 

@@ -15,7 +15,7 @@ use super::fields::{Fields, Result, harmless};
 use dreamc_dsl::ast::Ast;
 use dreamc_dsl::spec::{
     Activation, Attention, Balance, BalanceLaw, BalanceTarget, Component, Defined, EmbedScale, Exit, Experts,
-    Expr, Item, Known, Looping, Mlp, Model, Rope, RopeScaling, Setting, Statement,
+    Expr, Item, Known, Looping, Mlp, Model, NormGain, Rope, RopeScaling, Setting, Statement,
 };
 use dreamc_dsl::{Diagnostics, Spec, Spelling};
 use dreamc_runtime::checkpoint::safetensors::Dtype;
@@ -1671,7 +1671,7 @@ impl<'a> Plain<'a> {
         };
         let mut items = model.body.as_slice();
         if let [Item::Recur { count, items: inner, .. }] = items
-            && let [inner @ .., Item::Statement(Statement::Norm(None))] = inner.as_slice()
+            && let [inner @ .., Item::Statement(Statement::Norm(NormGain::Own))] = inner.as_slice()
         {
             (plain.passes, items) = (Some(*count), inner);
         }

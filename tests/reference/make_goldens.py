@@ -338,7 +338,7 @@ CASES |= {
         "norm g", '{recur: 3, residual_norm: false, exit: mean, layers: ["sa > mlp", norm g, "mlp"]}', "norm g",
     ], more="  norm: {unit_offset: true}\n  head_bias: true\n  logit_scale: 0.3\n"),
     "x0_scaled": zoo("x0-scaled", [sequence(), SQUARE], [
-        "norm", "save x0", '{repeat: 3, layers: ["mix x0 scaled", "sa > mlp"]}',
+        "norm plain", "save x0", '{repeat: 3, layers: ["mix x0 scaled", "sa > mlp"]}', "norm plain",
     ], more="  logit_softcap: 15\n"),
     "mix_add": zoo("mix-add", [LOOPED, MLP], [
         '"sa > mlp"', "save e", "start zeros",

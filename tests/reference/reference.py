@@ -352,8 +352,10 @@ class Model:
         return [0, *range(step, depth, step)]
 
     def gain(self, k):
-        """The name of the gain of a statement that is a norm: its own, or the one that all norms of a name have."""
+        """The name of the gain of a statement that is a norm: its own, the one that all norms of a name have, or none."""
         words = self.statements[k]
+        if words[1:] == ["plain"]:
+            return None
         if words[1:] == ["final"]:
             return "norm.weight"
         return f"norms.{words[1]}.weight" if words[1:] else f"body.{k}.norm.weight"
@@ -379,7 +381,8 @@ class Model:
         for k, words in enumerate(self.statements):
             prefix = f"body.{k}"
             if words[0] == "norm":
-                shapes[self.gain(k)] = (h,)
+                if name := self.gain(k):
+                    shapes[name] = (h,)
             elif words[0] == "linear":
                 shapes[f"{prefix}.linear.weight"] = (h, h)
             elif words[:2] == ["mix", "history"]:
@@ -841,7 +844,8 @@ class Forward:
         weight = lambda name: self.w[f"{prefix}.{name}"]
         kind, *words = words
         if kind == "norm":
-            x = self.norm(x, self.model.gain(k))
+            name = self.model.gain(k)
+            x = self.norm(x, name) if name else rms_norm(x, 1.0, self.model.eps)
         elif kind == "linear":
             x = x @ weight("linear.weight").T
         elif kind == "save":

@@ -672,7 +672,7 @@ const PAIRS: &str = "
 const STATEMENTS: &str = "
     sa: {sequence: {heads: 2, head_size: 4, projection: none}}
     mlp: {mlp: {intermediate: 7}}
-  body: [save e, sa > norm > mlp, {recur: 2, layers: [mix e linear, mlp, save e]}, mix e diagonal, linear]";
+  body: [norm plain, save e, sa > norm > mlp, {recur: 2, layers: [mix e linear, mlp, save e]}, mix e diagonal, linear]";
 
 /// Gains that several norms have, streams of the past, a bias of the head, and losses of a
 /// definition's own.
@@ -1979,6 +1979,10 @@ fn faults() -> Vec<Fault> {
             let found = nodes(f, |op| matches!(op, Op::Unary(Unary::Softplus)));
             found.iter().for_each(|&i| f.nodes[i].op = Op::Unary(Unary::Relu));
             !found.is_empty()
+        }),
+        lower("a plain norm that leaves the stream as it is", STATEMENTS, |_, f| {
+            let found = nodes(f, |op| matches!(op, Op::Rms(_)));
+            found.len() == 1 && f.nodes.len() == 1 && bypass(f, found[0], 0)
         }),
         Fault {
             name: "a mix in a loop that reads the stream that was saved first",

@@ -551,8 +551,11 @@ impl<'a> Formulas<'a> {
                     let read = self.last(&stream);
                     self.leave(&read, &mut rest);
                     let through = match self.model.body.last() {
-                        Some(Item::Statement(Statement::Norm(_))) => {
-                            let x = self.norm(&before, &self.last_gain());
+                        Some(Item::Statement(Statement::Norm(gain))) => {
+                            let x = match gain {
+                                NormGain::Plain => self.plain_norm(&before),
+                                NormGain::Own | NormGain::Named(_) => self.norm(&before, &self.last_gain()),
+                            };
                             self.last(&self.wired(x))
                         }
                         _ => read.clone(),
@@ -819,7 +822,7 @@ impl<'a> Formulas<'a> {
     /// The gain of the norm that is the last item of the body.
     fn last_gain(&self) -> String {
         match self.model.body.last() {
-            Some(Item::Statement(Statement::Norm(Some(name)))) => format!("norms.{name}.weight"),
+            Some(Item::Statement(Statement::Norm(NormGain::Named(name)))) => format!("norms.{name}.weight"),
             _ => format!("{}.norm.weight", self.last_statement()),
         }
     }
@@ -997,6 +1000,15 @@ impl<'a> Formulas<'a> {
         x.chunks(gain.len().max(1)).flat_map(row).collect()
     }
 
+    /// `x · rsqrt(mean(x²) + eps)` of rows of the stream.
+    fn plain_norm(&self, x: &[f64]) -> Vec<f64> {
+        let row = |x: &[f64]| -> Vec<f64> {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+            x.iter().map(|x| x / (mean + self.model.norm.eps).sqrt()).collect()
+        };
+        x.chunks(self.model.hidden as usize).flat_map(row).collect()
+    }
+
     /// Turns pairs `(i, i + d/2)` of the first `d` elements, a share of all, by `position(i) ·
     /// base^(-2i/d)`.
     fn rotate(&self, x: &mut [f64], rope: Rope, position: impl Fn(usize) -> f64) {
@@ -1057,9 +1069,10 @@ impl<'a> Formulas<'a> {
                 let token = |z: &[f64]| z.iter().map(|z| sigma * z).collect::<Vec<_>>().repeat(each);
                 self.noise.chunks(h).flat_map(token).collect()
             }
-            Statement::Norm(None) => self.norm(&x, &format!("{}.norm.weight", self.prefix)),
-            Statement::Norm(Some(name)) if name == "final" => self.norm(&x, "norm.weight"),
-            Statement::Norm(Some(name)) => self.norm(&x, &format!("norms.{name}.weight")),
+            Statement::Norm(NormGain::Own) => self.norm(&x, &format!("{}.norm.weight", self.prefix)),
+            Statement::Norm(NormGain::Plain) => self.plain_norm(&x),
+            Statement::Norm(NormGain::Named(name)) if name == "final" => self.norm(&x, "norm.weight"),
+            Statement::Norm(NormGain::Named(name)) => self.norm(&x, &format!("norms.{name}.weight")),
             Statement::Linear(_) => product(&x, self.own("linear.weight"), h),
             Statement::Save(name) => {
                 self.saved.insert(name.clone(), x.clone());

@@ -207,7 +207,10 @@ impl Lower<'_> {
             None => read,
             Some(k) => {
                 let normed = match self.architecture.model.body.last() {
-                    Some(Item::Statement(Statement::Norm(Some(name)))) => self.norm_of_gain(name, x),
+                    Some(Item::Statement(Statement::Norm(NormGain::Named(name)))) => {
+                        self.norm_of_gain(name, x)
+                    }
+                    Some(Item::Statement(Statement::Norm(NormGain::Plain))) => self.norm_plain(x),
                     _ => self.norm_called(format!("body.{k}.norm.weight"), ends::part::FINAL_NORM, x),
                 };
                 wiring(&self.architecture.model).end(self, normed)
@@ -297,6 +300,11 @@ impl Lower<'_> {
     pub(super) fn norm_of_gain(&mut self, name: &str, x: Value) -> Value {
         let part = if name == spec::LAST_GAIN { ends::part::FINAL_NORM } else { part::NAMED_NORM };
         self.norm_called(spec::gain(name), part, x)
+    }
+
+    /// A norm of the stream without a gain.
+    pub(super) fn norm_plain(&mut self, x: Value) -> Value {
+        self.b.op(Rms { inner: 1, eps: self.eps() }, &[x])
     }
 
     /// A norm whose gain has this whole name: no body has it alone.

@@ -49,9 +49,9 @@ use crate::op::{
 };
 use crate::wiring::{Wire, wiring};
 use dreamc_dsl::spec::{
-    self, Activation, Beginning, CausalRule, EmbedScale, Exit, Expr, Item, Kind, Mixes, Mixing, QkNorm,
-    Router, RouterForm, Score, Scorer, Select, Skip, SkipGate, SkipInput, SkipKv, SkipLevel, SkipRule,
-    Statement,
+    self, Activation, Beginning, CausalRule, EmbedScale, Exit, Expr, Item, Kind, Mixes, Mixing, NormGain,
+    QkNorm, Router, RouterForm, Score, Scorer, Select, Skip, SkipGate, SkipInput, SkipKv, SkipLevel,
+    SkipRule, Statement,
 };
 use dreamc_dsl::with_component;
 use indexmap::IndexMap;
@@ -337,7 +337,7 @@ fn lower_as(architecture: &Architecture, shape: Shape, form: Form) -> Result<Low
         // one that is the model's.
         let (own, others): (Vec<Weight>, Vec<Weight>) = read.into_iter().partition(|w| match body.work {
             Work::Exit(_) => w.owner == Owner::Exit,
-            Work::Statement(Statement::Norm(Some(_))) => false,
+            Work::Statement(Statement::Norm(NormGain::Named(_))) => false,
             Work::Layer(_)
             | Work::Statement(_)
             | Work::Embed

@@ -34,8 +34,9 @@ impl Lower<'_> {
     pub(super) fn statement(&mut self, statement: &Statement) {
         let x = self.stream();
         let y = match statement {
-            Statement::Norm(None) => self.norm(x, Owner::Stream, ends::part::FINAL_NORM, 1),
-            Statement::Norm(Some(name)) => self.norm_of_gain(name, x),
+            Statement::Norm(NormGain::Own) => self.norm(x, Owner::Stream, ends::part::FINAL_NORM, 1),
+            Statement::Norm(NormGain::Plain) => self.norm_plain(x),
+            Statement::Norm(NormGain::Named(name)) => self.norm_of_gain(name, x),
             Statement::Linear(beginning) => self.square(x, part::LINEAR, *beginning, TensorKind::Matrix),
             Statement::StartZeros => {
                 let ty = self.b.ty(x).clone();

@@ -8,11 +8,11 @@ use super::body::Walk;
 use crate::ast::Word;
 use crate::number::{self, Number};
 use crate::source::Span;
-use crate::spec::{Beginning, LAST_GAIN, Mixing, Statement, Steps};
+use crate::spec::{Beginning, LAST_GAIN, Mixing, NormGain, PLAIN, Statement, Steps};
 use crate::suggest::{closest, listing};
 
 /// The forms, for help.
-const FORMS: &str = "the statements are `norm`, `norm GAIN`, `linear`, `start zeros|normal σ`, `save NAME`, `mix NAME add|linear|scaled|diagonal` and `mix history weighted`";
+const FORMS: &str = "the statements are `norm`, `norm GAIN`, `norm plain`, `linear`, `start zeros|normal σ`, `save NAME`, `mix NAME add|linear|scaled|diagonal` and `mix history weighted`";
 const MIXINGS: [&str; 4] = ["add", "linear", "scaled", "diagonal"];
 const BEGINNINGS: [&str; 2] = ["identity", "normal"];
 
@@ -56,17 +56,20 @@ impl Checker {
         statement
     }
 
-    /// A norm, which shares a gain where it names one.
+    /// A norm, which shares a gain where it names one, and has none where it is plain.
     fn norm(&mut self, walk: &mut Walk, words: &[Word]) -> Option<Statement> {
-        let Some(name) = words.get(1) else { return Some(Statement::Norm(None)) };
+        let Some(name) = words.get(1) else { return Some(Statement::Norm(NormGain::Own)) };
+        if name.text == PLAIN {
+            return Some(Statement::Norm(NormGain::Plain));
+        }
         if !is_name(&name.text) || matches!(name.text.as_str(), "rms" | "none") {
-            let help = "a name has letters, digits and `_`, begins with a letter, and is not `rms` or `none`; `final` is the gain of the last norm";
+            let help = "a name has letters, digits and `_`, begins with a letter, and is not `rms` or `none`; `final` is the gain of the last norm, `plain` is no gain";
             self.error("bad-name", name.span, format!("`{}` cannot name a gain", name.text), help);
             return None;
         }
         let own = walk.gains.entry(name.text.clone()).or_insert((name.span, 0));
         own.1 += if walk.copies > 0 { 2 } else { 1 };
-        Some(Statement::Norm(Some(name.text.clone())))
+        Some(Statement::Norm(NormGain::Named(name.text.clone())))
     }
 
     /// Refuses a gain of a last norm that is not there, and a name that one norm alone has.

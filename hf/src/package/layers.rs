@@ -7,8 +7,8 @@
 use crate::{HfError, composition};
 use dreamc_compiler::architecture::{readers, units};
 use dreamc_dsl::spec::{
-    CausalRule, Expr, Item, Kind, Known, Mixing, Model, PassKeys, Scorer, Skip, SkipGate, SkipInput, SkipKv,
-    SkipLevel, SkipRule, Statement, Stream, depth_choice, has_passes,
+    CausalRule, Expr, Item, Kind, Known, Mixing, Model, NormGain, PassKeys, Scorer, Skip, SkipGate,
+    SkipInput, SkipKv, SkipLevel, SkipRule, Statement, Stream, depth_choice, has_passes,
 };
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -493,8 +493,9 @@ fn grouped(order: &str) -> String {
 /// The call that makes a statement between layers, after the embedding and `depth` layers.
 pub fn statement((statement, depth): &(Statement, u64)) -> String {
     let (what, name) = match statement {
-        Statement::Norm(None) => ("norm", None),
-        Statement::Norm(Some(gain)) => ("norm of", Some(gain)),
+        Statement::Norm(NormGain::Own) => ("norm", None),
+        Statement::Norm(NormGain::Plain) => ("norm plain", None),
+        Statement::Norm(NormGain::Named(gain)) => ("norm of", Some(gain)),
         Statement::Linear(_) => ("linear", None),
         Statement::StartZeros => ("start zeros", None),
         Statement::StartNormal(deviation) => {

@@ -511,8 +511,9 @@ impl<'a> Code<'a> {
 
     fn statement(&mut self, statement: &Statement) {
         match statement {
-            Statement::Norm(None) => self.add("norm_statement", true),
-            Statement::Norm(Some(gain)) => {
+            Statement::Norm(NormGain::Own) => self.add("norm_statement", true),
+            Statement::Norm(NormGain::Plain) => self.add("norm_plain", true),
+            Statement::Norm(NormGain::Named(gain)) => {
                 self.add("norm_of", true);
                 if gain != LAST_GAIN && !self.gains.contains(gain) {
                     self.gains.push(gain.clone());

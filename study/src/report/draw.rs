@@ -11,8 +11,8 @@ use super::page::Figure;
 use super::plot::{escape, open, text_width};
 use dreamc_dsl::Diagnostic;
 use dreamc_dsl::spec::{
-    Component, Exit, Expr, Item, LaneKind, Looping, Mixes, Mixing, Model, PassKeys, Skip, SkipLevel,
-    Statement, Steps, Stream, normalised,
+    Component, Exit, Expr, Item, LaneKind, Looping, Mixes, Mixing, Model, NormGain, PassKeys, Skip,
+    SkipLevel, Statement, Steps, Stream, normalised,
 };
 use std::fmt::Write;
 
@@ -302,8 +302,9 @@ fn about_loop(count: u64, looping: &Looping) -> String {
 /// A statement on the stream.
 fn mark(statement: &Statement) -> Piece {
     let (on, beside) = match statement {
-        Statement::Norm(None) => ("norm".into(), String::new()),
-        Statement::Norm(Some(gain)) => ("norm".into(), format!("the gain `{gain}`")),
+        Statement::Norm(NormGain::Own) => ("norm".into(), String::new()),
+        Statement::Norm(NormGain::Plain) => ("norm".into(), "no gain".into()),
+        Statement::Norm(NormGain::Named(gain)) => ("norm".into(), format!("the gain `{gain}`")),
         Statement::Linear(_) => ("linear".into(), String::new()),
         Statement::StartZeros => ("start".into(), "zeros".into()),
         Statement::StartNormal(deviation) => ("start".into(), format!("normal, {deviation}")),

@@ -22,6 +22,9 @@ class Statement(nn.Module):
     def forward(self, x, at):
         if self.what == "norm":  #? norm_statement
             return self.norm(x)  #? norm_statement
+        if self.what == "norm plain":  #? norm_plain
+            y = x.float()  #? norm_plain
+            return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype)  #? norm_plain
         if self.what == "norm of":  #? norm_of
             return at.norms[self.name](x)  #? norm_of
         if self.what == "linear":  #? linear_statement
