@@ -43,6 +43,8 @@ pub struct Architecture {
     /// For each set of weights of layers: units before its first application, and from there to
     /// its second.
     pub units: Vec<[u64; 2]>,
+    /// The depth of the first application of each set of weights of layers.
+    pub begins: Vec<u64>,
     /// Names of saved streams, in order of the body.
     pub saved: Vec<String>,
     /// The loop whose loss sees every pass.
@@ -486,7 +488,8 @@ impl Architecture {
         let mut seen = std::collections::HashSet::new();
         // Units before the first application of a set, and before its second.
         let mut places: HashMap<(usize, u64), [u64; 2]> = HashMap::new();
-        let mut passed = 0;
+        let (mut passed, mut layers) = (0, 0);
+        let mut begins = vec![];
         for_each_application(&blocks, walk.variables, &mut |apply, variables| {
             let key = (walk.bodies[apply.body].leader, apply.set.at(variables));
             let own = places.entry(key).or_insert([passed, 0]);
@@ -496,7 +499,10 @@ impl Architecture {
             passed += walk.bodies[apply.body].units().count() as u64;
             if seen.insert(key) {
                 match walk.bodies[apply.body].work {
-                    Work::Layer(_) => sets.push(key),
+                    Work::Layer(_) => {
+                        sets.push(key);
+                        begins.push(layers);
+                    }
                     Work::Statement(_) => statements.push(key),
                     Work::Embed => loops.push((walk.bodies[apply.body].passes.map_or(0, |p| p.number), key)),
                     Work::Exit(leaving) => loops.push((leaving.number, key)),
@@ -505,6 +511,7 @@ impl Architecture {
                     Work::Enter | Work::Chosen | Work::Remember(_) => {}
                 }
             }
+            layers += u64::from(matches!(walk.bodies[apply.body].work, Work::Layer(_)));
         });
         let units = sets.iter().map(|set| {
             let [first, second] = places.get(set).copied().unwrap_or_default();
@@ -546,6 +553,7 @@ impl Architecture {
             statements,
             loops,
             units,
+            begins,
             saved,
             exit,
             final_norm,
@@ -779,6 +787,11 @@ impl Architecture {
             Init::Pick { place: unit, columns, .. } => {
                 let [before, step] = self.units.get(set).copied().unwrap_or_default();
                 Init::Pick { place: before + unit, step, columns }
+            }
+            Init::Ramp(first, last) => {
+                let depth = self.begins.get(set).copied().unwrap_or_default() as f64;
+                let all = self.depth.saturating_sub(1).max(1) as f64;
+                Init::Constant(first + (last - first) * depth / all)
             }
             Init::Normal(_)
             | Init::Constant(_)

@@ -425,6 +425,9 @@ pub enum Init {
     },
     /// Uniform between two numbers.
     Uniform(f64, f64),
+    /// The same number everywhere, by the depth of the first application of the set of weights: the
+    /// first number where that is 0, the second where it is the last depth, evenly between.
+    Ramp(f64, f64),
     /// The logarithm of a number that is uniform between two.
     LogUniform(f64, f64),
     /// The inverse of softplus at a number whose logarithm is uniform between those of two.

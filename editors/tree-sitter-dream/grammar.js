@@ -9,7 +9,7 @@ const FLAGS = [
 ];
 
 // Words of formulas before operands without commas.
-const WORDS = ["over", "along", "at", "normal", "uniform", "log_uniform", "inverse_softplus_uniform"];
+const WORDS = ["over", "along", "at", "normal", "uniform", "ramp", "log_uniform", "inverse_softplus_uniform"];
 
 module.exports = grammar({
   name: "dream",

@@ -21,7 +21,7 @@ pub fn values(seed: u64, name: &str, init: Init, elements: usize) -> Vec<f32> {
 /// The same, into memory that exists.
 pub fn fill(seed: u64, name: &str, init: Init, out: &mut [f32]) {
     match init {
-        Init::Constant(value) => out.fill(value as f32),
+        Init::Constant(value) | Init::Ramp(value, _) => out.fill(value as f32),
         Init::Identity { columns, from } => {
             for (i, value) in out.iter_mut().enumerate() {
                 let (row, column) = (i as u64 / columns % columns, i as u64 % columns);

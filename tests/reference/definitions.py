@@ -22,7 +22,7 @@ TOKEN = re.compile(
     r"|(?P<sign><=|>=|==|!=|[-+*/<>=()\[\]{},:.])"
 )
 # Words before operands that no comma separates.
-WORDS = ("over", "along", "at", "normal", "uniform", "log_uniform", "inverse_softplus_uniform")
+WORDS = ("over", "along", "at", "normal", "uniform", "ramp", "log_uniform", "inverse_softplus_uniform")
 
 
 def tokens_of(text):

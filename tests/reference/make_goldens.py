@@ -611,6 +611,9 @@ def begun(init, shape, rng):
         return rng.uniform(-1, 1, shape) / shape[-1] ** 0.5
     if how == "uniform":
         return rng.uniform(*numbers, shape)
+    if how == "ramp":
+        # Where it begins says nothing of what a model computes.
+        return rng.uniform(*sorted(numbers), shape)
     if how == "log_uniform":
         return np.log(rng.uniform(*numbers, shape))
     assert how == "inverse_softplus_uniform"

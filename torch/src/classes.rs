@@ -72,6 +72,9 @@ pub fn declared(tensors: &[(String, &Weight)], module: &Module) -> Vec<Stmt> {
         if weight.passes.is_some() {
             comment = format!("passes, {comment}");
         }
+        if let Init::Ramp(first, last) = weight.init {
+            comment = format!("{comment}: {first} in the first layer, {last} in the last");
+        }
         let (above, last) = name.rsplit_once('.').unwrap_or(("", name));
         containers(above, last == "weight" && weight.kind != TensorKind::Balance, &mut made, &mut stmts);
         if last == "weight"
@@ -131,7 +134,7 @@ fn beginning(init: Init, sizes: &[String]) -> Expr {
         }
         Init::Constant(0.0) => Expr::call("torch.zeros", all()),
         Init::Constant(1.0) => Expr::call("torch.ones", all()),
-        Init::Constant(c) => Expr::call("torch.full", vec![shape(), Expr::number(c)]),
+        Init::Constant(c) | Init::Ramp(c, _) => Expr::call("torch.full", vec![shape(), Expr::number(c)]),
         Init::Identity { columns, from } => picked(shape(), columns, from, 1),
         Init::Pick { place, step, columns } => picked(shape(), columns, place, step),
         Init::Uniform(a, b) => uniform(a, b),

@@ -44,7 +44,7 @@ fn number(rng: &mut Rng, init: Init, fan_in: f64) -> f64 {
     let noise = rng.between(-1.0, 1.0);
     match init {
         Init::Normal(_) => noise * (3.0 / fan_in).sqrt(),
-        Init::Constant(c) => c + 0.3 * noise,
+        Init::Constant(c) | Init::Ramp(c, _) => c + 0.3 * noise,
         Init::Identity { .. } | Init::Pick { .. } => 0.5 * noise,
         Init::Uniform(a, b) => a + (b - a) * (noise + 1.0) / 2.0,
         Init::LogUniform(a, b) => (a.max(1e-3) + (b - a) * (noise + 1.0) / 2.0).ln(),

@@ -87,7 +87,7 @@ pub(crate) trait Whole {
 /// Whether the recipe moves whole matrices of a tensor: those of layers, and of every expert. A
 /// sphere of radius 0 has no direction, so `muonh` needs a matrix that does not begin at zero.
 pub(crate) fn matrix(train: &Train, w: &Weight, shape: &[u64]) -> Option<[u64; 2]> {
-    let constant = matches!(w.init, Init::Constant(_));
+    let constant = matches!(w.init, Init::Constant(_) | Init::Ramp(..));
     let whole = match train.optimizer.pace() {
         Pace::Alike | Pace::Gradients => false,
         Pace::Matrices => true,

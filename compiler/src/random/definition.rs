@@ -234,7 +234,14 @@ impl Writer {
             }
             11 => {
                 let value = self.tensor();
-                let weight = self.pick(&["normal 0.5", "one", "uniform -1 1", "0.3", "log_uniform 1 2"]);
+                let weight = self.pick(&[
+                    "normal 0.5",
+                    "one",
+                    "uniform -1 1",
+                    "0.3",
+                    "ramp 1 -0.5",
+                    "log_uniform 1 2",
+                ]);
                 self.push(
                     format!("{} * weight([{}], {weight})", value.name, value.dims.join(", ")),
                     value.dims,

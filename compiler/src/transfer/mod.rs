@@ -184,6 +184,7 @@ fn begins(init: Init, at: (Init, Place), w: &Weight, unit_offset: bool, share: S
             | Init::Identity { .. }
             | Init::Pick { .. }
             | Init::Uniform(..)
+            | Init::Ramp(..)
             | Init::LogUniform(..)
             | Init::InverseSoftplusUniform(..),
             _,
@@ -374,7 +375,7 @@ fn elements(m: &Module, dims: &[Dim]) -> f64 {
 /// The use of a weight, in the functions that read it.
 fn used(a: &Architecture, lowered: &Lowered, body: Option<usize>, w: &Weight) -> Use {
     let functions = lowered.module.functions.values();
-    let one = matches!(w.init, Init::Constant(x) if x != 0.0);
+    let one = matches!(w.init, Init::Constant(x) | Init::Ramp(x, _) if x != 0.0);
     match body {
         None => place::of(functions, &w.name, one),
         Some(leader) => {

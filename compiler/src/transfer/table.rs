@@ -150,6 +150,7 @@ pub fn table(spec: &Spec) -> Result<Table, CompileError> {
                 | Init::Identity { .. }
                 | Init::Pick { .. }
                 | Init::Uniform(..)
+                | Init::Ramp(..)
                 | Init::LogUniform(..)
                 | Init::InverseSoftplusUniform(..) => None,
             },

@@ -338,6 +338,7 @@ pub static INITS: &[(&str, usize, &str)] = &[
     ("one", 0, "One everywhere."),
     ("normal", 1, "Normal with a standard deviation."),
     ("uniform", 2, "Uniform between two numbers."),
+    ("ramp", 2, "From the first number in the first layer to the second in the last, evenly by depth."),
     ("log_uniform", 2, "The logarithm of a number that is uniform between two."),
     ("inverse_softplus_uniform", 2, "The inverse softplus of a step size, log-uniform between two."),
 ];

@@ -113,6 +113,8 @@ pub enum Init {
     Normal(f64),
     /// Uniform between two numbers.
     Uniform(f64, f64),
+    /// The first number in the first layer, the second in the last, evenly by depth between them.
+    Ramp(f64, f64),
     /// The logarithm of a number that is uniform between two.
     LogUniform(f64, f64),
     /// The inverse softplus of a step size whose logarithm is uniform between those of two numbers.

@@ -23,4 +23,4 @@
 (dimension name: (identifier) @property)
 (call function: (identifier) @function)
 (named name: (identifier) @property)
-["over" "along" "at" "normal" "uniform" "log_uniform" "inverse_softplus_uniform"] @keyword
+["over" "along" "at" "normal" "uniform" "ramp" "log_uniform" "inverse_softplus_uniform"] @keyword

@@ -339,6 +339,7 @@ impl Lower<'_> {
             Some(graph::Init::Constant(x)) => Some(Init::Constant(x)),
             Some(graph::Init::Normal(deviation)) => Some(Init::Normal(deviation)),
             Some(graph::Init::Uniform(low, high)) => Some(Init::Uniform(low, high)),
+            Some(graph::Init::Ramp(first, last)) => Some(Init::Ramp(first, last)),
             Some(graph::Init::LogUniform(low, high)) => Some(Init::LogUniform(low, high)),
             Some(graph::Init::InverseSoftplusUniform(low, high)) => {
                 Some(Init::InverseSoftplusUniform(low, high))

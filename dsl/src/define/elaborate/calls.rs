@@ -500,6 +500,7 @@ impl<'a> Elaborator<'a> {
         let (init, right, help) = match word {
             "normal" => (Init::Normal(first), first >= 0.0, "a standard deviation is 0 or above"),
             "uniform" => (Init::Uniform(first, second), first <= second, "the lower number stands first"),
+            "ramp" => (Init::Ramp(first, second), true, ""),
             "log_uniform" => (
                 Init::LogUniform(first, second),
                 0.0 < first && first <= second,
