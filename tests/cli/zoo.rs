@@ -29,32 +29,34 @@ without sharing anything.
 const PARTS: &str = "
 ## Parts
 
-Parts of authors' models that no built-in component has, and the text of a definition that says each. `cargo test --test numerics authors` compares each with
-its authors' formula. [Definitions](definitions.md) begins with the ideas.
+Parts of authors' models that no built-in component has, and the text that says each. `cargo test --test numerics authors` compares each with
+its authors' formula, and `cargo test --test numerics whole` the files of nanochat (`x0-scaled`), Parcae and YOCO with their authors' whole models. [Definitions](definitions.md) begins with the ideas.
 
 | part | text | in the zoo |
 |---|---|---|
 | LayerNorm | `layer_norm(x, over hidden, gain) + weight([hidden], zero)` | denseformer, moeut |
 | LayerNorm before the head | a last layer that adds `0 * x - mean(x, over hidden)` | denseformer |
 | GELU by the error function | `0.5 * (a + abs(a) * (1 - p * exp(-z * z)))`, `p` a polynomial | denseformer |
-| a norm without a gain | `rms(x, over hidden)` | x0-scaled |
+| a norm without a gain | `norm plain`; in a definition `rms(x, over hidden)` | x0-scaled |
+| first values by depth | `weight([], ramp 1.15 1.05)` | x0-scaled |
 | one gain of two norms | `g = weight([hidden], one)`, read twice | |
 | one gain of two statements | `norm final`, `norm g` | huginn |
 | a dilation of the history | `mix history weighted apart 4` | |
 | a bias of the head | `head_bias true` | moeut |
 | the entropy of a router as a loss | `loss 0.01 * sum(p * log(p), over count)`, `p` an `average` | moeut |
-| free frequencies of a rotation | `cos(position * exp(-log(base) * places(half) / (size / 2 - 1)))` | |
-| embeddings of values, with a gate | `v = linear(n, [heads, value]) + gate * embedding([heads, value])` | x0-scaled |
+| frequencies that reach `1 / base` (YOCO) | `rope` of `base * exp(log(base) / (size / 2 - 1))` | yoco |
+| free frequencies of a rotation | `cos(position * …)`, of an expression of `places(half)` | |
+| embeddings of values, with a gate | `v = linear(n, [heads, value]) + gate * embedding([heads, value])` | parcae, x0-scaled |
 | the smear of the token before | `weight([], zero) * sigmoid(linear(few, [])) * shift(x)` | x0-scaled |
-| queries and keys normed after the rotation | `1.2 * rms(rope(linear(n, [heads, size]), 100000), over size)` | x0-scaled |
-| the stream of the middle taken back | `save mid`, then `mix mid scaled` | x0-scaled |
+| queries and keys normed after the rotation | `1.2 * rms(rope(linear(n, [heads, size]), 100000), over size)` | parcae, x0-scaled |
+| the stream of the middle taken back | `-weight([], 0.2) * middle.here` | x0-scaled |
 | both factors of value residuals | `weight([], 0.5) * own + weight([], 0.5) * first` | value-residual |
 | value residuals by shares of tokens | `own + sigmoid(linear(n, [heads], bias)) * (first - own)` | |
 | experts of values and outputs alone | `sum(pick(all, best) * pick(scores, best), over active)` | moeut |
 | networks of the stream that scores of its norm choose | `sum(pick(outs, best) * pick(scores, best), over active)` | moeut |
 | half a head that turns | `join(rope(slice(…)), slice(…), along size)` | moeut |
-| gated retention | `S = keep * S + outer(v, k)` in a `recurrence` | |
-| keys that one layer makes for others | `COMPONENT.value` | |
+| gated retention | `S = keep * S + outer(v, k)` in a `recurrence` | yoco |
+| keys that one layer makes for others | `kv_from`, or `COMPONENT.value` | yoco |
 | embeddings of lanes (hyper-connections) | `stream { lanes 4  embed true }` | |
 | the loss of the logits that a loop expects (Ouro) | `exit expected 0.1` | |
 | keys of a pass for its tokens, of the first for others (Mixture-of-Recursions) | `recur 3 kv replaced` | |
@@ -147,15 +149,7 @@ const MODELS: [Published; 22] = [
     exact("olmoe-1b-7b.yaml", 6_919_161_856),
     exact("ouro-1.4b.dream", 1_434_652_673),
     exact("ouro-2.6b.dream", 2_667_974_657),
-    Published {
-        file: "parcae-1.3b.dream",
-        theirs: 1_338_591_744,
-        parts: &[
-            (-12 * 32768 * 1536, "value embeddings of every second layer"),
-            (-12 * 12 * 32, "their gates"),
-            (24 * 2 * 128, "gains of norms of queries and keys"),
-        ],
-    },
+    exact("parcae-1.3b.dream", 1_338_591_744),
     exact("qwen1.5-moe-a2.7b.dream", 14_315_784_192),
     exact("qwen3-30b-a3b.dream", 30_532_122_624),
     exact("qwen3-next-80b-a3b.dream", 79_674_391_296),
