@@ -27,3 +27,4 @@ mod rewriting;
 mod skipping;
 mod tuned;
 mod verify;
+mod whole;
