@@ -277,7 +277,7 @@ impl Writer {
         self.push(text, vec!["value"]);
     }
 
-    /// The dimension of choices of so many: the first size has the plain name.
+    /// The dimension of choices of that number: the first size has the plain name.
     fn blocks(&mut self, count: u64) -> String {
         match *self.of_choices.get_or_insert(count) == count {
             true => "choices".into(),
