@@ -540,18 +540,24 @@ async function runs() {
   draw();
 }
 
-// Rows of the list, made anew where something in them has changed.
+// Rows of the list by path. A row stays in the page, and a button in it, while what they say changes: a
+// click that begins on a button ends on it.
 let rows_shown = "";
+const rows = new Map(), head = element("tr", ["", "run", "status", "steps", "held-out loss", ""].map((name) => element("th", name, { scope: "col" })));
 function list() {
   const part = at("filter").value, those = listed.filter((run) => run.path.includes(part));
   buttons();
   const shown = those.slice(0, ROWS), key = JSON.stringify([part, shown, [...chosen.keys()], those.length]);
   if (key === rows_shown) return;
   rows_shown = key;
-  const head = element("tr", ["", "run", "status", "steps", "held-out loss", ""].map((name) => element("th", name, { scope: "col" })));
-  const focused = document.activeElement?.dataset?.key;
-  at("list").replaceChildren(head, ...shown.map(row));
-  if (focused) at("list").querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+  const table = at("list"), lines = [head, ...shown.map(row)];
+  if (table.children.length !== lines.length || lines.some((line, n) => table.children[n] !== line)) {
+    const focused = document.activeElement?.dataset?.key;
+    table.replaceChildren(...lines);
+    if (focused) table.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+  }
+  const paths = new Set(shown.map((run) => run.path));
+  for (const path of rows.keys()) if (!paths.has(path)) rows.delete(path);
   at("more").textContent = those.length > ROWS ? `${those.length - ROWS} more: type a part of their names` : those.length ? "" : "no run yet: Train… starts one";
   const options = listed.filter((run) => run.kind === "run").slice(0, 1000).map((run) => run.path);
   choices("looked", options);
@@ -559,21 +565,32 @@ function list() {
 }
 
 function row(run) {
-  const box = element("input", [], { type: "checkbox", "aria-label": `Curve of ${run.path}`, "data-key": `curve ${run.path}` });
-  box.checked = chosen.has(run.path);
-  box.onchange = () => choose(run.path, box.checked);
-  const act = (name, route) => {
-    const button = element("button", name, { "aria-label": `${name} ${run.path}`, "data-key": `${name} ${run.path}` });
-    button.onclick = () => ask(route, { path: run.path }).then(runs).catch((error) => say(error.message, true));
-    return button;
-  };
-  const action = run.trains ? act("Stop", "/stop") : run.ended ? "" : act("Resume", "/resume");
-  const cells = [run.kind === "run" ? box : "", run.path, run.status, `${run.steps ?? ""}`, run.loss?.toFixed(4) ?? "", action];
-  return element("tr", cells.map((cell) => element("td", cell)));
+  const { path } = run;
+  if (!rows.has(path)) rows.set(path, { line: element("tr", Array.from({ length: 6 }, () => element("td", ""))) });
+  const own = rows.get(path), cells = own.line.children;
+  if (own.kind !== run.kind) {
+    own.kind = run.kind;
+    own.box = element("input", [], { type: "checkbox", "aria-label": `Curve of ${path}`, "data-key": `curve ${path}` });
+    own.box.onchange = () => choose(path, own.box.checked);
+    cells[0].replaceChildren(...(run.kind === "run" ? [own.box] : []));
+  }
+  own.box.checked = chosen.has(path);
+  [path, run.status, `${run.steps ?? ""}`, run.loss?.toFixed(4) ?? ""].forEach((text, n) => {
+    if (cells[n + 1].textContent !== text) cells[n + 1].textContent = text;
+  });
+  const name = run.trains ? "Stop" : run.ended ? "" : "Resume";
+  if (own.name !== name) {
+    own.name = name;
+    const button = element("button", name, { "aria-label": `${name} ${path}`, "data-key": `${name} ${path}` });
+    button.onclick = () => ask(`/${name.toLowerCase()}`, { path }).then(runs).catch((error) => say(error.message, true));
+    cells[5].replaceChildren(...(name ? [button] : []));
+  }
+  return own.line;
 }
 
 function choices(id, paths) {
   const select = at(id), chosen = select.value;
+  if (paths.length === select.options.length && paths.every((path, n) => select.options[n].value === path)) return;
   select.replaceChildren(...paths.map((path) => element("option", path, { value: path })));
   if (paths.includes(chosen)) select.value = chosen;
 }
