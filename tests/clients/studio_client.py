@@ -516,6 +516,14 @@ with sync_playwright() as playwright:
     before = points()
     until(page, lambda: points() > before)
 
+    # The list stays while runs go on: a click that begins on a button ends on it.
+    stop = page.get_by_role("button", name="Stop runs/task-001").element_handle()
+    steps = page.locator("#list tr", has_text="runs/task-001").locator("td").nth(3)
+    before = steps.inner_text()
+    until(page, lambda: steps.inner_text() != before)
+    assert stop.evaluate("button => button.isConnected"), "a button was made anew while its run went on"
+    fault("a list that is made anew under a click")
+
     if pictures:
         page.screenshot(path=f"{pictures}/studio-runs.png")
 
