@@ -598,6 +598,7 @@ impl Machine {
     pub unsafe fn to_device(&mut self, at: u64, from: *const u8, bytes: usize, stream: u64) -> Outcome<()> {
         let context = self.context("cuMemcpyHtoDAsync")?;
         context.inside(at, bytes as u64)?;
+        context.waits_for_no_exchange("cuMemcpyHtoDAsync", stream);
         // SAFETY: by the caller's promise.
         let was = unsafe { std::slice::from_raw_parts(from, bytes) }.into();
         context.give(stream, Work::ToDevice { at, from: from as usize, was })
@@ -610,6 +611,7 @@ impl Machine {
     pub unsafe fn to_host(&mut self, to: *mut u8, at: u64, bytes: usize, stream: u64) -> Outcome<()> {
         let context = self.context("cuMemcpyDtoHAsync")?;
         context.inside(at, bytes as u64)?;
+        context.waits_for_no_exchange("cuMemcpyDtoHAsync", stream);
         context.give(stream, Work::ToHost { to: to as usize, at, bytes })
     }
 
@@ -1034,6 +1036,24 @@ impl Context {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// Complains of a copy with host memory on a stream that waits for an exchange. Where the
+    /// exchange fails, the host is told so and lets go of the memory, which the copy then touches.
+    fn waits_for_no_exchange(&self, name: &str, stream: u64) {
+        let exchanges = |of: u64, upto: u64| {
+            let queue = self.streams.get(&of).into_iter().flat_map(|s| &s.queue);
+            queue.into_iter().any(|(given, work)| *given <= upto && matches!(work, Work::Exchange(_)))
+        };
+        let mut queue = self.streams.get(&stream).into_iter().flat_map(|s| &s.queue);
+        let waits = queue.any(|(_, work)| match work {
+            Work::Behind { stream: of, given } => exchanges(*of, *given),
+            work => matches!(work, Work::Exchange(_)),
+        });
+        if waits {
+            self.shared
+                .complain(format!("{name} with memory of the host, on a stream that waits for an exchange"));
         }
     }
 

@@ -858,6 +858,30 @@ ret;
     }
 
     #[test]
+    fn a_copy_with_the_host_that_waits_for_an_exchange_is_noticed() {
+        for (waits, over) in [(false, false), (true, false), (true, true)] {
+            let [mut a, mut b] = pair("");
+            let (compute, other) = (a.machine.stream(1).unwrap(), a.machine.alloc(16).unwrap());
+            for rank in [&mut a, &mut b] {
+                rank.collect(Kind::Sum, 0, 4).unwrap();
+                rank.record();
+            }
+            while over && (a.done().is_err() | b.done().is_err()) {}
+            if waits {
+                a.machine.wait_event(compute, a.event, 0).unwrap();
+            }
+            let mut bytes = [0u8; 16];
+            // SAFETY: waited for while the bytes are there.
+            unsafe { a.machine.to_host(bytes.as_mut_ptr(), other, 16, compute) }.unwrap();
+            while a.done().is_err() | b.done().is_err() {}
+            a.machine.wait(compute).unwrap();
+            let log = a.machine.log().join("\n");
+            assert_eq!(log.contains("a stream that waits for an exchange"), waits && !over, "{log}");
+            end([a, b]);
+        }
+    }
+
+    #[test]
     fn an_error_comes_out_where_it_is_asked_for_and_nothing_moves() {
         for (settings, code) in [("fault=ncclAsync:1:6", 6), ("fault=ncclHang:1:1", 0)] {
             let [mut a, mut b] = pair(settings);

@@ -605,11 +605,19 @@ impl Stream {
             .map_err(|e| self.context.error("cuEventRecord", e))
     }
 
-    /// Waits for the stream, and no longer than a person would. Exchanges that its work comes after
-    /// are waited for first, by the communicator, which listens to the other ranks.
-    fn wait(&self) -> Result<(), DeviceError> {
+    /// Waits for exchanges that the stream's work comes after, by the communicator, which listens to
+    /// the other ranks.
+    ///
+    /// A copy to or from the host is put on the stream after this. On the stream it would wait for
+    /// an exchange, and when that failed it would touch memory that the host has let go of.
+    fn settle(&self) -> Result<(), DeviceError> {
         self.context.enter()?;
-        self.ranks.borrow_mut().as_mut().map_or(Ok(()), nccl::Communicator::settle)?;
+        self.ranks.borrow_mut().as_mut().map_or(Ok(()), nccl::Communicator::settle)
+    }
+
+    /// Waits for the stream, and no longer than a person would.
+    fn wait(&self) -> Result<(), DeviceError> {
+        self.settle()?;
         self.record_event(self.end)?;
         let begun = Instant::now();
         // SAFETY: a live event that was recorded.
@@ -923,7 +931,7 @@ impl Gpu for Stream {
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.context.enter()?;
+        self.settle()?;
         // SAFETY: the session keeps to its own allocations; `bytes` is borrowed until the copy is
         // done.
         unsafe { result::memcpy_htod_async(address, bytes, self.stream) }
@@ -932,7 +940,7 @@ impl Gpu for Stream {
     }
 
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.context.enter()?;
+        self.settle()?;
         // SAFETY: likewise.
         unsafe { result::memcpy_dtoh_async(bytes, address, self.stream) }
             .map_err(|e| self.context.error("cuMemcpyDtoHAsync", e))?;
