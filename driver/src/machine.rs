@@ -1040,7 +1040,7 @@ impl Context {
     }
 
     /// Complains of a copy with host memory on a stream that waits for an exchange. Where the
-    /// exchange fails, the host is told so and lets go of the memory, which the copy then touches.
+    /// exchange fails, the host hears of it and lets go of the memory, which the copy then touches.
     fn waits_for_no_exchange(&self, name: &str, stream: u64) {
         let exchanges = |of: u64, upto: u64| {
             let queue = self.streams.get(&of).into_iter().flat_map(|s| &s.queue);

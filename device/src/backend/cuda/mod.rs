@@ -605,8 +605,8 @@ impl Stream {
             .map_err(|e| self.context.error("cuEventRecord", e))
     }
 
-    /// Waits for exchanges that the stream's work comes after, by the communicator, which listens to
-    /// the other ranks.
+    /// Waits for exchanges that the stream's work comes after, by the communicator, which listens
+    /// to the other ranks.
     ///
     /// A copy to or from the host is put on the stream after this. On the stream it would wait for
     /// an exchange, and when that failed it would touch memory that the host has let go of.
