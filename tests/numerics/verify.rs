@@ -33,10 +33,13 @@ fn every_example_keeps_every_promise() {
         assert_eq!(report.proofs.len(), 14);
         for proof in &report.proofs {
             let nothing = matches!(proof.verdict, Verdict::Nothing { .. });
-            assert!(
-                !nothing || matches!(proof.proof, "plain" | "coordinates" | "memory"),
-                "{name}\n{report}"
-            );
+            let may = match proof.proof {
+                "plain" | "coordinates" | "memory" => true,
+                // A definition of it reads a value of a component by its name.
+                "names" => name.ends_with("x0-scaled.dream"),
+                _ => false,
+            };
+            assert!(!nothing || may, "{name}\n{report}");
             assert!(nothing || proof.checks > 0, "{name}\n{report}");
         }
     }
