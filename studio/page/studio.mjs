@@ -550,12 +550,11 @@ function list() {
   const shown = those.slice(0, ROWS), key = JSON.stringify([part, shown, [...chosen.keys()], those.length]);
   if (key === rows_shown) return;
   rows_shown = key;
-  const table = at("list"), lines = [head, ...shown.map(row)];
-  if (table.children.length !== lines.length || lines.some((line, n) => table.children[n] !== line)) {
-    const focused = document.activeElement?.dataset?.key;
-    table.replaceChildren(...lines);
-    if (focused) table.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
-  }
+  const table = at("list"), lines = [head, ...shown.map(row)], stay = new Set(lines);
+  for (const line of [...table.children]) if (!stay.has(line)) line.remove();
+  lines.forEach((line, n) => {
+    if (table.children[n] !== line) table.insertBefore(line, table.children[n] ?? null);
+  });
   const paths = new Set(shown.map((run) => run.path));
   for (const path of rows.keys()) if (!paths.has(path)) rows.delete(path);
   at("more").textContent = those.length > ROWS ? `${those.length - ROWS} more: type a part of their names` : those.length ? "" : "no run yet: Train… starts one";
@@ -570,7 +569,7 @@ function row(run) {
   const own = rows.get(path), cells = own.line.children;
   if (own.kind !== run.kind) {
     own.kind = run.kind;
-    own.box = element("input", [], { type: "checkbox", "aria-label": `Curve of ${path}`, "data-key": `curve ${path}` });
+    own.box = element("input", [], { type: "checkbox", "aria-label": `Curve of ${path}` });
     own.box.onchange = () => choose(path, own.box.checked);
     cells[0].replaceChildren(...(run.kind === "run" ? [own.box] : []));
   }
@@ -581,9 +580,11 @@ function row(run) {
   const name = run.trains ? "Stop" : run.ended ? "" : "Resume";
   if (own.name !== name) {
     own.name = name;
-    const button = element("button", name, { "aria-label": `${name} ${path}`, "data-key": `${name} ${path}` });
+    const button = element("button", name, { "aria-label": `${name} ${path}` });
     button.onclick = () => ask(`/${name.toLowerCase()}`, { path }).then(runs).catch((error) => say(error.message, true));
+    const focused = cells[5].contains(document.activeElement);
     cells[5].replaceChildren(...(name ? [button] : []));
+    if (focused) button.focus();
   }
   return own.line;
 }
