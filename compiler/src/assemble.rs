@@ -187,10 +187,11 @@ impl<'a> Assembly<'a> {
                 let counted = self.set.counts.get(&key).ok_or_else(|| bug("no counts"))?;
                 (counted.counts, instance)
             }
-            Held::Buffer(wanted) => match self.prepared_stack(site.body, port) {
-                Some(own) if port.binding == Binding::Prepared => (own, instance),
-                _ => (self.bind(wanted)?, instance),
-            },
+            Held::Buffer(wanted) => {
+                let prepared = port.binding == Binding::Prepared;
+                let own = if prepared { self.prepared_stack(site.body, port) } else { None };
+                (own.map_or_else(|| self.bind(wanted), Ok)?, instance)
+            }
         };
         if let Binding::State(lifetime @ (Lifetime::Token(_) | Lifetime::Text)) = port.binding {
             self.sequence.insert(id, lifetime);
@@ -216,7 +217,7 @@ impl<'a> Assembly<'a> {
 
     /// The weight that a port of a body is bound to.
     pub(crate) fn weight_of(&self, body: Option<usize>, name: &str) -> Option<BufferId> {
-        let key = (body.map(|b| self.architecture.leader(b)), name.to_string());
+        let key = resolve::key(self.architecture, body, name);
         self.weight(&key, Affine::default()).map(|(id, _)| id)
     }
 

@@ -24,6 +24,7 @@ use crate::assemble::Assembly;
 use crate::ir::{Binding, DType, Dim, Function, Module, Of, Port, Value, verify_function};
 use crate::memory::Slot;
 use crate::program::{Affine, BufferId, Kernel, KernelKind, Launch, Operand, Owners, Space, Step, kernel};
+use crate::resolve;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The experts of a plan that ranks share.
@@ -124,7 +125,7 @@ impl Assembly<'_> {
                 self.weight_of(body, &port.name)
             }
             Binding::Cotangent(Of::Weight) => {
-                let key = (body.map(|b| self.architecture.leader(b)), port.name.clone());
+                let key = resolve::key(self.architecture, body, &port.name);
                 self.set.gradients.get(&key).copied()
             }
             Binding::Prepared => return self.prepared_stack(body, port),

@@ -171,9 +171,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// A weight of the body of a call, or of one outside.
-    pub(crate) fn key(&self, site: &Site, name: &str) -> WeightKey {
-        (site.body.map(|b| self.architecture.leader(b)), name.into())
+    fn key(&self, site: &Site, name: &str) -> WeightKey {
+        key(self.architecture, site.body, name)
     }
 
     /// Which of the tensors that passes, or applications, have of their own under a name; none
@@ -341,6 +340,11 @@ impl Wanted {
 /// The shape of a buffer: a scalar is one number.
 fn at_least_one(shape: &[u64]) -> Vec<u64> {
     if shape.is_empty() { vec![1] } else { shape.to_vec() }
+}
+
+/// A weight of a body, or of none outside of the layers.
+pub(crate) fn key(architecture: &Architecture, body: Option<usize>, name: &str) -> WeightKey {
+    (body.map(|b| architecture.leader(b)), name.into())
 }
 
 /// Whether a body computes on the way back what it would have kept.

@@ -57,15 +57,15 @@ struct Part {
     most: f64,
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn sigmoid(x: f64) -> f64 {
+pub(crate) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-fn silu(x: f64) -> f64 {
+pub(crate) fn silu(x: f64) -> f64 {
     x * sigmoid(x)
 }
 
@@ -79,7 +79,7 @@ fn erf(x: f64) -> f64 {
     sum * 2.0 / std::f64::consts::PI.sqrt()
 }
 
-fn rms(x: &[f64], eps: f64) -> Vec<f64> {
+pub(crate) fn rms(x: &[f64], eps: f64) -> Vec<f64> {
     let root = (dot(x, x) / x.len() as f64 + eps).sqrt();
     x.iter().map(|x| x / root).collect()
 }

@@ -4,6 +4,7 @@
 //! Two orders are free and are those of the file: of channels that a rotation turns together
 //! (neighbours there, halves here), which queries and keys have alike, and of names.
 
+use crate::authors::{dot, rms, sigmoid, silu};
 use crate::support::{error, load};
 use dreamc_compiler::compiled::Init;
 use dreamc_compiler::ir::interpret::Tensor;
@@ -51,25 +52,8 @@ impl Weights {
     }
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
-}
-
-fn silu(x: f64) -> f64 {
-    x * sigmoid(x)
-}
-
 fn relu2(x: f64) -> f64 {
     x.max(0.0).powi(2)
-}
-
-fn rms(x: &[f64], eps: f64) -> Row {
-    let root = (dot(x, x) / x.len() as f64 + eps).sqrt();
-    x.iter().map(|x| x / root).collect()
 }
 
 fn each(x: &Rows, f: impl Fn(f64) -> f64) -> Rows {
